@@ -16,13 +16,13 @@ from pptrace.errors import TraceError
 from pptrace.ingest.ascend.job_facts import companions_of_trace
 from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
 from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
-from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
-from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
+from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES
 from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json
 from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ _FOLDER = re.compile(r"(?P<host>.+)_\d+_\d{14,20}_ascend_(?:pt|ms)")
 _SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
 
 
-@dataclass(frozen=True, slots=True)
-class JobFacts:
-    """``metadata`` and ``distributed`` as in :class:`~pptrace.model.traces.Trace`."""
-
-    rank: int | None
-    metadata: Mapping[str, Any]
-    distributed: Mapping[str, Any]
-
-
 def companions_of_trace(path: Path) -> Sequence[Path]:
     """The files that describe a trace: they are no traces of their own."""
     if path.name != TRACE_NAME:
@@ -46,8 +36,8 @@ def companions_of_trace(path: Path) -> Sequence[Path]:
     return [*(path.with_name(name) for name in _OTHERS), folder / _METADATA, *_infos(folder)]
 
 
-def job_facts(path: Path) -> JobFacts:
-    """The facts next to a trace; what cannot be read is not known."""
+def job_facts(path: Path) -> tuple[int | None, Mapping[str, Any], Mapping[str, Any]]:
+    """(rank; ``metadata`` and ``distributed`` of :class:`~pptrace.model.traces.Trace`) next to a trace, as far as readable."""
     folder = path.parent.parent
     described = _object(folder / _METADATA)
     args = described.get("distributed_args")
@@ -68,7 +58,7 @@ def job_facts(path: Path) -> JobFacts:
         distributed |= {"rank": rank, "world_size": world}
     if groups := _groups(described.get("parallel_group_info")):
         distributed["pg_config"] = groups
-    return JobFacts(rank, metadata, distributed)
+    return rank, metadata, distributed
 
 
 def _infos(folder: Path) -> list[Path]:

@@ -6,16 +6,18 @@ event = { "ph", "ts" (µs), ["dur"], "pid", "tid", ["name"], ["cat"], ["args"] }
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
+
+from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.ingest.kineto.event_stream import EventStream
+from pptrace.ingest.kineto.event_types import Decoders
 
 _MEGASCAN_IDS = (
     *("microbatch", "micro_batch_index", "model_chunk"),
     *("pp_rk", "dp_rk", "tp_rk", "g_rk", "group", "data"),
 )
-_MEGASCAN = ("rel_ts", "pad_before", "duration_wall", *_MEGASCAN_IDS)
 
 
 class RawEvent(msgspec.Struct):
@@ -43,76 +45,23 @@ class RawEvent(msgspec.Struct):
     args: Any = None
 
 
-class _Document(msgspec.Struct):
-    traceEvents: list[RawEvent]  # noqa: N815 — the format's own name
+_DECODERS = Decoders(msgspec.json.Decoder(RawEvent), msgspec.json.Decoder(list[RawEvent]), is_lax=True)
 
 
-def decode(text: bytes) -> tuple[list[RawEvent], list[str]]:
-    """Decode a document: (events, warnings of events that could not be read)."""
-    start = text.lstrip()[:1]
-    try:
-        if start == b"[":
-            return msgspec.json.decode(text, type=list[RawEvent]), []
-        return msgspec.json.decode(text, type=_Document).traceEvents, []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _salvage(text.decode("utf-8", "replace"))
+def read_events(source: ByteSource) -> tuple[list[RawEvent], list[str]]:
+    """Decode a document: (events, warnings of damage).
 
-
-def _salvage(text: str) -> tuple[list[RawEvent], list[str]]:
-    """Decode event by event, skipping damaged ones."""
-    position = text.find("[") if text.lstrip()[:1] == "[" else text.find("[", max(text.find('"traceEvents"'), 0))
-    decoder = json.JSONDecoder(parse_float=str, parse_int=str, strict=False)
-    events: list[RawEvent] = []
-    num_lost, is_list_closed = 0, False
-    while position >= 0 and (begin := _next_object(text, position + 1)) >= 0:
-        try:
-            value, end = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            num_lost += 1
-            position = text.find("{", begin + 1) - 1
-            if position < 0:
-                break
-            continue
-        position = end - 1
-        if (event := _event_of(value)) is not None:
-            events.append(event)
-        elif isinstance(value, dict):
-            num_lost += "ph" in value
-    else:
-        is_list_closed = position >= 0 and "]" in text[position:]
-    warnings = (
-        [] if is_list_closed else [f"trace ends early (cut inside the list of events); kept {len(events)} before it"]
-    )
-    return events, [
-        *warnings,
-        *([f"left out {num_lost} events that could not be read (damaged JSON)"] if num_lost else []),
-    ]
-
-
-def _next_object(text: str, position: int) -> int:
-    """Position of the next event in the list, -1 at its end."""
-    while position < len(text) and text[position] in " \t\r\n,":
-        position += 1
-    if position < len(text) and text[position] == "]":
-        return -1
-    return text.find("{", position)
-
-
-def _event_of(value: object) -> RawEvent | None:
-    if not isinstance(value, dict) or not isinstance(value.get("ph"), str):
-        return None
-    raw = {name: msgspec.Raw(str(value.get(name, "")).encode()) for name in ("ts", "dur")}
-    others = {name: _plain(value.get(name)) for name in ("name", "cat", "args", *_MEGASCAN)}
-    return RawEvent(ph=value["ph"], pid=_plain(value.get("pid", 0)), tid=_plain(value.get("tid", 0)), **raw, **others)
-
-
-def _plain(value: Any) -> Any:
-    """Convert the integers of a salvaged value back from text."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 19:
-        return int(value)
-    return value
+    Raises:
+        TraceError: it is empty, no JSON, or has no list of events.
+    """
+    stream = EventStream(source, decoders=_DECODERS)
+    events = [event for batch in stream.batches() for event in batch if event.ph]
+    warnings = [source.damage] if source.damage else []
+    if stream.damage.early_end:
+        warnings.append(f"trace ends early (cut inside the list of events); kept {len(events)} before it")
+    if num_lost := stream.damage.lost_events:
+        warnings.append(f"left out {num_lost} events that could not be read (damaged JSON)")
+    return events, warnings
 
 
 def on_timeline(events: list[RawEvent]) -> list[RawEvent]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pptrace.errors import TraceError
-from pptrace.ingest.chrome.document import RawEvent, decode, on_timeline
+from pptrace.ingest.chrome.document import RawEvent, on_timeline, read_events
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS, exact_nanoseconds
 from pptrace.ingest.common.rank_names import coordinates_of_label, rank_of_value
@@ -52,14 +52,8 @@ def read_ranges(path: Path) -> ChromeRanges:
     Raises:
         TraceError: the file cannot be read, or holds no range.
     """
-    pieces = []
     with ByteSource(path) as source:
-        while piece := source.read():
-            pieces.append(piece)
-    text = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
-    events, damage = decode(text)
-    if source.damage:
-        damage = [source.damage, *damage]
+        events, damage = read_events(source)
     if not events:
         raise TraceError(f"{path}: {'; '.join(damage) or 'an empty list of events'}; {_EXPECTED}; check the file")
     result = pair(on_timeline(events))

@@ -19,7 +19,7 @@ import numpy as np
 from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
 from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.common.categories import CategoryCodes
+from pptrace.ingest.common.codes import CategoryCodes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_labels
 from pptrace.ingest.ops.mesh import Facts
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table

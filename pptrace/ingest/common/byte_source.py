@@ -15,6 +15,7 @@ from pptrace.regular import open_regular
 
 PIECE_BYTES = 256 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
+SQLITE_MAGIC = b"SQLite format 3\0"
 _COMPRESSED_BYTES = 64 * 1024
 _GZIP_WINDOW = 31
 _GZIP_RATIO = 12

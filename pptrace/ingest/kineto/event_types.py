@@ -79,8 +79,6 @@ class MetadataArgs(Struct, frozen=True, gc=False):
     labels: Raw = ABSENT
 
 
-NO_DEVICE_ARGS = DeviceArgs()
-NO_NODE_ARGS = NodeArgs()
 NO_MEMORY_ARGS = MemoryArgs()
 NO_METADATA_ARGS = MetadataArgs()
 
@@ -143,10 +141,11 @@ Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped | FlowStart
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """Decoders of one event and of a list of events."""
+    """Decoders of one event and of a list of events, whose fields have any types if ``is_lax``."""
 
-    event: msgspec.json.Decoder[Event]
-    events: msgspec.json.Decoder[list[Event]]
+    event: msgspec.json.Decoder[Any]
+    events: msgspec.json.Decoder[list[Any]]
+    is_lax: bool = False
 
 
 def _decoders(decoded: Any, skipped_phases: str) -> Decoders:
@@ -163,8 +162,6 @@ _SKIPPED = "EtbneNODPRcvVSTpF()="
 """Every other phase of the format but flows."""
 WITHOUT_FLOWS = _decoders(_DECODED | Skipped, _SKIPPED + "f")
 WITH_FLOWS = _decoders(_DECODED | FlowStart | FlowEnd, _SKIPPED)
-DEVICE_ARGS_DECODER: msgspec.json.Decoder[list[DeviceArgs | None]] = msgspec.json.Decoder(list[DeviceArgs | None])
-NODE_ARGS_DECODER: msgspec.json.Decoder[list[NodeArgs | None]] = msgspec.json.Decoder(list[NodeArgs | None])
 SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 

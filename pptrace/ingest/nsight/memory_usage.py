@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pptrace.ingest.nsight.sqlite import NONE, Database
-from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
+from pptrace.ingest.common.sqlite import NONE, Database
+from pptrace.model.tables import MEMORY, Int64, make_table
 
 TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _COLUMNS = ("start", "globalPid", "contextId", "address", "bytes", "memKind", "memoryOperationType")
@@ -56,8 +56,3 @@ def _changes(time: Int64, pid: Int64, context: Int64, address: Int64, num_bytes:
         is_pair &= column[before] == column[after]
     change[after[is_pair]] = -num_bytes[before[is_pair]]
     return change
-
-
-def memory_of(memory: dict[int, pd.DataFrame], pid: int) -> pd.DataFrame:
-    """The table of a process; one without rows where it has none."""
-    return memory.get(pid, empty_table(MEMORY))

@@ -12,7 +12,6 @@ from pptrace.errors import TraceError
 from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
 from pptrace.regular import open_regular
 
-SQLITE_MAGIC = b"SQLite format 3\0"
 STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
 REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
 RECORDED_MAGIC = (*REPORT_MAGIC, STREAM_MAGIC)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import split_values
 from pptrace.ingest.common.rank_names import rank_of_file_name
-from pptrace.ingest.common.sort_events import sorted_events
+from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.otlp.process_facts import (
     PARALLEL,
     distributed_of,
@@ -177,7 +176,17 @@ def _processes(spans: _SpanTable, resources: Sequence[Attributes], path: Path) -
 def _trace(path: Path, process: _Process, resources: Sequence[Attributes]) -> Trace:
     spans = process.spans
     is_megatron = any(spans.names[code].startswith(_PREFIX) for code in np.unique(spans.name).tolist())
-    ordered = sorted_events(_Columns(spans), 0)
+    none = np.full(len(spans.name), -1, dtype=np.int64)
+    columns = EventColumns(
+        np.full(len(none), Category.ANNOTATION, dtype=np.int8),
+        spans.name,
+        spans.start_ns.copy(),
+        spans.end_ns - spans.start_ns,
+        none.astype(np.int32),
+        spans.resource,  # spans have no threads: each resource is one
+        none,
+    )
+    ordered = sorted_events([columns], spans.names, 0)
     facts = dict(parallel_of(resources[0]))
     if PARALLEL in facts:
         facts[PARALLEL] = {**facts[PARALLEL], "vpp": _num_chunks(spans)}
@@ -195,29 +204,6 @@ def _trace(path: Path, process: _Process, resources: Sequence[Attributes]) -> Tr
         warnings=ordered.warnings,
         framework=MEGATRON if is_megatron else "",
     )
-
-
-class _Columns:
-    """Spans as columns of host events; they have no threads, so that each resource is one."""
-
-    def __init__(self, spans: _SpanTable) -> None:
-        self._spans = spans
-        none = np.full(len(spans.name), -1, dtype=np.int64)
-        self._columns: tuple[npt.NDArray[Any], ...] = (
-            np.full(len(none), Category.ANNOTATION, dtype=np.int8),
-            spans.name,
-            spans.start_ns.copy(),
-            spans.end_ns - spans.start_ns,
-            none.astype(np.int32),
-            spans.resource.astype(np.int64),
-            none,
-        )
-
-    def take(self, column: int) -> npt.NDArray[Any]:
-        return self._columns[column]
-
-    def names(self) -> Sequence[str]:
-        return self._spans.names
 
 
 def _num_chunks(spans: _SpanTable) -> int | None:
