@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.read_job import FileResult, RankData
+from pptrace.ingest.job.join_tables import RankData
+from pptrace.ingest.job.read_job import FileResult
 from pptrace.ingest.job.read_progress import ProgressMeter
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.remote_rank import RemoteRank, lean_ranks, whole_rank
@@ -43,7 +44,7 @@ class DaskEngine:
     def read_files(
         self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
     ) -> list[FileResult[Data]]:
-        """Read each file on a worker: see :class:`pptrace.ingest.job.read_job.ReadFiles`.
+        """Read each file on a worker: see :data:`pptrace.ingest.job.read_job.ReadFiles`.
 
         Raises:
             PptraceError: a worker does not see a file, or workers die of it.

@@ -1,25 +1,40 @@
-"""Facts that the Ascend profiler writes next to a ``trace_view.json``: rank, groups, settings.
+"""What the Ascend profiler writes next to a ``trace_view.json``: rank, groups, settings, and memory.
 
     <host>_<pid>_<time>_ascend_pt/profiler_info_<rank>.json       rank_id, config
     <host>_<pid>_<time>_ascend_pt/profiler_metadata.json          distributed_args, parallel_group_info
     <host>_<pid>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json
+    <host>_<pid>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/memory_record.csv
+
+    memory_record.csv = Component, Timestamp(us), Total Allocated(MB), Total Reserved(MB), …, Device Type
+
+Component ``PTA`` is torch's allocator; others are of graphs, or of all of the process. A row is what the allocator holds then.
 
 Environment variables, which are there too, are not passed on.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pptrace.ingest.ascend.memory import RECORD_NAME
-from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
-from pptrace.model.traces import HOST_NAME
-from pptrace.regular import read_regular
+import numpy as np
+import pandas as pd
 
+from pptrace.ingest.common.exact_numbers import LIMIT_NS, nanoseconds
+from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
+from pptrace.model.tables import MEMORY, empty_table, make_table
+from pptrace.model.traces import HOST_NAME
+from pptrace.regular import open_regular, read_regular
+
+RECORD_NAME = "memory_record.csv"
+_COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
+_ALLOCATED, _RESERVED = "Total Allocated(MB)", "Total Reserved(MB)"
+_ALLOCATOR = "PTA"
+_MIB = 2**20
 TRACE_NAME = "trace_view.json"
 _INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
 _METADATA = "profiler_metadata.json"
@@ -90,3 +105,32 @@ def _groups(groups: object) -> list[Mapping[str, Any]]:
         for name, group in groups.items()
         if isinstance(group, dict) and isinstance(group.get("global_ranks"), list)
     ]
+
+
+def read_memory(trace: Path, device: int, rank: int) -> tuple[pd.DataFrame, list[str]]:
+    """(the memory of a device in time, a warning if the file next to the trace cannot be read)."""
+    path = trace.with_name(RECORD_NAME)
+    if not path.is_file():
+        return empty_table(MEMORY), []
+    columns = (_COMPONENT, _TIME, _ALLOCATED, _RESERVED, _DEVICE)
+    try:
+        with open_regular(path) as file:
+            table = pd.read_csv(file, dtype=str, usecols=columns, on_bad_lines="skip", quoting=csv.QUOTE_MINIMAL)
+    except (OSError, ValueError, pd.errors.ParserError) as err:
+        reason = str(err).split("\n")[0][:80]
+        return empty_table(MEMORY), [
+            f"{RECORD_NAME} cannot be read ({reason}); expected columns {', '.join(columns)}: memory is not known"
+        ]
+    rows = table[(table[_COMPONENT] == _ALLOCATOR) & (table[_DEVICE] == f"NPU:{device}")]
+    time_ns = nanoseconds([str(text).strip().encode() for text in rows[_TIME]])
+    levels = [
+        pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=np.float64) * _MIB for name in (_ALLOCATED, _RESERVED)
+    ]
+    is_valid = (time_ns >= 0) & (time_ns <= LIMIT_NS)
+    for level in levels:
+        is_valid &= (level >= 0) & (level < 2.0**53)
+    order = np.flatnonzero(is_valid)
+    order = order[np.argsort(time_ns[order], kind="stable")]
+    allocated, reserved = (np.rint(level[order]).astype(np.int64) for level in levels)
+    table_columns = {"t_ns": time_ns[order], "allocated_bytes": allocated, "reserved_bytes": reserved}
+    return make_table(MEMORY, {"rank": np.full(len(order), rank, dtype=np.int64), **table_columns}), []

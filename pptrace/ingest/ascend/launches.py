@@ -8,7 +8,10 @@ arrow says where and when each was.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.ingest.ascend.lanes import Lanes
 from pptrace.ingest.ascend.trace_rows import Flows, Rows
@@ -34,7 +37,10 @@ def launches_of(
     thread, t_ns = starts.thread[begin], starts.t_ns[begin]
     launcher = _enqueued(rows, lanes, thread, t_ns)
     direct = np.flatnonzero(launcher < 0)
-    launcher[direct] = _calls_at(rows, lanes, thread[direct], t_ns[direct])
+    calls = np.flatnonzero(lanes.is_call)
+    begins = np.stack((rows.thread[calls], rows.start_ns[calls]))
+    index = _index_in(*_codes(begins, np.stack((thread[direct], t_ns[direct]))))
+    launcher[direct[index >= 0]] = calls[index[index >= 0]]
     is_row = launcher >= 0
     _, group = np.unique(launcher[is_row], return_inverse=True)
     number[work[is_row]] = group + 1
@@ -56,7 +62,7 @@ def _index_in(values: Int64, others: Int64) -> Int64:
     return found
 
 
-def _codes(values: Int64, others: Int64) -> tuple[Int64, Int64]:
+def _codes(values: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[Int64, Int64]:
     """Codes of the columns of two tables, shape (n,) and (m,): equal where the columns are."""
     _, code = np.unique(np.concatenate((values, others), axis=1), axis=1, return_inverse=True)
     code = code.reshape(-1)
@@ -78,10 +84,3 @@ def _enqueued(rows: Rows, lanes: Lanes, thread: Int64, t_ns: Int64) -> Int64:
         index = _index_in(rows.number[enqueued], rows.number[around[is_inside]])
         found[at[is_inside]] = np.where(index >= 0, enqueued[np.maximum(index, 0)], -1) if len(enqueued) else -1
     return found
-
-
-def _calls_at(rows: Rows, lanes: Lanes, thread: Int64, t_ns: Int64) -> Int64:
-    """The recorded call that begins at each time on its thread, -1 where there is none."""
-    calls = np.flatnonzero(lanes.is_call)
-    index = _index_in(*_codes(np.stack((rows.thread[calls], rows.start_ns[calls])), np.stack((thread, t_ns))))
-    return np.where(index >= 0, calls[np.maximum(index, 0)], -1) if len(calls) else index

@@ -18,10 +18,9 @@ import numpy.typing as npt
 from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest.ascend.collectives import collectives_table
-from pptrace.ingest.ascend.job_facts import TRACE_NAME, job_facts
+from pptrace.ingest.ascend.job_facts import TRACE_NAME, job_facts, read_memory
 from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, lanes_of
 from pptrace.ingest.ascend.launches import launches_of
-from pptrace.ingest.ascend.memory import read_memory
 from pptrace.ingest.ascend.trace_rows import Collected, Rows
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events

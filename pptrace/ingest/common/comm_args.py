@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -28,8 +29,8 @@ def comm_args_table(records: Iterable[CommRecord]) -> pd.DataFrame:
     """Make a table of schema COMM_ARGS in the order of the events, its texts as categories."""
     ordered = sorted(records, key=lambda record: record[0])
     columns = list(zip(*ordered, strict=True)) or [()] * len(COMM_ARGS)
-    pairs = zip(COMM_ARGS.items(), columns, strict=True)
-    return make_table(
-        COMM_ARGS,
-        {name: as_category(list(column)) if dtype == "str" else column for (name, dtype), column in pairs},
-    )
+    table: dict[str, Any] = {
+        name: as_category(list(column)) if dtype == "str" else column
+        for (name, dtype), column in zip(COMM_ARGS.items(), columns, strict=True)
+    }
+    return make_table(COMM_ARGS, table)

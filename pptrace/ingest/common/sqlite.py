@@ -185,7 +185,8 @@ class Database:
             return np.zeros(0, dtype=np.int32)
         used, inverse = _distinct(ids)
         texts = self.texts(table, column, [number for number in used.tolist() if number != NONE])
-        return names.of(change(texts.get(number) or UNNAMED) for number in used.tolist())[inverse]
+        codes: Int32 = names.of(change(texts.get(number) or UNNAMED) for number in used.tolist())[inverse]
+        return codes
 
 
 def _distinct(values: Int64) -> tuple[Int64, npt.NDArray[Any]]:

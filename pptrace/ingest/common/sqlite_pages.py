@@ -147,7 +147,13 @@ class PageReader:
         size, at = self._varint2(cells)
         if size is None or (size > self._usable_bytes - 35).any():
             return False
-        at = self._after_varint(at)
+        is_continued = np.ones(len(at), dtype=np.int64)
+        for _ in range(8):  # a varint has at most nine bytes
+            is_continued = is_continued & (self._bytes[at] > 127)
+            if not is_continued.any():
+                break
+            at = at + is_continued
+        at = at + 1
         header = self._bytes[at]
         last_column = max(*column_indices, -1 if text is None else text)
         if len(header) and header.max() > 127:
@@ -193,16 +199,6 @@ class PageReader:
         if (second[long] > 127).any():
             return None, at
         return np.where(long, (first & 127) << 7 | second, first), at + 1 + long
-
-    def _after_varint(self, at: Int64) -> Int64:
-        """Position after a varint of at most nine bytes."""
-        is_continued = np.ones(len(at), dtype=np.int64)
-        for _ in range(8):
-            is_continued = is_continued & (self._bytes[at] > 127)
-            if not is_continued.any():
-                break
-            at = at + is_continued
-        return at + 1
 
 
 def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import filecmp
-import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.rank_names import rank_of_file_name
+from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name
 
 MAX_DEPTH = 3
 _MAX_DIRECTORIES = 1000
-_DIGITS = re.compile(r"(\d+)")
 
 
 def entries_of(directory: Path) -> list[Path]:
@@ -25,25 +24,23 @@ def entries_of(directory: Path) -> list[Path]:
         entries = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
     except OSError as err:
         raise TraceError(f"{directory}: cannot be listed ({err.strerror}); check its permissions") from err
-    return sorted(
-        entries,
-        key=lambda entry: [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(entry.name)],
-    )
+    return sorted(entries, key=lambda entry: natural_order(entry.name))
+
+
+def subfolders_of(directory: Path) -> list[Path]:
+    """The directories in one; none where it cannot be listed."""
+    with suppress(TraceError, OSError):
+        return [entry for entry in entries_of(directory) if entry.is_dir()]
+    return []
 
 
 def directories_below(directory: Path, run_file: str) -> Iterator[Path]:
     """The subdirectories down to MAX_DEPTH, breadth first, without hidden ones and run directories, which hold ``run_file``."""
     level, num_listed = [directory], 0
     for _ in range(MAX_DEPTH):
-        subdirectories = []
+        subdirectories: list[Path] = []
         for parent in level:
-            try:
-                directories = [
-                    entry for entry in entries_of(parent) if entry.is_dir() and not (entry / run_file).is_file()
-                ]
-            except (TraceError, OSError):
-                continue
-            subdirectories += directories
+            subdirectories += [entry for entry in subfolders_of(parent) if not (entry / run_file).is_file()]
         yield from subdirectories[: _MAX_DIRECTORIES - num_listed]
         num_listed += len(subdirectories)
         level = subdirectories[:_MAX_DIRECTORIES]

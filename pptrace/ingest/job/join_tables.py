@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Protocol, Self, TypeVar
 
 import pandas as pd
@@ -11,8 +10,8 @@ from pptrace.errors import TraceError
 from pptrace.model.traces import InputFormat, TraceInfo
 
 
-class HasOps(Protocol):
-    """The result of reading one trace, with its ops where its format lists ops."""
+class RankData(Protocol):
+    """The result of reading one trace, with its ops where its format lists ops: the trace, or what a transform made of it."""
 
     @property
     def info(self) -> TraceInfo: ...
@@ -23,8 +22,11 @@ class HasOps(Protocol):
     def with_more(self, later: Self) -> Self:
         """This rank with the rows of a further table of the same rank."""
 
+    def with_info(self, info: TraceInfo) -> Self:
+        """This result with the rank and warnings of ``info``."""
 
-Table = TypeVar("Table", bound=HasOps)
+
+Table = TypeVar("Table", bound=RankData)
 
 
 def join_tables(first: Table, second: Table) -> Table | None:
@@ -42,10 +44,9 @@ def join_tables(first: Table, second: Table) -> Table | None:
             f"{prefix} (both hold step {common_steps[0]} of rank {rank}); "
             "expected the tables of one run; analyse them one run at a time, or compare two with `pptrace compare`"
         )
-    spans = sorted([*_intervals(ops, 0), *_intervals(other_ops, 1)])
-    if any(
-        begin < end and table_index != next_index for (_, end, table_index), (begin, _, next_index) in pairwise(spans)
-    ):
+    spans = pd.concat([ops.assign(table=0), other_ops.assign(table=1)]).sort_values(["start_ns", "end_ns", "table"])
+    overlaps = spans["start_ns"].to_numpy()[1:] < spans["end_ns"].to_numpy()[:-1]
+    if (overlaps & (spans["table"].to_numpy()[1:] != spans["table"].to_numpy()[:-1])).any():
         raise TraceError(
             f"{prefix}, or on another clock (their steps on rank {rank} run at the same time); expected tables on one clock; "
             "give their times from the same zero"
@@ -53,12 +54,8 @@ def join_tables(first: Table, second: Table) -> Table | None:
     return first.with_more(second)
 
 
-def _step_spans(table: HasOps) -> pd.DataFrame | None:
+def _step_spans(table: RankData) -> pd.DataFrame | None:
     """Start and end of each step, index step, ns; None where the rank does not come from an op table."""
     if table.info.format is not InputFormat.OPLOG or table.ops is None or table.ops.empty:
         return None
     return table.ops[table.ops["step"] >= 0].groupby("step").agg({"start_ns": "min", "end_ns": "max"})
-
-
-def _intervals(steps: pd.DataFrame, table_index: int) -> list[tuple[int, int, int]]:
-    return [(int(start), int(end), table_index) for start, end in zip(steps["start_ns"], steps["end_ns"], strict=True)]

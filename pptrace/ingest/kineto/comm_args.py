@@ -117,7 +117,10 @@ class _RankTexts:
         if key not in self._cache:
             ranks = _complete_list(value_of(args.group_ranks)) or self._configured.get(group_id, ())
             if size > 0 and len(ranks) != size:
-                ranks = _elided_ranks(args, size) or _strided_ranks(args, size)
+                ranks = _elided_ranks(args, size)
+                start, stride = int_of(args.rank_start), int_of(args.rank_stride)
+                if not ranks and start >= 0 and stride > 0 and size <= 2**20 and start + stride * size < 2**63:
+                    ranks = tuple(range(start, start + stride * size, stride))
             self._cache[key] = (json.dumps(list(ranks)) if ranks else "", len(ranks))
         return self._cache[key]
 
@@ -130,7 +133,9 @@ def _record(name: str, args: Args, event: int, texts: _RankTexts) -> CommRecord:
         return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1, ""
     if name in SHAPED and not args.collective:
         in_bytes, out_bytes, elements = sizes_of(name, args)
-        splits = _splits_of_operator(name, args)
+        values, splits = value_of(args.inputs), ""
+        if name == _ALL_TO_ALL and isinstance(values, list) and len(values) > _IN_SPLITS:
+            splits = _splits_text(values[_IN_SPLITS], values[_OUT_SPLITS])
         return event, "", in_bytes, out_bytes, "", "", "", -1, -1, -1, -1, elements, splits
     item_bytes = DTYPE_BYTES.get(text_of(args.dtype).lower(), -1)
     group_id = text_of(args.group_id)
@@ -187,13 +192,6 @@ def _elided_ranks(args: Args, size: int) -> tuple[int, ...]:
     ranks = range(first[0], first[0] + stride * size, stride) if stride > 0 else range(0)
     is_progression = len(ranks) > len(first) and list(ranks[: len(first)]) == first and ranks[-1] == int(match["last"])
     return tuple(ranks) if is_progression else ()
-
-
-def _strided_ranks(args: Args, size: int) -> tuple[int, ...]:
-    start, stride = int_of(args.rank_start), int_of(args.rank_stride)
-    if start < 0 or stride < 1 or size > 2**20 or start + stride * size >= 2**63:
-        return ()
-    return tuple(range(start, start + stride * size, stride))
 
 
 def _concrete_int(args: Args, index: int) -> int:
@@ -260,14 +258,6 @@ def sizes_of(name: str, args: Args) -> Sizes:
 
 _ALL_TO_ALL, _OUT_SPLITS, _IN_SPLITS = "c10d::alltoall_base_", 3, 4
 """The operator of an all-to-all of one tensor, and the arguments with the rows of each peer."""
-
-
-def _splits_of_operator(name: str, args: Args) -> str:
-    """The splits of an all-to-all, from the values of its arguments; "" where it has none."""
-    values = value_of(args.inputs) if name == _ALL_TO_ALL else None
-    if not isinstance(values, list) or len(values) <= _IN_SPLITS:
-        return ""
-    return _splits_text(values[_IN_SPLITS], values[_OUT_SPLITS])
 
 
 def _splits_text(sent: object, received: object) -> str:

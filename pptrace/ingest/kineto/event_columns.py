@@ -24,14 +24,12 @@ from pptrace.ingest.kineto.event_types import (
     ABSENT,
     Args,
     Begin,
+    CallArgs,
     Complete,
-    Counter,
-    DeviceArgs,
     Event,
     Instant,
     Metadata,
-    NodeArgs,
-    OldInstant,
+    Skipped,
     text_of,
 )
 from pptrace.ingest.kineto.json_repair import args_of, args_of_each
@@ -46,7 +44,6 @@ _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
 """Types of the columns of :class:`~pptrace.ingest.common.sort_events.EventColumns`, in their order."""
 _NAME = 1
 _COMM_KEY = b'"Collective name"'
-_OTHER_TYPES = frozenset({Instant, OldInstant, Counter, Metadata, Begin})
 _LABELS = frozenset({"process_name", "process_labels"})
 _MAX_LABELS = 10_000  # per file or worker
 
@@ -124,11 +121,12 @@ class Collected:
         self.num_events += len(events)
         if complete := [event for event in events if type(event) is Complete]:
             self._add_complete(complete)
-        if len(complete) == len(events) or _OTHER_TYPES.isdisjoint(map(type, events)):
+        if len(complete) == len(events):
             return
-        self.memory.add([event for event in events if isinstance(event, Instant)])
-        self.num_begin += sum(isinstance(event, Begin) for event in events)
-        for event in events:
+        others = [event for event in events if not isinstance(event, Complete | Skipped)]
+        self.memory.add([event for event in others if isinstance(event, Instant)])
+        self.num_begin += sum(isinstance(event, Begin) for event in others)
+        for event in others:
             if isinstance(event, Metadata) and event.name in _LABELS and event.args and len(self.labels) < _MAX_LABELS:
                 self.labels.add(text_of(event.args.name) or text_of(event.args.labels))
 
@@ -159,7 +157,7 @@ class Collected:
         on_device = category > Category.HOST_LIMIT
         rows = np.flatnonzero(on_device | (category == Category.RUNTIME))
         if len(rows):
-            device_args = args_of_each(DeviceArgs, [args[row] for row in rows.tolist()])
+            device_args = args_of_each(CallArgs, [args[row] for row in rows.tolist()])
             numbers = self._integers([item.correlation for item in device_args])
             correlation[rows] = np.where((numbers <= 0) | (numbers == _UINT32_NONE), -1, numbers)
             if on_device.any():
@@ -174,14 +172,15 @@ class Collected:
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
         if self.names.p2p or self.names.nodes:  # of a message that of the next node created on its thread
             rows = np.flatnonzero(np.isin(name_id, self.names.p2p + self.names.nodes))
-            numbers = self._integers([item.sequence for item in args_of_each(NodeArgs, [args[row] for row in rows])])
+            numbers = self._integers([item.sequence for item in args_of_each(CallArgs, [args[row] for row in rows])])
             correlation[rows] = np.where(numbers < 0, -1, numbers)
         comms = _rows_with(_COMM_KEY, args)
         if self.names.p2p or self.names.shaped:
             comms |= set(np.flatnonzero(np.isin(name_id, self.names.p2p + self.names.shaped)).tolist())
         for row in sorted(comms):
             self._add_comm(self.num_rows + row, names[row] or "", args[row])
-        columns = (category, name_id, nanoseconds(ts), nanoseconds(dur), device, lane, correlation)
+        times = nanoseconds(ts), nanoseconds(dur)
+        columns: tuple[npt.NDArray[Any], ...] = (category, name_id, *times, device, lane, correlation)
         for column, values in zip(self._columns, columns, strict=True):
             column.extend(values)
         self.num_rows += len(events)

@@ -131,7 +131,9 @@ class EventStream:
                 key = (start + match.start(), start + match.end())
                 if candidate is not None and key <= candidate:
                     continue
-                if _is_object_so_far(bytes(memoryview(self._buffer)[: key[0]])):
+                prefix = bytes(memoryview(self._buffer)[: key[0]])
+                # A key may follow at the top level of the object, so that a closing brace would complete it.
+                if any(_is_json(text + b'"":0}') for text in (prefix, repaired_text(prefix)[0])):
                     self._cut_head(key)
                     return
                 candidate = candidate or key
@@ -217,14 +219,6 @@ def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | Non
         with suppress(*DECODE_ERRORS):
             return Walk(decoders.events.decode(text), repaired=num_repairs)
     return None
-
-
-def _is_object_so_far(prefix: bytes) -> bool:
-    """Return whether a key may follow this text at the top level of the object, so that a closing brace would complete it."""
-    for text in (prefix, repaired_text(prefix)[0]):
-        if _is_json(text + b'"":0}'):
-            return True
-    return False
 
 
 def _is_json(text: bytes | bytearray) -> bool:

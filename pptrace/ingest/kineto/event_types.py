@@ -24,12 +24,13 @@ from pptrace.ingest.common.exact_numbers import Scalar
 ABSENT = Raw(b"")
 
 
-class DeviceArgs(Struct, frozen=True, gc=False):
-    """The ``args`` used of device work and of the calls that launch it."""
+class CallArgs(Struct, frozen=True, gc=False):
+    """The ``args`` used of device work, of the calls that launch it, and of autograd's nodes and the calls that post messages."""
 
     device: Scalar = -1
     stream: Scalar = -1
     correlation: Scalar = -1
+    sequence: Scalar = field(default=-1, name="Sequence number")
 
 
 class Args(Struct, frozen=True, gc=False):
@@ -56,12 +57,6 @@ class Args(Struct, frozen=True, gc=False):
     inputs: Raw = field(default=ABSENT, name="Concrete Inputs")
     dims: Raw = field(default=ABSENT, name="Input Dims")
     types: Raw = field(default=ABSENT, name="Input type")
-
-
-class NodeArgs(Struct, frozen=True, gc=False):
-    """The ``args`` used of autograd's nodes and of the calls that post messages."""
-
-    sequence: Scalar = field(default=-1, name="Sequence number")
 
 
 class MemoryArgs(Struct, frozen=True, gc=False):
@@ -97,14 +92,6 @@ class Instant(Struct, gc=False, tag="i", tag_field="ph"):
     name: str | None = ""
     ts: Raw = ABSENT
     args: MemoryArgs | None = NO_MEMORY_ARGS
-
-
-class OldInstant(Instant, gc=False, tag="I", tag_field="ph"):
-    pass
-
-
-class Counter(Instant, gc=False, tag="C", tag_field="ph"):
-    pass
 
 
 class Metadata(Struct, gc=False, tag="M", tag_field="ph"):
@@ -149,15 +136,18 @@ class Decoders:
 
 
 def _decoders(decoded: Any, skipped_phases: str) -> Decoders:
-    """Decoders of some types of events; each phase that is skipped needs a type of its own."""
+    """Decoders of some types of events; each further phase of a type, and each that is skipped, needs a type of its own."""
     shape: Any = decoded
-    for phase in skipped_phases:
-        shape |= msgspec.defstruct(f"Skipped_{phase}", [], bases=(Skipped,), tag=phase, tag_field="ph", gc=False)
+    for base, phases in ((Instant, "IC"), (Skipped, skipped_phases)):
+        for phase in phases:
+            shape |= msgspec.defstruct(
+                f"{base.__name__}_{phase}", [], bases=(base,), tag=phase, tag_field="ph", gc=False
+            )
     many: Any = list.__class_getitem__(shape)
     return Decoders(msgspec.json.Decoder(shape), msgspec.json.Decoder(many))
 
 
-_DECODED: Any = Complete | Instant | OldInstant | Counter | Metadata | Begin
+_DECODED: Any = Complete | Instant | Metadata | Begin
 _SKIPPED = "EtbneNODPRcvVSTpF()="
 """Every other phase of the format but flows."""
 WITHOUT_FLOWS = _decoders(_DECODED | Skipped, _SKIPPED + "f")

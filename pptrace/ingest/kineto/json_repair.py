@@ -21,14 +21,12 @@ from pptrace.ingest.kineto.event_types import (
     WITHOUT_FLOWS,
     Begin,
     Complete,
-    Counter,
     Decoders,
     Event,
     Instant,
     MemoryArgs,
     Metadata,
     MetadataArgs,
-    OldInstant,
     Skipped,
 )
 
@@ -128,16 +126,13 @@ def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
         tid: int | str = _decoded(fields, "tid", int | str, -1)
         dur, args = fields.get("dur", Raw(b"")), fields.get("args", Raw(b""))
         return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, args)
-    if phase in _INSTANTS:
-        return _INSTANTS[phase](name, ts, _struct(MemoryArgs, raw_args))
+    if phase in ("i", "I", "C"):
+        return Instant(name, ts, _struct(MemoryArgs, raw_args))
     if phase == "M":
         return Metadata(name, pid, _struct(MetadataArgs, raw_args), _decoded(fields, "tid", int | str, -1))
     if phase == "B":
         return Begin()
     return Skipped() if phase else None
-
-
-_INSTANTS = {"i": Instant, "I": OldInstant, "C": Counter}
 
 
 @cache

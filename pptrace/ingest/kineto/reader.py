@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from pptrace.ingest.kineto.json_repair import repaired_text
 from pptrace.marks import METADATA_KEY
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
-from pptrace.model.wording import counted
+from pptrace.model.wording import counted, listed
 
 _SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
 """Members by which torch's profiler says what it was told to record."""
@@ -82,14 +81,13 @@ def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> Tra
             collected.extend(part)
             stream.damage.lost_events += damage.lost_events
             stream.damage.repaired += damage.repaired
-        document = _read_document(stream.head, stream.tail, bare=stream.bare)
         if not collected.num_rows:
             raise TraceError(f"{path}: {_no_rows(collected, stream)}; {EXPECTED_INPUTS}")
-        return _trace(path, source, stream, document, collected)
+        return _trace(path, source, stream, collected)
 
 
-def _trace(path: Path, source: ByteSource, stream: EventStream, document: Document, collected: Collected) -> Trace:
-    members = document.members
+def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Collected) -> Trace:
+    members, trailing, is_complete = _read_members(stream)
     metadata = _facts(members)
     distributed = _mapping(members.get("distributedInfo"))
     base_ns, base_warning = _base_ns(members.get("baseTimeNanoseconds"))
@@ -108,14 +106,14 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     memory = collected.memory.table(base_ns)
     memory["rank"] = -1 if rank is None else rank
     events = ordered.events(comm_table(comm_rows, ordered.sorted_rows([row for row, _, _ in comm_rows]), distributed))
-    warnings = [*_damage_warnings(source, stream, document, len(events)), *base_warning, *ordered.warnings]
+    warnings = [*_damage_warnings(source, stream, trailing, len(events), is_complete=is_complete)]
+    warnings += [*base_warning, *ordered.warnings]
     if unknown := sorted(collected.categories.unknown):
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         warnings.append(
             "events of unknown categories are read as host events, so that device work among them does not count: "
-            f"{', '.join(repr(name[:40]) for name in unknown[:5])}{more}"
+            f"{listed((repr(name[:40]) for name in unknown), 5)}"
         )
-    is_cut = stream.damage.early_end or bool(source.damage) or not document.is_complete
+    is_cut = stream.damage.early_end or bool(source.damage) or not is_complete
     return Trace(
         path=str(path),
         format=InputFormat.KINETO,
@@ -172,13 +170,15 @@ def _base_ns(value: object) -> tuple[int, list[str]]:
     return base_ns, []
 
 
-def _damage_warnings(source: ByteSource, stream: EventStream, document: Document, num_events: int) -> Iterator[str]:
+def _damage_warnings(
+    source: ByteSource, stream: EventStream, trailing: str, num_events: int, *, is_complete: bool
+) -> Iterator[str]:
     """Yield a warning for each kind of damage."""
     damage = stream.damage
     if damage.early_end:
         reason = source.damage or "cut inside the list of events"
         yield f"trace ends early ({reason}); kept the {counted(num_events, 'event')} before it"
-    elif source.damage or not document.is_complete:
+    elif source.damage or not is_complete:
         reason = source.damage or "cut or damaged after the list of events"
         yield f"trace ends early ({reason}); kept all {counted(num_events, 'event')}, facts about the run may be missing"
     if damage.lost_events:
@@ -186,11 +186,11 @@ def _damage_warnings(source: ByteSource, stream: EventStream, document: Document
     if damage.repaired:
         places = "place that was" if damage.repaired == 1 else "places that were"
         yield f"repaired {damage.repaired} {places} not valid JSON (control characters, quotes, encoding or numbers)"
-    if document.trailing or source.trailing_bytes:
+    if trailing or source.trailing_bytes:
         yield "ignored what follows the end of the trace: " + (
             f"{source.trailing_bytes} bytes after the gzip stream"
             if source.trailing_bytes
-            else f"{len(document.trailing)} characters beginning {document.trailing[:20]!r}"
+            else f"{len(trailing)} characters beginning {trailing[:20]!r}"
         )
 
 
@@ -207,28 +207,19 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
     return f"an empty list of trace events; {expected}"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """``members`` without the events. ``trailing`` is the text after the document; ``is_complete``: nothing of it was lost."""
-
-    members: Mapping[str, Any]
-    trailing: str
-    is_complete: bool
-
-
-def _read_document(head: bytes, tail: bytes, *, bare: bool) -> Document:
-    """Read the members from the text before the events' key joined with the text after their closing bracket."""
-    after = repaired_text(tail)[0].decode("utf-8", "replace")
-    if bare:
-        return Document({}, after.strip(), True)
-    before = repaired_text(head)[0].decode("utf-8", "replace").rstrip()
+def _read_members(stream: EventStream) -> tuple[Mapping[str, Any], str, bool]:
+    """(the members without the events, the text after the document, whether nothing of it was lost)."""
+    after = repaired_text(stream.tail)[0].decode("utf-8", "replace")
+    if stream.bare:
+        return {}, after.strip(), True
+    before = repaired_text(stream.head)[0].decode("utf-8", "replace").rstrip()
     text = before + '"traceEvents":null' + after
     decoder = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None, strict=False)
     try:
         members, end = decoder.raw_decode(text)
     except (ValueError, RecursionError):
-        return Document(_single_members(text, decoder), "", False)
-    return Document(members, text[end:].strip(), True)
+        return _single_members(text, decoder), "", False
+    return members, text[end:].strip(), True
 
 
 def _number(text: str) -> float | int:

@@ -75,11 +75,6 @@ def _name_of_copy(kinds: dict[str, int]) -> str:
     return " ".join(filter(None, ("Memcpy", copy, f"({source} -> {target})" if source and target else "")))
 
 
-def _name_of_fill(kinds: dict[str, int]) -> str:
-    memory = _lookup(_MEMORIES, kinds.get("memKind"))
-    return f"Memset ({memory})" if memory else "Memset"
-
-
 def _lookup(texts: Sequence[str], number: int | None) -> str:
     return texts[number] if number is not None and 0 <= number < len(texts) else ""
 
@@ -89,7 +84,11 @@ _DEVICE_TABLES: dict[str, tuple[Category, tuple[str, ...], _NameOf]] = {
     **dict.fromkeys(KERNELS, (Category.KERNEL, (), lambda _: UNNAMED)),
     GRAPHS: (Category.KERNEL, (), lambda _: GRAPH_NAME),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (Category.MEMCPY, ("copyKind", "srcKind", "dstKind"), _name_of_copy),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (Category.MEMSET, ("memKind",), _name_of_fill),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (
+        Category.MEMSET,
+        ("memKind",),
+        lambda kinds: f"Memset ({_lookup(_MEMORIES, kinds.get('memKind'))})".removesuffix(" ()"),
+    ),
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (
         Category.DEVICE_SYNC,
         ("syncType",),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.ingest.common.sqlite import NONE, Database
-from pptrace.model.tables import MEMORY, Int64, make_table
+from pptrace.model.tables import MEMORY, make_table
 
 TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _COLUMNS = ("start", "globalPid", "contextId", "address", "bytes", "memKind", "memoryOperationType")
@@ -33,7 +33,15 @@ def read_memory(db: Database, base_ns: int) -> dict[int, pd.DataFrame]:
     is_used &= (process != NONE) & (num_bytes != NONE) & (num_bytes >= 0)
     columns = [column[is_used] for column in (start, (process >> _PID_SHIFT) & _PID_MASK, context, address)]
     time, pid, context, address = columns
-    change = _changes(time, pid, context, address, num_bytes[is_used], operation[is_used])
+    num_bytes, operation = num_bytes[is_used], operation[is_used]
+    # A release counts what its address got last, and 0 where that was not recorded.
+    change = np.where(operation == _ALLOCATION, num_bytes, 0)
+    order = np.lexsort((operation == _ALLOCATION, time, address, context, pid))
+    before, after = order[:-1], order[1:]
+    is_pair = (operation[before] == _ALLOCATION) & (operation[after] == _RELEASE)
+    for column in (pid, context, address):
+        is_pair &= column[before] == column[after]
+    change[after[is_pair]] = -num_bytes[before[is_pair]]
     memory = {}
     for number in np.unique(pid[change != 0]).tolist():
         rows = np.flatnonzero((pid == number) & (change != 0))
@@ -44,15 +52,3 @@ def read_memory(db: Database, base_ns: int) -> dict[int, pd.DataFrame]:
             MEMORY, {"rank": unknown, "t_ns": time[rows] + base_ns, "allocated_bytes": level, "reserved_bytes": unknown}
         )
     return memory
-
-
-def _changes(time: Int64, pid: Int64, context: Int64, address: Int64, num_bytes: Int64, operation: Int64) -> Int64:
-    """Change of what is held with each event, bytes: a release by what its address got last, by 0 where that was not recorded."""
-    change = np.where(operation == _ALLOCATION, num_bytes, 0)
-    order = np.lexsort((operation == _ALLOCATION, time, address, context, pid))
-    before, after = order[:-1], order[1:]
-    is_pair = (operation[before] == _ALLOCATION) & (operation[after] == _RELEASE)
-    for column in (pid, context, address):
-        is_pair &= column[before] == column[after]
-    change[after[is_pair]] = -num_bytes[before[is_pair]]
-    return change

@@ -30,7 +30,10 @@ def session_of(db: Database) -> tuple[int | None, Mapping[str, Any]]:
     that the processes of a report share a clock); None and {} if it is unknown.
     """
     table = "TARGET_INFO_SESSION_START_TIME"
-    start, monotonic = (_first_int(db.all_rows(table, (name,))) for name in ("utcEpochNs", "systemClockNs"))
+    start, monotonic = (
+        next((value for (value,) in db.all_rows(table, (name,)) if type(value) is int), None)
+        for name in ("utcEpochNs", "systemClockNs")
+    )
     if start is None or not 0 < start < LIMIT_NS:
         return None, {}
     reading = {"time_ns": start, "monotonic_ns": monotonic or 0}
@@ -124,7 +127,3 @@ def _exported(db: Database) -> Mapping[str, str]:
 
 def _pid(serialized: object) -> int | None:
     return serialized >> _TID_BITS & 0xFFFFFF if type(serialized) is int else None
-
-
-def _first_int(rows: Sequence[tuple[Any, ...]]) -> int | None:
-    return next((row[0] for row in rows if type(row[0]) is int), None)

@@ -54,10 +54,22 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
     producer = f"rocpd (schema {version})" if isinstance(version, str) and len(version) < 20 else "rocpd"
     if len(chosen) == 1 and chosen[0].rank is None:
         chosen[0].rank = rank_of_file_name(path.name)
-    traces = [
-        _trace(path, process, producer, tuple(warnings) if index == 0 else (), damage)
-        for index, process in enumerate(chosen)
-    ]
+    traces: list[Trace] = []
+    for process in chosen:
+        ordered = sorted_events(process.rows, process.names, 0)
+        traces.append(
+            Trace(
+                path=str(path),
+                format=InputFormat.ROCPD,
+                rank=process.rank,
+                producer=producer,
+                events=ordered.without_comm_args,
+                memory=empty_table(MEMORY),
+                metadata=process.facts,
+                warnings=(*(() if traces else warnings), *ordered.warnings),
+                damage=RankDamage.joined((ordered.damage, damage)),
+            )
+        )
     if not any(trace.num_events for trace in traces):
         raise TraceError(f"{path}: no event has a usable time; {EXPECTED_INPUT}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
@@ -119,18 +131,3 @@ def _rank_of(environment: object) -> int | None:
         return None
     ranks = (rank_of_value(variables.get(name)) for name in RANK_VARIABLES)
     return next((rank for rank in ranks if rank is not None), None)
-
-
-def _trace(path: Path, process: _Process, producer: str, warnings: tuple[str, ...], damage: RankDamage) -> Trace:
-    ordered = sorted_events(process.rows, process.names, 0)
-    return Trace(
-        path=str(path),
-        format=InputFormat.ROCPD,
-        rank=process.rank,
-        producer=producer,
-        events=ordered.without_comm_args,
-        memory=empty_table(MEMORY),
-        metadata=process.facts,
-        warnings=(*warnings, *ordered.warnings),
-        damage=RankDamage.joined((ordered.damage, damage)),
-    )

@@ -70,7 +70,9 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
     space = read_space(bytes(data), _STATS)
     damage = damage or space.damage
     names = Codes()
-    host = _host_events(space, names)
+    planes = (plane for plane in space.planes if plane.name == _HOST)
+    threads = [_host_lane(plane, *thread) for plane in planes for thread in enumerate(plane.lines, _FIRST_THREAD)]
+    host = _joined(threads, -1, names)
     devices = dict(sorted(_devices(space, names), key=lambda device: device[0]))
     if not devices and not len(host):
         reason = (
@@ -88,7 +90,7 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
     facts: dict[str, Any] = {HOST_NAME: space.hosts[0]} if space.hosts and space.hosts[0] else {}
     if len(devices) > 1:
         facts[ONE_CLOCK] = f"{SESSION}{path}"
-    traces = []
+    traces: list[Trace] = []
     for number, events in parts.items() or [(None, [host])]:
         ordered = sorted_events(events, names.texts, base)
         is_first = not traces
@@ -129,21 +131,19 @@ def _devices(space: Space, names: Codes) -> Iterator[tuple[int, EventColumns]]:
     for plane in space.planes:
         if match := _DEVICE.fullmatch(plane.name):
             number = int(match["number"])
-            read = _gpu_lines if match["kind"] == "GPU" else _tpu_lines
-            lanes = list(read(plane))
+            lanes: list[Lane]
+            if match["kind"] == "GPU":  # its streams; what else is there are sums over them
+                streams = ((line, _STREAM.match(line.name)) for line in plane.lines)
+                names_of = plane.event_names
+                lanes = [(line, _kinds_of_work(line, names_of), int(on[1]), names_of) for line, on in streams if on]
+            else:
+                lanes = list(_tpu_lines(plane))
             if any(len(line) for line, *_ in lanes):
                 yield number, _joined(lanes, number, names)
 
 
 Lane = tuple[Line, npt.NDArray[np.int8], int, Mapping[int, str]]
 """A line, categories of its events, its lane, and names of its events by key."""
-
-
-def _gpu_lines(plane: Plane) -> Iterator[Lane]:
-    """The streams of a GPU; what else is there are sums over them."""
-    for line in plane.lines:
-        if match := _STREAM.match(line.name):
-            yield line, _kinds_of_work(line, plane.event_names), int(match[1]), plane.event_names
 
 
 def _kinds_of_work(line: Line, names: Mapping[int, str]) -> npt.NDArray[np.int8]:
@@ -204,18 +204,7 @@ def _joined(lanes: Sequence[Lane], device: int, names: Codes) -> EventColumns:
     return joined_columns(parts)
 
 
-def _host_events(space: Space, names: Codes) -> EventColumns:
-    """The events of the host's threads."""
-    lanes = [
-        _host_lane(plane, line, number)
-        for plane in space.planes
-        if plane.name == _HOST
-        for number, line in enumerate(plane.lines, _FIRST_THREAD)
-    ]
-    return _joined(lanes, -1, names)
-
-
-def _host_lane(plane: Plane, line: Line, number: int) -> Lane:
+def _host_lane(plane: Plane, number: int, line: Line) -> Lane:
     """A thread: calls of the driver and of Python by their names, operators by what they run, steps by their number."""
     category = np.full(len(line), Category.ANNOTATION, dtype=np.int8)
     calls = [key for key, name in plane.event_names.items() if _CALL.match(name)]
