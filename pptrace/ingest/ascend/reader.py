@@ -37,8 +37,9 @@ _ASCEND = re.compile(
     rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
     rb'|"cat"\s*:\s*"(?:enqueue|dequeue|async_npu|HostToDevice)"'
 )
-_ADVICE = "copy it anew, or parse the raw data again (torch_npu.profiler.profiler.analyse)"
-_EXPECTED = f"expected the {TRACE_NAME} that torch_npu.profiler writes with ProfilerActivity.NPU; {_ADVICE}"
+_REMEDY = "copy it anew, or parse the raw data again (torch_npu.profiler.profiler.analyse)"
+_RECORDED = f"the {TRACE_NAME} that torch_npu.profiler writes with ProfilerActivity.NPU"
+_EXPECTED = f"expected {_RECORDED}; {_REMEDY}"
 _LAUNCH = "HostToDevice"
 _FIRST_OWN_STREAM = 1_000_000
 """Streams of collectives whose stream is not recorded."""
@@ -66,7 +67,7 @@ def read_ascend(path: Path) -> tuple[Trace, ...]:
     """
     collected = Collected()
     with paused_gc(), ByteSource(path) as source:
-        stream = EventStream(source, decoders=WITH_FLOWS, advice=_ADVICE)
+        stream = EventStream(source, decoders=WITH_FLOWS, advice=f"give {_RECORDED}: {_REMEDY}")
         for events in stream.batches():
             collected.add(events)
     warnings = []
