@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.join_tables import RankData
-from pptrace.ingest.job.read_job import FileResult
+from pptrace.ingest.job.read_job import FileResult, RankData
 from pptrace.ingest.job.read_progress import ProgressMeter
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.remote_rank import RemoteRank, lean_ranks, whole_rank

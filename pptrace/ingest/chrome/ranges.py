@@ -1,5 +1,8 @@
 """Join Chrome-trace events of any tool to ranges: begin/end pairs (``ph`` B and E) and complete events (X).
 
+file  = { …, "traceEvents": [ event, … ], … } | [ event, … ]
+event = { "ph", "ts" (µs), ["dur"], "pid", "tid", ["name"], ["cat"], ["args"] }
+
 B and E nest within a (pid, tid). An E ends the innermost open range of its name, or, without a name, the innermost one; what was
 opened inside it and never closed ends with it. The ``args`` of both are joined, those of E win. (Trace Event Format, Google.)
 """
@@ -15,13 +18,48 @@ from typing import Any
 import msgspec
 
 from pptrace.errors import TraceError
-from pptrace.ingest.chrome.document import RawEvent, on_timeline, read_events
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS, exact_nanoseconds
 from pptrace.ingest.common.rank_names import coordinates_of_label, rank_of_value
+from pptrace.ingest.kineto.event_stream import EventStream
+from pptrace.ingest.kineto.event_types import Decoders
 
 Id = str | int
 _EXPECTED = "expected begin/end or complete events of a Chrome trace"
+
+
+_MEGASCAN_IDS = (
+    *("microbatch", "micro_batch_index", "model_chunk"),
+    *("pp_rk", "dp_rk", "tp_rk", "g_rk", "group", "data"),
+)
+
+
+class RawEvent(msgspec.Struct):
+    """An event; its times are the digits in the file."""
+
+    ph: str = ""
+    name: Any = None
+    cat: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    rel_ts: Any = None
+    pad_before: Any = None
+    duration_wall: Any = None
+    microbatch: Any = None
+    micro_batch_index: Any = None
+    model_chunk: Any = None
+    pp_rk: Any = None
+    dp_rk: Any = None
+    tp_rk: Any = None
+    g_rk: Any = None
+    group: Any = None
+    data: Any = None
+    pid: Any = 0
+    tid: Any = 0
+    args: Any = None
+
+
+_DECODERS = Decoders(msgspec.json.Decoder(RawEvent), msgspec.json.Decoder(list[RawEvent]), is_lax=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +94,7 @@ def read_ranges(path: Path) -> ChromeRanges:
         events, damage = read_events(source)
     if not events:
         raise TraceError(f"{path}: {'; '.join(damage) or 'an empty list of events'}; {_EXPECTED}; check the file")
-    result = pair(on_timeline(events))
+    result = pair(_on_timeline(events))
     if not result.ranges:
         raise TraceError(
             f"{path}: {len(events)} events and no range among them; {_EXPECTED}; was the recording stopped early?"
@@ -197,3 +235,42 @@ def _text(value: object) -> str:
 
 def _args(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
+
+
+def read_events(source: ByteSource) -> tuple[list[RawEvent], list[str]]:
+    """Decode a document: (events, warnings of damage).
+
+    Raises:
+        TraceError: it is empty, no JSON, or has no list of events.
+    """
+    stream = EventStream(source, decoders=_DECODERS)
+    events = [event for batch in stream.batches() for event in batch if event.ph]
+    warnings = [source.damage] if source.damage else []
+    if stream.damage.early_end:
+        warnings.append(f"trace ends early (cut inside the list of events); kept {len(events)} before it")
+    if num_lost := stream.damage.lost_events:
+        warnings.append(f"left out {num_lost} events that could not be read (damaged JSON)")
+    return events, warnings
+
+
+def _on_timeline(events: list[RawEvent]) -> list[RawEvent]:
+    """Put the events of a MegaScan file of one rank on one clock: their ``rel_ts`` counts ns from the start of the iteration.
+
+    ``pad_before`` of an iteration's begin and ``duration_wall`` of its end (ns) place the iterations. Ids are members of
+    the event there and are moved into ``args``. Events of other files are returned unchanged.
+    """
+    if not any(isinstance(event.rel_ts, int) for event in events):
+        return events
+    begin, step, on_one_clock = 0, -1, []
+    for event in events:
+        is_iteration = event.name == "iteration"
+        if is_iteration and event.ph == "B":
+            begin += event.pad_before if isinstance(event.pad_before, int) else 0
+            step += 1
+        time_ns = begin + (event.rel_ts if isinstance(event.rel_ts, int) else 0)
+        ids = {name: value for name in _MEGASCAN_IDS if (value := getattr(event, name)) is not None}
+        raw = msgspec.Raw(f"{time_ns // 1000}.{time_ns % 1000:03d}".encode())
+        on_one_clock.append(RawEvent(event.ph, event.name, event.cat, raw, args={**ids, "iteration": max(step, 0)}))
+        if is_iteration and event.ph == "E":
+            begin += event.duration_wall if isinstance(event.duration_wall, int) else 0
+    return on_one_clock

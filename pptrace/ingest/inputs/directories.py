@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,10 +27,10 @@ def entries_of(directory: Path) -> list[Path]:
     return sorted(entries, key=lambda entry: natural_order(entry.name))
 
 
-def subfolders_of(directory: Path) -> list[Path]:
-    """The directories in one; none where it cannot be listed."""
+def readable_entries(directory: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
+    """The entries of a kind, as files or directories; none where the directory cannot be listed."""
     with suppress(TraceError, OSError):
-        return [entry for entry in entries_of(directory) if entry.is_dir()]
+        return list(filter(is_kind, entries_of(directory)))
     return []
 
 
@@ -40,7 +40,8 @@ def directories_below(directory: Path, run_file: str) -> Iterator[Path]:
     for _ in range(MAX_DEPTH):
         subdirectories: list[Path] = []
         for parent in level:
-            subdirectories += [entry for entry in subfolders_of(parent) if not (entry / run_file).is_file()]
+            found = readable_entries(parent, Path.is_dir)
+            subdirectories += [entry for entry in found if not (entry / run_file).is_file()]
         yield from subdirectories[: _MAX_DIRECTORIES - num_listed]
         num_listed += len(subdirectories)
         level = subdirectories[:_MAX_DIRECTORIES]

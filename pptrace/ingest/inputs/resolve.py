@@ -35,7 +35,7 @@ from pptrace.ingest.formats import (
     without_companions,
     without_other_forms,
 )
-from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
+from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of, readable_entries
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed, numbered
 from pptrace.regular import read_regular
@@ -160,7 +160,9 @@ def _open_directory(directory: Path) -> OpenedInputs:
         )
         warnings.append(f"{run_file}: {reason}; took the traces in its folder")
     entries = entries_of(directory)
-    below = [entry for folder in directories_below(directory, RUN_FILE) for entry in _files_of(folder)]
+    below = [
+        entry for folder in directories_below(directory, RUN_FILE) for entry in readable_entries(folder, Path.is_file)
+    ]
     found = [entry for entry in entries if entry.is_file()]
     files, skipped = _taken(found)
     if not files:
@@ -205,13 +207,6 @@ def _empty_files(paths: Sequence[Path]) -> list[InputFile]:
     files = [_input_file(path, None) for path in empty]
     named = ((file, file.format or format_by_suffix(file.path)) for file in files)
     return [replace(file, format=name) for file, name in named if name is not None]
-
-
-def _files_of(directory: Path) -> list[Path]:
-    try:
-        return [entry for entry in entries_of(directory) if entry.is_file()]
-    except (TraceError, OSError):
-        return []
 
 
 def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
@@ -317,7 +312,11 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         state = f"{entry.get('status')}: {error}" if failed and error else str(entry.get("status"))
         path = _trace_path(directory, entry.get(named))
         if path is None:
-            missing.append((rank, state if failed else _why_missing(entry)))
+            note, script_trace = entry.get("note"), entry.get("script_trace")  # as the rank wrote down
+            why = note if isinstance(note, str) and note else "no trace written"
+            if why == note and isinstance(script_trace, str) and script_trace:
+                why += f"; its trace is {script_trace}"
+            missing.append((rank, state if failed else why))
             continue
         if failed:
             ended_badly.append((rank, state))
@@ -361,14 +360,6 @@ def _ended_badly(ranks: Sequence[tuple[int, str]]) -> str:
             f"ranks {numbered(rank for rank, _ in ranks)} ended badly ({ranks[0][1]}); their traces may be incomplete"
         )
     return f"{len(ranks)} ranks ended badly: {listed(reasons, _FEW)}; their traces may be incomplete"
-
-
-def _why_missing(entry: Mapping[str, Any]) -> str:
-    """Reason for a missing trace as the rank wrote it down, if it did."""
-    note, script_trace = entry.get("note"), entry.get("script_trace")
-    if not isinstance(note, str) or not note:
-        return "no trace written"
-    return f"{note}; its trace is {script_trace}" if isinstance(script_trace, str) and script_trace else note
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.formats import read_file
-from pptrace.ingest.inputs.directories import entries_of, subfolders_of
+from pptrace.ingest.inputs.directories import entries_of, readable_entries
 from pptrace.ingest.inputs.resolve import RUN_FILE, InputFile, open_inputs
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed
@@ -57,7 +57,7 @@ def runs_at(path: Path) -> tuple[Path, ...]:
     if files:
         sides = [folder for folder in folders if runs_at(folder) != (folder,)]
     else:
-        folders_below = ((entry, subfolders_of(entry)) for entry in entries_of(path) if entry.is_dir())
+        folders_below = ((entry, readable_entries(entry, Path.is_dir)) for entry in entries_of(path) if entry.is_dir())
         sides = [entry for entry, below in folders_below if any((folder / RUN_FILE).is_file() for folder in below)]
     if sides:
         raise TraceError(

@@ -10,17 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
+
+import pandas as pd
 
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
-from pptrace.ingest.job.join_tables import RankData, join_tables
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
-from pptrace.model.traces import Trace, TraceInfo
+from pptrace.model.traces import InputFormat, Trace, TraceInfo
 from pptrace.processes import can_fork, num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
@@ -35,6 +36,22 @@ class ReadFailure:
     path: str
     rank: int | None
     message: str
+
+
+class RankData(Protocol):
+    """The result of reading one trace, with its ops where its format lists ops: the trace, or what a transform made of it."""
+
+    @property
+    def info(self) -> TraceInfo: ...
+
+    @property
+    def ops(self) -> pd.DataFrame | None: ...
+
+    def with_more(self, later: Self) -> Self:
+        """This rank with the rows of a further table of the same rank."""
+
+    def with_info(self, info: TraceInfo) -> Self:
+        """This result with the rank and warnings of ``info``."""
 
 
 Data = TypeVar("Data", bound=RankData)
@@ -234,7 +251,7 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ..
             if doubt:
                 lines[rank] = f"{trace.info.path}: {doubt}; read as rank {rank}"
             ranked[rank] = own
-        elif (joined := join_tables(ranked[rank], own)) is not None:
+        elif (joined := _joined(ranked[rank], own)) is not None:
             ranked[rank] = joined
         else:
             unranked.append((trace, f"says rank {rank}, as {ranked[rank].info.path} does"))
@@ -280,3 +297,35 @@ def _require_one_run(infos: Sequence[TraceInfo]) -> None:
                 f"{second.path}: is of another run than {first.path} (another {noun}); expected the traces of one run; "
                 "analyse them one run at a time, or compare two with `pptrace compare`"
             )
+
+
+def _joined(first: Data, second: Data) -> Data | None:
+    """Join two op tables of one rank that hold different steps; None where either is no op table.
+
+    Raises:
+        TraceError: the tables are of different runs or on different clocks: they hold the same step, or steps that overlap.
+    """
+    ops, other_ops = _step_spans(first), _step_spans(second)
+    if ops is None or other_ops is None:
+        return None
+    rank, prefix = first.info.rank, f"{second.info.path}: is of another run than {first.info.path}"
+    if common_steps := sorted(set(ops.index) & set(other_ops.index)):
+        raise TraceError(
+            f"{prefix} (both hold step {common_steps[0]} of rank {rank}); "
+            "expected the tables of one run; analyse them one run at a time, or compare two with `pptrace compare`"
+        )
+    spans = pd.concat([ops.assign(table=0), other_ops.assign(table=1)]).sort_values(["start_ns", "end_ns", "table"])
+    overlaps = spans["start_ns"].to_numpy()[1:] < spans["end_ns"].to_numpy()[:-1]
+    if (overlaps & (spans["table"].to_numpy()[1:] != spans["table"].to_numpy()[:-1])).any():
+        raise TraceError(
+            f"{prefix}, or on another clock (their steps on rank {rank} run at the same time); expected tables on one clock; "
+            "give their times from the same zero"
+        )
+    return first.with_more(second)
+
+
+def _step_spans(table: RankData) -> pd.DataFrame | None:
+    """Start and end of each step, index step, ns; None where the rank does not come from an op table."""
+    if table.info.format is not InputFormat.OPLOG or table.ops is None or table.ops.empty:
+        return None
+    return table.ops[table.ops["step"] >= 0].groupby("step").agg({"start_ns": "min", "end_ns": "max"})

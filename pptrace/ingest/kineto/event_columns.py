@@ -33,7 +33,8 @@ from pptrace.ingest.kineto.event_types import (
     text_of,
 )
 from pptrace.ingest.kineto.json_repair import args_of, args_of_each
-from pptrace.ingest.kineto.memory_events import MemoryColumns
+from pptrace.ingest.kineto.memory_events import memory_columns
+from pptrace.model.tables import Int64
 from pptrace.model.traces import Category
 
 _FIRST_ROWS = 4096
@@ -106,7 +107,7 @@ class Collected:
     names: _NameCodes = field(default_factory=_NameCodes)
     categories: CategoryCodes = field(default_factory=CategoryCodes)
     comm_rows: list[CommRow] = field(default_factory=list)
-    memory: MemoryColumns = field(default_factory=MemoryColumns)
+    memory: list[Int64] = field(default_factory=list)
     labels: set[str] = field(default_factory=set)
     num_rows: int = 0
     num_begin: int = 0
@@ -124,7 +125,8 @@ class Collected:
         if len(complete) == len(events):
             return
         others = [event for event in events if not isinstance(event, Complete | Skipped)]
-        self.memory.add([event for event in others if isinstance(event, Instant)])
+        if instants := [event for event in others if isinstance(event, Instant)]:
+            self.memory.append(memory_columns(instants))
         self.num_begin += sum(isinstance(event, Begin) for event in others)
         for event in others:
             if isinstance(event, Metadata) and event.name in _LABELS and event.args and len(self.labels) < _MAX_LABELS:
@@ -138,7 +140,7 @@ class Collected:
             column.extend(recode[values] if index == _NAME else values)
         self.comm_rows += [(self.num_rows + row, name, args) for row, name, args in other.comm_rows]
         self.categories.unknown |= other.categories.unknown
-        self.memory.extend(other.memory)
+        self.memory += other.memory
         self.labels |= other.labels
         self.num_rows += other.num_rows
         self.num_begin += other.num_begin

@@ -31,6 +31,7 @@ from pptrace.ingest.kineto.decode_pool import MIN_TEXT_BYTES, DecodePool, Worker
 from pptrace.ingest.kineto.event_columns import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.json_repair import repaired_text
+from pptrace.ingest.kineto.memory_events import memory_table
 from pptrace.marks import METADATA_KEY
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
@@ -103,7 +104,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Colle
         rank_of_comms(comm_rows),
     )
     rank = next((rank for rank in ranks if rank is not None), None)
-    memory = collected.memory.table(base_ns)
+    memory = memory_table(collected.memory, base_ns)
     memory["rank"] = -1 if rank is None else rank
     events = ordered.events(comm_table(comm_rows, ordered.sorted_rows([row for row, _, _ in comm_rows]), distributed))
     warnings = [*_damage_warnings(source, stream, trailing, len(events), is_complete=is_complete)]

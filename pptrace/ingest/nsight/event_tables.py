@@ -3,11 +3,14 @@
     device table  = start, end, deviceId, streamId, correlationId, [globalPid], name or kind     CUPTI_ACTIVITY_KIND_*
     host table    = start, end, globalTid, [correlationId], nameId | textId | name               CUDA API, MPI, overhead, …
     NVTX_EVENTS   = start, [end], eventType, globalTid, text | textId                            push/pop and start/end ranges
+    CUDA_GPU_MEMORY_USAGE_EVENTS = start, globalPid, contextId, address, bytes, memKind, memoryOperationType
 
     globalTid = … pid:24 tid:24        globalPid = … pid:24 0:24
 
 Names are ids of ``StringIds``, or texts. Times are ns since the start of the session. Events that Kineto has too are named as
-Kineto names them, so that later stages are independent of the profiler.
+Kineto names them, so that later stages are independent of the profiler. ``memKind`` 2 is memory of a device, 4 is managed; the
+others are of the host. ``memoryOperationType`` is 0 for an allocation and 1 for a release. These are calls of the driver: what a
+caching allocator reserves, not its tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 
 import numpy as np
+import pandas as pd
 
 from pptrace.ingest.common.codes import Codes, RangeCodes
 from pptrace.ingest.common.sort_events import EventColumns
 from pptrace.ingest.common.sqlite import NONE, UNNAMED, Database
-from pptrace.model.tables import Int32, Int64
+from pptrace.model.tables import MEMORY, Int32, Int64, make_table
 from pptrace.model.traces import Category
 
 KERNELS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")
@@ -212,3 +216,42 @@ def _int32_id(values: Int64) -> Int32:
 
 def _positive(correlation: Int64) -> Int64:
     return np.where((correlation <= 0) | (correlation == _NO_CORRELATION), -1, correlation)
+
+
+_MEMORY_TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+_MEMORY_COLUMNS = ("start", "globalPid", "contextId", "address", "bytes", "memKind", "memoryOperationType")
+_DEVICE_MEMORY = (2, 4)
+_ALLOCATION, _RELEASE = 0, 1
+
+
+def read_memory(db: Database, base_ns: int) -> dict[int, pd.DataFrame]:
+    """Memory that each process has taken from its devices since recording began, by pid, rank -1.
+
+    A release of what was allocated before recording began counts nothing. ``reserved_bytes`` is -1: what is there is unknown.
+    """
+    if not db.has(_MEMORY_TABLE, *_MEMORY_COLUMNS):
+        return {}
+    start, process, context, address, num_bytes, kind, operation = db.integers(_MEMORY_TABLE, _MEMORY_COLUMNS)
+    is_used = np.isin(kind, _DEVICE_MEMORY) & np.isin(operation, (_ALLOCATION, _RELEASE)) & (start >= 0)
+    is_used &= (process != NONE) & (num_bytes != NONE) & (num_bytes >= 0)
+    columns = [column[is_used] for column in (start, (process >> 24) & _TID, context, address)]
+    time, pid, context, address = columns
+    num_bytes, operation = num_bytes[is_used], operation[is_used]
+    # A release counts what its address got last, and 0 where that was not recorded.
+    change = np.where(operation == _ALLOCATION, num_bytes, 0)
+    order = np.lexsort((operation == _ALLOCATION, time, address, context, pid))
+    before, after = order[:-1], order[1:]
+    is_pair = (operation[before] == _ALLOCATION) & (operation[after] == _RELEASE)
+    for column in (pid, context, address):
+        is_pair &= column[before] == column[after]
+    change[after[is_pair]] = -num_bytes[before[is_pair]]
+    memory = {}
+    for number in np.unique(pid[change != 0]).tolist():
+        rows = np.flatnonzero((pid == number) & (change != 0))
+        rows = rows[np.lexsort((change[rows], time[rows]))]
+        unknown = np.full(len(rows), -1, dtype=np.int64)
+        level = np.cumsum(change[rows])
+        memory[number] = make_table(
+            MEMORY, {"rank": unknown, "t_ns": time[rows] + base_ns, "allocated_bytes": level, "reserved_bytes": unknown}
+        )
+    return memory

@@ -23,8 +23,7 @@ from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import Database
-from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_tables
-from pptrace.ingest.nsight.memory_usage import read_memory
+from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_memory, read_tables
 from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded_facts, session_of
 from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.marks import is_mark

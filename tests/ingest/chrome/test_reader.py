@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.chrome.document import RawEvent, read_events
-from pptrace.ingest.chrome.ranges import pair
+from pptrace.ingest.chrome.ranges import RawEvent, pair, read_events
 from pptrace.ingest.chrome.reader import read_chrome
 from pptrace.ingest.common.byte_source import ByteSource, first_bytes
 from pptrace.ingest.formats import detect, read_file

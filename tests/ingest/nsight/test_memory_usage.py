@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.ingest.common.sqlite import Database
-from pptrace.ingest.nsight.memory_usage import read_memory
+from pptrace.ingest.nsight.event_tables import read_memory
 
 FIRST, SECOND = 77 << 24, 78 << 24
 ALLOCATES, RELEASES, HOST, DEVICE = 0, 1, 1, 2
