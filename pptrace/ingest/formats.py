@@ -16,11 +16,13 @@ from pptrace.errors import TraceError
 from pptrace.ingest.ascend.job_facts import TRACE_NAME as ASCEND_NAME
 from pptrace.ingest.ascend.job_facts import companions_of_trace
 from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
-from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
+from pptrace.ingest.chrome.reader import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
+from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
+from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES
@@ -108,7 +110,7 @@ def _earlier_forms(path: Path) -> Sequence[Path]:
 
 
 def _sniff_kineto(start: bytes) -> bool:
-    return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
+    return opens_json(start) and _TRACE_KEY.search(start) is not None
 
 
 def _read_kineto(path: Path, cores: int, on_progress: ReadProgress | None) -> tuple[Trace, ...]:

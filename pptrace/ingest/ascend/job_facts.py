@@ -15,7 +15,6 @@ Environment variables, which are there too, are not passed on.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,11 @@ import numpy as np
 import pandas as pd
 
 from pptrace.ingest.common.exact_numbers import LIMIT_NS, nanoseconds
+from pptrace.ingest.common.json_texts import object_in
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.model.tables import MEMORY, empty_table, make_table
 from pptrace.model.traces import HOST_NAME
-from pptrace.regular import open_regular, read_regular
+from pptrace.regular import open_regular
 
 RECORD_NAME = "memory_record.csv"
 _COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
@@ -54,11 +54,11 @@ def companions_of_trace(path: Path) -> Sequence[Path]:
 def job_facts(path: Path) -> tuple[int | None, Mapping[str, Any], Mapping[str, Any]]:
     """(rank; ``metadata`` and ``distributed`` of :class:`~pptrace.model.traces.Trace`) next to a trace, as far as readable."""
     folder = path.parent.parent
-    described = _object(folder / _METADATA)
+    described = object_in(folder / _METADATA)
     args = described.get("distributed_args")
     args = args if isinstance(args, dict) else {}
     infos = _infos(folder)
-    info = _object(infos[0]) if len(infos) == 1 else {}
+    info = object_in(infos[0]) if len(infos) == 1 else {}
     claimed = (info.get("rank_id"), infos[0].stem.rpartition("_")[2] if len(infos) == 1 else None, args.get("rank"))
     ranks = (*map(rank_of_value, claimed), rank_of_file_name(folder.name), rank_of_file_name(path.name))
     rank = next((rank for rank in ranks if rank is not None), None)
@@ -81,14 +81,6 @@ def _infos(folder: Path) -> list[Path]:
         return sorted(entry for entry in folder.iterdir() if _INFO.fullmatch(entry.name))
     except OSError:
         return []
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _groups(groups: object) -> list[Mapping[str, Any]]:

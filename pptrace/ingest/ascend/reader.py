@@ -23,15 +23,14 @@ from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, lanes_of
 from pptrace.ingest.ascend.launches import launches_of
 from pptrace.ingest.ascend.trace_rows import Collected, Rows
 from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.kineto.event_stream import EventStream
-from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
-from pptrace.model.damage import Damage, RankDamage
+from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart, has_kineto_members
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
-_KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
 _TEXT_TIME = re.compile(rb'"ts"\s*:\s*"\d')
 _ASCEND = re.compile(
     rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
@@ -50,13 +49,8 @@ _DEVICE_BITS = 31
 
 def sniff_ascend(start: bytes) -> bool:
     """Return whether a file begins as the Ascend profiler writes: times are text, and names that only it has."""
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return (
-        text[:1] in (b"[", b"{")
-        and _TEXT_TIME.search(text) is not None
-        and _ASCEND.search(text) is not None
-        and _KINETO.search(text) is None
-    )
+    has_names = _TEXT_TIME.search(start) is not None and _ASCEND.search(start) is not None
+    return opens_json(start) and has_names and not has_kineto_members(start)
 
 
 def read_ascend(path: Path) -> tuple[Trace, ...]:
@@ -78,11 +72,10 @@ def read_ascend(path: Path) -> tuple[Trace, ...]:
         )
     if num_lost := stream.damage.lost_events:
         warnings.append(f"left out {counted(num_lost, 'event')} that could not be read (damaged JSON)")
-    damage = (RankDamage.counted(Damage.CUT_FILE, int(is_cut)), RankDamage.counted(Damage.UNREADABLE_EVENTS, num_lost))
-    return (_trace(path, collected, warnings, damage),)
+    return (_trace(path, collected, warnings, num_lost, is_cut=is_cut),)
 
 
-def _trace(path: Path, collected: Collected, warnings: list[str], damage: tuple[RankDamage, ...]) -> Trace:
+def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int, *, is_cut: bool) -> Trace:
     rows = collected.rows() if len(collected.names) else None
     lanes = lanes_of(collected, rows) if rows is not None else None
     if rows is None or lanes is None or not (lanes.category != LEFT_OUT).any():
@@ -116,7 +109,7 @@ def _trace(path: Path, collected: Collected, warnings: list[str], damage: tuple[
         metadata=metadata,
         distributed=distributed,
         warnings=(*warnings, *ordered.warnings, *memory_warnings),
-        damage=RankDamage.joined((ordered.damage, *damage)),
+        damage=ordered.damage_with(is_cut=is_cut, num_lost=num_lost),
     )
 
 

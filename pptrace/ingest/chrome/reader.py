@@ -20,13 +20,14 @@ from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
 from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.codes import CategoryCodes
+from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
+from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.ops.mesh import Facts
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
 
 _PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
-_KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MAX_RANKS = 100_000
 VESCALE = "vescale"
@@ -42,13 +43,8 @@ _IDS = re.compile(
 
 def sniff_chrome(start: bytes) -> bool:
     """Return whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
-    opens = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and b'"ph"' in start
+    opens = opens_json(start) and b'"ph"' in start
     return opens and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
-
-
-def has_kineto_members(start: bytes) -> bool:
-    """Return whether a trace has a top-level member that only Kineto writes."""
-    return _KINETO.search(start) is not None
 
 
 def has_pairs(path: Path) -> bool:

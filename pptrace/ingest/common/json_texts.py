@@ -10,10 +10,15 @@ A truncated or damaged value can be closed after its last complete element (:fun
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.regular import read_regular
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
@@ -22,6 +27,26 @@ _CONTINUES = (b",", b"[", b":", b"{")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONG_BYTES = 1 << 16
 """A longer line that ends with a closing bracket is taken as one value: indented JSON has no lines of this length."""
+
+
+def opens_json(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes may be an object or a list in JSON."""
+    return start.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[")
+
+
+def object_of(text: object) -> dict[str, Any]:
+    """The object that a text in JSON is; {} of anything else."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text) if isinstance(text, str | bytes) else None
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; {} where there is none."""
+    with suppress(OSError, ValueError):
+        return object_of(read_regular(path))
+    return {}
 
 
 def split_values(source: ByteSource) -> Iterator[tuple[bytes, bool]]:

@@ -83,6 +83,11 @@ class SortedEvents:
         position = dict(zip(self.order[positions].tolist(), positions.tolist(), strict=True))
         return np.array([position.get(row, -1) for row in rows], dtype=np.int64)
 
+    def damage_with(self, *, is_cut: bool, num_lost: int = 0) -> RankDamage:
+        """The damage of the events, of a file that was cut, and of events that could not be read."""
+        counts = ((Damage.CUT_FILE, int(is_cut)), (Damage.UNREADABLE_EVENTS, num_lost))
+        return RankDamage.joined((self.damage, *(RankDamage.counted(kind, count) for kind, count in counts)))
+
     def events(self, comm_args: pd.DataFrame) -> Events:
         return replace(self.without_comm_args, comm_args=comm_args)
 

@@ -13,7 +13,6 @@ No trace is read here: formats are recognised by the first bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.json_texts import object_in
 from pptrace.ingest.common.rank_names import rank_of_value
 from pptrace.ingest.formats import (
     PROFILE_SUFFIXES,
@@ -38,7 +38,6 @@ from pptrace.ingest.formats import (
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of, readable_entries
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed, numbered
-from pptrace.regular import read_regular
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
@@ -276,13 +275,8 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
 
 def _read_run(path: Path) -> Mapping[str, Any] | None:
     """run.json, None where it is not one."""
-    try:
-        run = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(run, dict) or not isinstance(run.get("ranks"), list):
-        return None
-    return run
+    run = object_in(path)
+    return run if isinstance(run.get("ranks"), list) else None
 
 
 def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:

@@ -13,6 +13,7 @@ skipped: correlation ids contain the same information. Formats of which only flo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -157,6 +158,14 @@ FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
 """Everything that msgspec raises on malformed text."""
+
+
+_MEMBERS = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
+
+
+def has_kineto_members(start: bytes) -> bool:
+    """Return whether a trace has a top-level member that only Kineto writes."""
+    return _MEMBERS.search(start) is not None
 
 
 def value_of(raw: Raw) -> Any:

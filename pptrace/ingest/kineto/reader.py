@@ -24,6 +24,7 @@ from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest.common.byte_source import ByteSource, num_text_bytes
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import producer_of, rank_of_file_name, rank_of_labels, rank_of_value
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.kineto.comm_args import comm_table, rank_of_comms
@@ -33,7 +34,6 @@ from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.json_repair import repaired_text
 from pptrace.ingest.kineto.memory_events import memory_table
 from pptrace.marks import METADATA_KEY
-from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 from pptrace.model.wording import counted, listed
 
@@ -125,24 +125,13 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Colle
         metadata=metadata,
         distributed=distributed,
         warnings=tuple(warnings),
-        damage=RankDamage.joined(
-            (
-                ordered.damage,
-                RankDamage.counted(Damage.CUT_FILE, int(is_cut)),
-                RankDamage.counted(Damage.UNREADABLE_EVENTS, stream.damage.lost_events),
-            )
-        ),
+        damage=ordered.damage_with(is_cut=is_cut, num_lost=stream.damage.lost_events),
     )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     """A member that should be an object; torch's ``add_metadata`` stores it as text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else object_of(value)
 
 
 def _facts(members: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,12 +6,12 @@ returned from this module.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import rank_of_labels, rank_of_value
 from pptrace.ingest.common.sqlite import Database
 from pptrace.marks import METADATA_TABLE
@@ -59,15 +59,8 @@ def producer_of(db: Database) -> str:
 
 def recorded_facts(db: Database) -> Mapping[int, Mapping[str, Any]]:
     """Facts by pid that ``pptrace run`` wrote into the export of its run."""
-    facts_by_pid: dict[int, Mapping[str, Any]] = {}
-    for pid, text in db.all_rows(METADATA_TABLE, ("pid", "facts")):
-        try:
-            facts = json.loads(text)
-        except (TypeError, ValueError, RecursionError):
-            continue
-        if isinstance(facts, dict) and type(pid) is int:
-            facts_by_pid[pid] = facts
-    return facts_by_pid
+    rows = db.all_rows(METADATA_TABLE, ("pid", "facts"))
+    return {pid: facts for pid, text in rows if type(pid) is int and (facts := object_of(text))}
 
 
 def ranks_of(db: Database, pids: Sequence[int]) -> Mapping[int, int]:

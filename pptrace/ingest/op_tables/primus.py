@@ -26,6 +26,7 @@ import pandas as pd
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.common.exact_numbers import to_ns
+from pptrace.ingest.common.json_texts import object_in
 from pptrace.ingest.ops.build import Tables, ops_table
 from pptrace.ingest.ops.stages import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table
@@ -59,15 +60,8 @@ def read_primus(path: Path) -> Tables:
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     totals, is_v = _layout(stamps) if len(files) > 1 else ({}, False)
     iterations = _iterations(path)
-    try:
-        config = json.loads(read_regular(path.parent / "config.json"))
-    except (OSError, ValueError, RecursionError):
-        config = {}
-    sizes = {
-        str(name): value
-        for name, value in (config.items() if isinstance(config, dict) else ())
-        if isinstance(value, int) and 0 < value <= _MAX_RANKS
-    }
+    config = object_in(path.parent / "config.json")
+    sizes = {name: value for name, value in config.items() if isinstance(value, int) and 0 < value <= _MAX_RANKS}
     pp = sizes.get("pp_size") or max(map(_rank, files)) + 1
     parts, begin_ns = [], 0
     for step, iteration in iterations.items():  # one after another

@@ -6,7 +6,6 @@ are in the file, tell ranks and are not passed on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ import numpy as np
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.codes import Codes
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import Database
 from pptrace.ingest.nsight.ranks import RANK_VARIABLES
 from pptrace.ingest.rocpd.tables import read_tables, suffixes_of
-from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
 from pptrace.model.wording import counted
@@ -48,7 +47,6 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
             raise TraceError(f"{path}: no kernel, copy, call or range{what}; {EXPECTED_INPUT} with --sys-trace")
         if others := len(processes) - len(chosen):
             warnings.append(f"left out {counted(others, 'process', 'processes')} without {_MISSING[chosen[0].worth]}")
-        damage = RankDamage.counted(Damage.CUT_FILE, int(bool(db.damage)))
         warnings += db.damage
         version = dict(db.all_rows(f"rocpd_metadata{suffixes[0]}", ("tag", "value"))).get("schema_version")
     producer = f"rocpd (schema {version})" if isinstance(version, str) and len(version) < 20 else "rocpd"
@@ -67,7 +65,7 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
                 memory=empty_table(MEMORY),
                 metadata=process.facts,
                 warnings=(*(() if traces else warnings), *ordered.warnings),
-                damage=RankDamage.joined((ordered.damage, damage)),
+                damage=ordered.damage_with(is_cut=bool(db.damage)),
             )
         )
     if not any(trace.num_events for trace in traces):
@@ -112,22 +110,13 @@ def _processes(db: Database, suffix: str, warnings: list[str]) -> list[_Process]
     for number in ids:
         own_rows = [rows.select(np.flatnonzero(rows.process == number)) for rows in tables]
         node, environment = described.get(number, (None, None))
+        variables = object_of(environment)  # the launcher of the process set them
+        ranks = (rank_of_value(variables.get(name)) for name in RANK_VARIABLES)
+        rank = next((rank for rank in ranks if rank is not None), None)
         facts: dict[str, Any] = {DEVICE_NAMES: gpus} if gpus else {}
         if node is not None:
             facts[ONE_CLOCK] = f"{HOST}{node}"
         if hosts.get(node):
             facts[HOST_NAME] = str(hosts[node])
-        found.append(_Process([rows for rows in own_rows if len(rows)], names.texts, _rank_of(environment), facts))
+        found.append(_Process([rows for rows in own_rows if len(rows)], names.texts, rank, facts))
     return found
-
-
-def _rank_of(environment: object) -> int | None:
-    """The rank in a process's environment, as its launcher set it."""
-    try:
-        variables = json.loads(environment) if isinstance(environment, str) else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(variables, dict):
-        return None
-    ranks = (rank_of_value(variables.get(name)) for name in RANK_VARIABLES)
-    return next((rank for rank in ranks if rank is not None), None)

@@ -13,7 +13,6 @@ Every table's name ends with the id of the process that it is of: a file that se
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.ingest.common.codes import Codes, RangeCodes
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.sort_events import EventColumns
 from pptrace.ingest.common.sqlite import NONE, Database, as_integers
 from pptrace.model.tables import Int64
@@ -180,12 +180,9 @@ def _messages(db: Database, suffix: str, kinds: Sequence[int]) -> Iterator[tuple
         return
     for keys, texts in db.rows(table, ("id", "extdata"), f"WHERE category_id IN ({','.join(map(str, kinds))})"):
         for key, text in zip(keys, texts, strict=True):
-            try:
-                value = json.loads(text)
-            except (TypeError, ValueError, RecursionError):
-                continue
-            if isinstance(value, dict) and isinstance(value.get("message"), str) and value["message"]:
-                yield key, value["message"]
+            message = object_of(text).get("message")
+            if isinstance(message, str) and message:
+                yield key, message
 
 
 def _work(

@@ -24,7 +24,6 @@ from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.sort_events import EventColumns, joined_columns, sorted_events
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
-from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.model.wording import counted
@@ -94,7 +93,6 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
     for number, events in parts.items() or [(None, [host])]:
         ordered = sorted_events(events, names.texts, base)
         is_first = not traces
-        is_cut = RankDamage.counted(Damage.CUT_FILE, int(bool(damage) and is_first))
         traces.append(
             Trace(
                 path=str(path),
@@ -105,7 +103,7 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
                 memory=empty_table(MEMORY),
                 metadata=facts,
                 warnings=(*(warnings if is_first else ()), *ordered.warnings),
-                damage=RankDamage.joined((ordered.damage, is_cut)),
+                damage=ordered.damage_with(is_cut=bool(damage) and is_first),
             )
         )
     if not any(trace.num_events for trace in traces):
