@@ -9,7 +9,7 @@ the start of the session. Facts about the machine and its users are not passed o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,18 +80,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         ):
             rank_by_pid = {pids[0]: file_rank}
         producer = producer_of(db)
-        if GRAPH_NAME in names:
-            warnings.append(
-                "each CUDA graph was recorded as one event: communication inside it counts as compute; "
-                "record with --cuda-graph-trace=node to separate them"
-            )
-        if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and (
-            db.all_rows("TARGET_INFO_GPU", ("id",)) or db.all_rows("TARGET_INFO_CUDA_GPU", ("id",))
-        ):
-            warnings.append(
-                "the machine has GPUs, but no device event was recorded: times are those of the host, that is of "
-                "launches where ops ran on a GPU; record with --trace=cuda,nvtx"
-            )
+        warnings += _doubts(db, blocks, names)
         memory = read_memory(db, base)
         shared_warnings = [*warnings, *db.damage, *base_warnings]
     traces = []
@@ -106,10 +95,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         ordered = sorted_events(parts, names.texts, base)
         metadata = {**({DEVICE_NAMES: gpus} if gpus else {}), **(facts.get(pid) or session_facts)}
         if len(pids) > 1:
-            metadata = {
-                ONE_CLOCK: f"{SESSION}{session_ns or shown_path}",
-                **metadata,
-            }
+            metadata = {ONE_CLOCK: f"{SESSION}{session_ns or shown_path}", **metadata}
         rank = rank_of_value(metadata.get("rank"))
         traces.append(
             Trace(
@@ -127,6 +113,22 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
     if not any(trace.num_events for trace in traces):
         raise TraceError(f"{shown_path}: no event has a usable time; {EXPECTED_INPUT}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
+
+
+def _doubts(db: Database, blocks: Sequence[EventColumns], names: Codes) -> Iterator[str]:
+    """Yield a warning for each thing that the recording lacks by its options."""
+    if GRAPH_NAME in names:
+        yield (
+            "each CUDA graph was recorded as one event: communication inside it counts as compute; "
+            "record with --cuda-graph-trace=node to separate them"
+        )
+    if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and (
+        db.all_rows("TARGET_INFO_GPU", ("id",)) or db.all_rows("TARGET_INFO_CUDA_GPU", ("id",))
+    ):
+        yield (
+            "the machine has GPUs, but no device event was recorded: times are those of the host, that is of "
+            "launches where ops ran on a GPU; record with --trace=cuda,nvtx"
+        )
 
 
 _DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
