@@ -13,16 +13,19 @@ from enum import IntEnum
 from pathlib import Path
 
 from pptrace.errors import TraceError
+from pptrace.ingest.ascend.job_facts import TRACE_NAME as ASCEND_NAME
 from pptrace.ingest.ascend.job_facts import companions_of_trace
 from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
-from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
-from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.chrome.reader import has_pairs, read_chrome, sniff_chrome
+from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
+from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
+from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
-from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
+from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES
 from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json
 from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
@@ -44,17 +47,6 @@ _TAR_OFFSET, _TAR_MAGIC = 257, b"ustar"
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """Options of reading: the number of cores, and a callback for the part that has been read (:func:`read_kineto`)."""
-
-    cores: int = 1
-    on_progress: ReadProgress | None = None
-
-
-Read = Callable[[Path, ReadOptions], tuple[Trace, ...]]
-
-
 class Priority(IntEnum):
     """Information of a format about a run, as a rank among formats. Of a directory that holds ops in several forms, those
     that say most are read.
@@ -68,53 +60,44 @@ class Priority(IntEnum):
     PROFILE = 3
 
 
-def _nothing(_path: Path) -> Sequence[Path]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Format:
     """Format of files: how it is recognised and read, and which of its files are preferred to others.
 
     ``name`` is what the report calls it, and several readers may share one. ``sniff`` sees the first decompressed bytes of a
-    file; ``read`` gives a trace for each rank that the file holds, at least one. Of the entries whose ``sniff`` agrees, the
-    first in :data:`FORMATS` reads.
+    file; ``read`` gives a trace for each rank that the file holds, at least one, or ready ops. Of the entries whose ``sniff``
+    agrees, the first in :data:`FORMATS` reads. A reader that ``takes_cores`` takes their number, and a callback for the part that
+    has been read, as well (:func:`read_kineto`).
 
     ``suffixes`` are those that its files usually have, ``own_suffixes`` those that no other file has. ``companions`` are the
     files that are read with one of these, and ``other_forms`` those that hold the same recording. A format that
     ``is_dump`` holds calls alone and completes the traces of one that ``takes_dumps``. ``is_own_output``: what pptrace wrote.
+    ``has_folder_per_rank``: its recorder gives each rank a folder.
     """
 
     name: InputFormat
     sniff: Callable[[bytes], bool]
-    read: Read
+    read: Callable[..., tuple[Trace, ...] | Tables]
     priority: Priority
     suffixes: tuple[str, ...] = ()
     own_suffixes: tuple[str, ...] = ()
-    companions: Callable[[Path], Sequence[Path]] = _nothing
-    other_forms: Callable[[Path], Sequence[Path]] = _nothing
+    companions: Callable[[Path], Sequence[Path]] = lambda _: ()
+    other_forms: Callable[[Path], Sequence[Path]] = lambda _: ()
     takes_dumps: bool = False
     is_dump: bool = False
     is_own_output: bool = False
+    has_folder_per_rank: bool = False
+    takes_cores: bool = False
 
 
-def _sniff_nsight(start: bytes) -> bool:
-    return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
-
-
-def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
+def _read_nsight(path: Path) -> tuple[Trace, ...]:
     """The reader, and SQLite with it, is imported for such a file only."""
     from pptrace.ingest.nsight.reader import read_nsight
 
     return read_nsight(path)
 
 
-def _sniff_rocpd(start: bytes) -> bool:
-    """Return whether it is an SQLite database whose first pages name a table of rocpd."""
-    return start.startswith(SQLITE_MAGIC) and b"rocpd_" in start
-
-
-def _read_rocpd(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
+def _read_rocpd(path: Path) -> tuple[Trace, ...]:
     from pptrace.ingest.rocpd.reader import read_rocpd
 
     return read_rocpd(path)
@@ -127,17 +110,13 @@ def _earlier_forms(path: Path) -> Sequence[Path]:
 
 
 def _sniff_kineto(start: bytes) -> bool:
-    return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
+    return opens_json(start) and _TRACE_KEY.search(start) is not None
 
 
-def _sniff_profile(start: bytes) -> bool:
-    return _sniff_kineto(start) and has_kineto_members(start)
-
-
-def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
+def _read_kineto(path: Path, cores: int, on_progress: ReadProgress | None) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path, options.cores, options.on_progress)
+        trace = read_kineto(path, cores, on_progress)
     except TraceError:
         if has_pairs(path):
             return read_chrome(path)
@@ -145,29 +124,26 @@ def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
     return read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
 
 
-def _whole(read: Callable[[Path], tuple[Trace, ...]]) -> Read:
-    """A reader without options."""
-    return lambda path, _options: read(path)
-
-
-def _ops(read: Callable[[Path], Tables]) -> Read:
-    """A reader of ready ops."""
-    return lambda path, _options: traces_of(path, read(path))
-
-
+_NSYS_MAGIC = (SQLITE_MAGIC, *RECORDED_MAGIC)
 FORMATS: tuple[Format, ...] = (
-    Format(InputFormat.ROCPD, _sniff_rocpd, _read_rocpd, Priority.PROFILE, (".db",)),
+    Format(
+        InputFormat.ROCPD,
+        lambda start: start.startswith(SQLITE_MAGIC) and b"rocpd_" in start,  # in the first pages: a name of a table
+        _read_rocpd,
+        Priority.PROFILE,
+        (".db",),
+    ),
     Format(
         InputFormat.XPLANE,
         sniff_xplane,
-        _whole(read_xplane),
+        read_xplane,
         Priority.PROFILE,
         (XPLANE_SUFFIX,),
         own_suffixes=(XPLANE_SUFFIX,),
     ),
     Format(
         InputFormat.NSYS_SQLITE,
-        _sniff_nsight,
+        lambda start: start.startswith(_NSYS_MAGIC),
         _read_nsight,
         Priority.PROFILE,
         (".sqlite", ".db", *RECORDED_SUFFIXES),
@@ -175,34 +151,33 @@ FORMATS: tuple[Format, ...] = (
         other_forms=_earlier_forms,
         takes_dumps=True,
     ),
-    Format(
-        InputFormat.OPLOG, sniff_primus, _ops(read_primus), Priority.TABLE, (".json",), companions=companions_of_dump
-    ),
-    Format(InputFormat.OPLOG, sniff_flight, _ops(read_flight), Priority.EXTRACT, is_dump=True),
-    Format(
-        InputFormat.OPLOG, sniff_pptrace_json, _whole(read_simulation), Priority.EXTRACT, (".json",), is_own_output=True
-    ),
-    Format(InputFormat.OPLOG, sniff_table, _whole(read_table), Priority.TABLE, TABLE_SUFFIXES, companions=partners),
+    Format(InputFormat.OPLOG, sniff_primus, read_primus, Priority.TABLE, (".json",), companions=companions_of_dump),
+    Format(InputFormat.OPLOG, sniff_flight, read_flight, Priority.EXTRACT, is_dump=True),
+    Format(InputFormat.OPLOG, sniff_pptrace_json, read_simulation, Priority.EXTRACT, (".json",), is_own_output=True),
+    Format(InputFormat.OPLOG, sniff_table, read_table, Priority.TABLE, TABLE_SUFFIXES, companions=partners),
     Format(
         InputFormat.ASCEND,
         sniff_ascend,
-        _whole(read_ascend),
+        read_ascend,
         Priority.PROFILE,
         (".json", ".json.gz"),
+        own_suffixes=(ASCEND_NAME,),
         companions=companions_of_trace,
+        has_folder_per_rank=True,
     ),
-    Format(InputFormat.CHROME, sniff_chrome, _whole(read_chrome), Priority.PICTURE, (".json", ".json.gz")),
-    Format(InputFormat.OTLP, sniff_otlp, _whole(read_otlp), Priority.PROFILE),
-    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _whole(read_nccl_inspector), Priority.PROFILE),
+    Format(InputFormat.CHROME, sniff_chrome, read_chrome, Priority.PICTURE, (".json", ".json.gz")),
+    Format(InputFormat.OTLP, sniff_otlp, read_otlp, Priority.PROFILE),
+    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, read_nccl_inspector, Priority.PROFILE),
     Format(
         InputFormat.KINETO,
-        _sniff_profile,
+        lambda start: _sniff_kineto(start) and has_kineto_members(start),
         _read_kineto,
         Priority.PROFILE,
         (".json", ".json.gz", ".gz"),
         takes_dumps=True,
+        takes_cores=True,
     ),
-    Format(InputFormat.KINETO, _sniff_kineto, _read_kineto, Priority.PICTURE, takes_dumps=True),
+    Format(InputFormat.KINETO, _sniff_kineto, _read_kineto, Priority.PICTURE, takes_dumps=True, takes_cores=True),
 )
 PROFILE_SUFFIXES = tuple(suffix for known in FORMATS if known.priority is Priority.PROFILE for suffix in known.suffixes)
 SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.suffixes))
@@ -259,8 +234,10 @@ def archive_of(start: bytes) -> str | None:
     return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
 
 
-def read_file(path: Path, name: InputFormat | None, options: ReadOptions | None = None) -> tuple[Trace, ...]:
-    """Read one file: a trace for each rank in it.
+def read_file(
+    path: Path, name: InputFormat | None, cores: int = 1, on_progress: ReadProgress | None = None
+) -> tuple[Trace, ...]:
+    """Read one file, a large one on several ``cores``: a trace for each rank in it.
 
     Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
 
@@ -269,14 +246,16 @@ def read_file(path: Path, name: InputFormat | None, options: ReadOptions | None 
     """
     if name is None and (archive := archive_of(first_bytes(path))):
         raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    traces = format_of(path, name or _by_suffix(path)).read(path, options or ReadOptions())
+    reader = format_of(path, name or format_by_suffix(path) or InputFormat.KINETO)
+    read = reader.read(path, cores, on_progress) if reader.takes_cores else reader.read(path)
+    traces = traces_of(path, read) if isinstance(read, Tables) else read
     return tuple(map(with_sequential_streams, traces))
 
 
-def _by_suffix(path: Path) -> InputFormat:
-    """Format as which a file of unknown content is read: JSON as Kineto's, whose reader says best what is wrong with it."""
+def format_by_suffix(path: Path) -> InputFormat | None:
+    """The format as which a file of unknown content is read; None for JSON, of which Kineto's reader says best what is wrong."""
     rest = (known for known in FORMATS if not {".json", ".gz"} & set(known.suffixes))
-    return next((known.name for known in rest if path.name.endswith(known.suffixes)), InputFormat.KINETO)
+    return next((known.name for known in rest if path.name.endswith(known.suffixes)), None)
 
 
 def read_trace(path: Path, name: InputFormat | None) -> Trace:

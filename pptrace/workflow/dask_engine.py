@@ -43,7 +43,7 @@ class DaskEngine:
     def read_files(
         self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
     ) -> list[FileResult[Data]]:
-        """Read each file on a worker: see :class:`pptrace.ingest.job.read_job.ReadFiles`.
+        """Read each file on a worker: see :data:`pptrace.ingest.job.read_job.ReadFiles`.
 
         Raises:
             PptraceError: a worker does not see a file, or workers die of it.

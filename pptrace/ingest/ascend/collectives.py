@@ -13,62 +13,58 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
-from pptrace.model.categories import as_category
-from pptrace.model.tables import COMM_ARGS, make_table
+from pptrace.ingest.ascend.trace_rows import Collected, Rows
+from pptrace.ingest.common.comm_args import DTYPE_BYTES, CommRecord, comm_args_table
+from pptrace.ingest.common.sort_events import SortedEvents
 
 _NAME = re.compile(r"hcom_(?P<kind>[A-Za-z0-9]+)_*(?:__(?P<group>\w+?)_\d+_\d+)?(?:@(?P<hash>\w+))?")
 _DTYPES = re.compile(r"(BFP|FP|U?INT)(\d{1,3})", re.ASCII)
 _OF_ONE_SIZE = frozenset({"allreduce", "broadcast", "reduce", "send", "receive"})
-Group = Mapping[str, Any]
+_LANE = re.compile(r"Group (?P<name>\S+) (?:Aicpu )?Communication")
 
 
 def collectives_table(
-    events: Sequence[int],
-    names: Sequence[str],
-    lanes: Sequence[str],
-    dtypes: Sequence[str],
-    counts: Sequence[int],
-    groups: Sequence[Group],
+    collected: Collected,
+    rows: Rows,
+    chosen: npt.NDArray[np.intp],
+    events: SortedEvents,
+    groups: Sequence[Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """Make one row for each collective that is left, in the order of the events (-1: dropped)."""
+    """Make one row for each collective that is left.
+
+    Args:
+        rows: the rows that are collectives.
+        chosen: their places among the events before sorting.
+        groups: the process groups of the job.
+    """
     by_name = {str(group["pg_name"]): group for group in groups}
-    records = sorted(
-        _record(event, name, lane, dtype, count, by_name)
-        for event, name, lane, dtype, count in zip(events, names, lanes, dtypes, counts, strict=True)
-        if event >= 0
-    )
-    columns = list(zip(*records, strict=True)) or [()] * len(COMM_ARGS)
-    table: dict[str, Any] = {
-        name: as_category(list(column)) if dtype == "str" else column
-        for (name, dtype), column in zip(COMM_ARGS.items(), columns, strict=True)
-    }
-    return make_table(COMM_ARGS, table)
-
-
-_Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int, str]
-
-
-def _record(event: int, name: str, lane: str, dtype: str, count: int, groups: Mapping[str, Group]) -> _Record:
-    """A row of COMM_ARGS, in the order of the schema."""
-    match = _NAME.fullmatch(name)
-    kind = match["kind"] if match else ""
-    group_id = lane or (match and (match["hash"] or match["group"])) or ""
-    group = groups.get(group_id, {})
-    ranks = group.get("ranks", [])
-    sent, received = _bytes(kind, count, _item_bytes(dtype), len(ranks))
-    description, text = str(group.get("pg_desc", "")), json.dumps(ranks) if ranks else ""
-    return event, kind, sent, received, group_id, description, text, len(ranks) or -1, -1, -1, -1, -1, ""
-
-
-def _item_bytes(dtype: str) -> int:
-    """Size of an element of HCCL's type, bytes; -1 if unknown."""
-    match = _DTYPES.fullmatch(dtype)
-    if match is None:
-        return DTYPE_BYTES.get(dtype.lower(), -1)
-    return int(match[2]) // 8
+    names, dtypes = collected.names.texts, collected.dtypes.texts
+    columns = (rows.name, rows.process, rows.thread, rows.dtype, rows.count)
+    records: list[CommRecord] = []
+    for event, name, process, thread, dtype, count in zip(
+        events.sorted_rows(chosen.tolist()).tolist(), *(column.tolist() for column in columns), strict=True
+    ):
+        if event < 0:  # it was left out
+            continue
+        match = _NAME.fullmatch(names[name])
+        kind = match["kind"] if match else ""
+        lane = _LANE.fullmatch(collected.thread_names.get((process, thread), ""))
+        group_id = (match and (match["hash"] or match["group"])) or ""
+        if lane and not lane["name"].isdecimal():  # a number is what each rank counts itself
+            group_id = lane["name"]
+        group = by_name.get(group_id, {})
+        ranks = group.get("ranks", [])
+        item = _DTYPES.fullmatch(dtypes[dtype])
+        item_bytes = int(item[2]) // 8 if item else DTYPE_BYTES.get(dtypes[dtype].lower(), -1)
+        sent, received = _bytes(kind, count, item_bytes, len(ranks))
+        description, text = str(group.get("pg_desc", "")), json.dumps(ranks) if ranks else ""
+        size = len(ranks) or -1
+        records.append((event, kind, sent, received, group_id, description, text, size, -1, -1, -1, -1, ""))
+    return comm_args_table(records)
 
 
 def _bytes(kind: str, count: int, item: int, size: int) -> tuple[int, int]:

@@ -9,8 +9,6 @@ are left out, as are sums that the profiler adds (:mod:`pptrace.ingest.ascend.la
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +18,27 @@ import numpy.typing as npt
 from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest.ascend.collectives import collectives_table
-from pptrace.ingest.ascend.job_facts import job_facts
-from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, group_names, lanes_of
+from pptrace.ingest.ascend.job_facts import TRACE_NAME, job_facts, read_memory
+from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, lanes_of
 from pptrace.ingest.ascend.launches import launches_of
-from pptrace.ingest.ascend.memory import read_memory
 from pptrace.ingest.ascend.trace_rows import Collected, Rows
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.common.sort_events import sorted_events
+from pptrace.ingest.common.json_texts import opens_json
+from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.kineto.event_stream import EventStream
-from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
-from pptrace.model.damage import Damage, RankDamage
+from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart, has_kineto_members
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
-_KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
 _TEXT_TIME = re.compile(rb'"ts"\s*:\s*"\d')
 _ASCEND = re.compile(
     rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
     rb'|"cat"\s*:\s*"(?:enqueue|dequeue|async_npu|HostToDevice)"'
 )
-_EXPECTED = (
-    "expected the trace_view.json that torch_npu.profiler writes with ProfilerActivity.NPU; copy it anew, or parse the raw data "
-    "again (torch_npu.profiler.profiler.analyse)"
-)
+_REMEDY = "copy it anew, or parse the raw data again (torch_npu.profiler.profiler.analyse)"
+_RECORDED = f"the {TRACE_NAME} that torch_npu.profiler writes with ProfilerActivity.NPU"
+_EXPECTED = f"expected {_RECORDED}; {_REMEDY}"
 _LAUNCH = "HostToDevice"
 _FIRST_OWN_STREAM = 1_000_000
 """Streams of collectives whose stream is not recorded."""
@@ -54,13 +49,8 @@ _DEVICE_BITS = 31
 
 def sniff_ascend(start: bytes) -> bool:
     """Return whether a file begins as the Ascend profiler writes: times are text, and names that only it has."""
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return (
-        text[:1] in (b"[", b"{")
-        and _TEXT_TIME.search(text) is not None
-        and _ASCEND.search(text) is not None
-        and _KINETO.search(text) is None
-    )
+    has_names = _TEXT_TIME.search(start) is not None and _ASCEND.search(start) is not None
+    return opens_json(start) and has_names and not has_kineto_members(start)
 
 
 def read_ascend(path: Path) -> tuple[Trace, ...]:
@@ -71,12 +61,18 @@ def read_ascend(path: Path) -> tuple[Trace, ...]:
     """
     collected = Collected()
     with paused_gc(), ByteSource(path) as source:
-        stream = EventStream(source, decoders=WITH_FLOWS)
+        stream = EventStream(source, decoders=WITH_FLOWS, advice=f"give {_RECORDED}: {_REMEDY}")
         for events in stream.batches():
             collected.add(events)
-        is_cut = stream.damage.early_end or bool(source.damage)
-        warnings = _damage_warnings(source.damage or "cut inside the list of events", stream, collected, is_cut=is_cut)
-    return (_trace(path, collected, warnings, stream.damage.lost_events, is_cut=is_cut),)
+    warnings = []
+    if is_cut := stream.damage.early_end or bool(source.damage):
+        warnings.append(
+            f"trace ends early ({source.damage or 'cut inside the list of events'}); kept the "
+            f"{counted(collected.num_events, 'event')} before it: the device's events come last, so that they may be missing"
+        )
+    if num_lost := stream.damage.lost_events:
+        warnings.append(f"left out {counted(num_lost, 'event')} that could not be read (damaged JSON)")
+    return (_trace(path, collected, warnings, num_lost, is_cut=is_cut),)
 
 
 def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int, *, is_cut: bool) -> Trace:
@@ -89,95 +85,63 @@ def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int,
             else "no event"
         )
         raise TraceError(f"{path}: {what}; {_EXPECTED}")
-    facts = job_facts(path)
-    columns = _Columns.of(collected, rows, lanes)
-    ordered = sorted_events(columns, 0)
+    rank, metadata, distributed = job_facts(path)
+    chosen = np.flatnonzero(lanes.category != LEFT_OUT)
+    ordered = sorted_events([_columns(collected, rows, lanes, chosen)], collected.names.texts, 0)
     if not len(ordered.without_comm_args):
         raise TraceError(f"{path}: no event has a usable time; {_EXPECTED}")
-    chosen = columns.collectives
-    names, dtypes = list(collected.names), list(collected.dtypes)
+    collectives = np.flatnonzero(lanes.is_collective)
+    places = np.searchsorted(chosen, collectives)
     comm_args = collectives_table(
-        ordered.sorted_rows(columns.places_of(chosen)).tolist(),
-        [names[code] or "" for code in rows.name[chosen].tolist()],
-        group_names(collected, rows, chosen),
-        [dtypes[code] or "" for code in rows.dtype[chosen].tolist()],
-        rows.count[chosen].tolist(),
-        facts.distributed.get("pg_config", ()),
+        collected, rows.select(collectives), places, ordered, distributed.get("pg_config", ())
     )
     events = ordered.events(comm_args)
     on_device = events.device[events.device >= 0]
     device = int(on_device[0]) if len(on_device) else 0
-    memory, memory_warnings = read_memory(path, device, -1 if facts.rank is None else facts.rank)
-    damage = (RankDamage.counted(Damage.CUT_FILE, int(is_cut)), RankDamage.counted(Damage.UNREADABLE_EVENTS, num_lost))
+    memory, memory_warnings = read_memory(path, device, -1 if rank is None else rank)
     return Trace(
         path=str(path),
         format=InputFormat.ASCEND,
-        rank=facts.rank,
+        rank=rank,
         producer="Ascend profiler",
         events=events,
         memory=memory,
-        metadata=facts.metadata,
-        distributed=facts.distributed,
+        metadata=metadata,
+        distributed=distributed,
         warnings=(*warnings, *ordered.warnings, *memory_warnings),
-        damage=RankDamage.joined((ordered.damage, *damage)),
+        damage=ordered.damage_with(is_cut=is_cut, num_lost=num_lost),
     )
 
 
-@dataclass(slots=True)
-class _Columns:
-    """The rows that are events, and the launches that are no rows, as columns for sorting."""
-
-    kept: npt.NDArray[np.intp]
-    collectives: npt.NDArray[np.intp]
-    _columns: list[npt.NDArray[Any]]
-    _names: list[str]
-
-    @classmethod
-    def of(cls, collected: Collected, rows: Rows, lanes: Lanes) -> _Columns:
-        kept = np.flatnonzero(lanes.category != LEFT_OUT)
-        is_device = lanes.category > Category.HOST_LIMIT
-        collectives = np.flatnonzero(lanes.is_collective)
-        is_work = is_device & (lanes.category != Category.DEVICE_SYNC)
-        launches = launches_of(rows, lanes, is_work, collected.flows(FlowStart), collected.flows(FlowEnd))
-        device = _devices(collected)[rows.process]
-        lane = rows.thread.copy()
-        lane[collectives] = _streams(rows, collectives, device)
-        more = len(launches.own_number)
-        names = [name or "" for name in collected.names]
-        values = (
-            (lanes.category, Category.RUNTIME),
-            (rows.name, len(names)),
-            (rows.start_ns, launches.start_ns),
-            (rows.dur_ns, 0),
-            (np.where(is_device, device, -1).astype(np.int32), -1),
-            (lane, launches.thread),
-            (launches.number, launches.own_number),
+def _columns(collected: Collected, rows: Rows, lanes: Lanes, chosen: npt.NDArray[np.intp]) -> EventColumns:
+    """The chosen rows, and behind them the launches that are no rows."""
+    is_device = lanes.category > Category.HOST_LIMIT
+    is_work = is_device & (lanes.category != Category.DEVICE_SYNC)
+    number, (thread, start_ns, own_number) = launches_of(
+        rows, lanes, is_work, collected.flows(FlowStart), collected.flows(FlowEnd)
+    )
+    # The profiler packs the device into the lowest bits of the process's number.
+    pids = [int(text) if text.isdecimal() else 0 for text in collected.processes.texts]
+    device = np.array([pid & _DEVICE_BITS for pid in pids], dtype=np.int32)[rows.process]
+    lane = rows.thread.copy()
+    collectives = np.flatnonzero(lanes.is_collective)
+    lane[collectives] = _streams(rows, collectives, device)
+    pairs: tuple[tuple[npt.NDArray[Any], int | Int64], ...] = (
+        (lanes.category, Category.RUNTIME),
+        (rows.name, collected.names[_LAUNCH]),
+        (rows.start_ns, start_ns),
+        (rows.dur_ns, 0),
+        (np.where(is_device, device, -1).astype(np.int32), -1),
+        (lane, thread),
+        (number, own_number),
+    )
+    more = len(own_number)
+    return EventColumns(
+        *(
+            np.append(column[chosen], np.broadcast_to(np.asarray(added, dtype=column.dtype), more))
+            for column, added in pairs
         )
-        columns = [np.append(column[kept], _filled(column, added, more)) for column, added in values]
-        return cls(kept, collectives, columns, [*names, _LAUNCH])
-
-    def places_of(self, rows: npt.NDArray[np.intp]) -> list[int]:
-        """Indices of rows among those that are sorted."""
-        places: list[int] = np.searchsorted(self.kept, rows).tolist()
-        return places
-
-    def take(self, column: int) -> npt.NDArray[Any]:
-        """Move out a column (:class:`pptrace.ingest.common.sort_events.Columns`)."""
-        values, self._columns[column] = self._columns[column], self._columns[column][:0]
-        return values
-
-    def names(self) -> Sequence[str]:
-        return self._names
-
-
-def _filled(like: npt.NDArray[Any], value: int | Int64, length: int) -> npt.NDArray[Any]:
-    return np.broadcast_to(np.asarray(value, dtype=like.dtype), length)
-
-
-def _devices(collected: Collected) -> npt.NDArray[np.int32]:
-    """The device of each process: the profiler packs it into the lowest bits of the process's number."""
-    pids = [int(text) if text and text.isdecimal() else 0 for text in collected.processes]
-    return np.array([pid & _DEVICE_BITS for pid in pids], dtype=np.int32)
+    )
 
 
 def _streams(rows: Rows, collectives: npt.NDArray[np.intp], device: npt.NDArray[np.int32]) -> Int64:
@@ -205,15 +169,3 @@ def _streams(rows: Rows, collectives: npt.NDArray[np.intp], device: npt.NDArray[
         ends[place] = start + int(rows.dur_ns[row])
         stream[index] = place[1]
     return stream
-
-
-def _damage_warnings(reason: str, stream: EventStream, collected: Collected, *, is_cut: bool) -> list[str]:
-    warnings = []
-    if is_cut:
-        warnings.append(
-            f"trace ends early ({reason}); kept the {counted(collected.num_events, 'event')} before it: the device's events "
-            "come last, so that they may be missing"
-        )
-    if stream.damage.lost_events:
-        warnings.append(f"left out {counted(stream.damage.lost_events, 'event')} that could not be read (damaged JSON)")
-    return warnings

@@ -11,16 +11,16 @@ the task queue: ``correlation_id``. What a process is, its name tells, which may
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw, Struct
+from msgspec import Struct
 
+from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.exact_numbers import Integers, Scalar, nanoseconds
 from pptrace.ingest.kineto.event_types import (
-    DECODE_ERRORS,
     Complete,
     Event,
     FlowEnd,
@@ -28,7 +28,7 @@ from pptrace.ingest.kineto.event_types import (
     Metadata,
     text_of,
 )
-from pptrace.ingest.kineto.json_repair import args_of
+from pptrace.ingest.kineto.json_repair import args_of_each
 from pptrace.model.tables import Int32, Int64
 
 HOST_TO_DEVICE = "HostToDevice"
@@ -41,21 +41,6 @@ class _Args(Struct, frozen=True, gc=False):
     correlation: Scalar = msgspec.field(default=-1, name="correlation_id")
     dtype: str | None = msgspec.field(default="", name="data_type")
     count: Scalar = -1
-
-
-_NO_ARGS = _Args()
-_ARGS_DECODER = msgspec.json.Decoder(list[_Args | None])
-
-
-class Codes(dict[str | None, int]):
-    """Code by text, in order of first appearance."""
-
-    def __missing__(self, text: str | None) -> int:
-        self[text] = code = len(self)
-        return code
-
-    def of(self, texts: Sequence[str | None]) -> Int32:
-        return np.fromiter(map(self.__getitem__, texts), np.int32, len(texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +63,9 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def select(self, rows: npt.NDArray[np.intp]) -> Rows:
+        return Rows(*(getattr(self, item.name)[rows] for item in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +104,13 @@ class Collected:
             if flows:
                 self._add_flows(kind, flows)
         for event in events:
-            if type(event) is Metadata and event.args is not None:
-                self._add_name(event)
+            if type(event) is not Metadata or event.args is None:
+                continue
+            process = self.processes[str(event.pid)]
+            if event.name == "process_name":
+                self.process_names[process] = text_of(event.args.name)
+            elif event.name == "thread_name":
+                self.thread_names[process, int(self._integers([event.tid])[0])] = text_of(event.args.name)
 
     def rows(self) -> Rows:
         """The complete events; they are moved out."""
@@ -135,7 +128,7 @@ class Collected:
         with_args = [
             index for index, category in enumerate(categories) if not category or category in _QUEUE
         ]  # Python's ranges have long ones that are not used
-        args = _decoded([events[index].args for index in with_args])
+        args = args_of_each(_Args, [events[index].args for index in with_args])
         rows = np.array(with_args, dtype=np.intp)
         number, count = (np.full(len(events), -1, dtype=np.int64) for _ in range(2))
         task_type, dtype = (np.full(len(events), codes[""], dtype=np.int32) for codes in (self.task_types, self.dtypes))
@@ -168,23 +161,3 @@ class Collected:
             nanoseconds([flow.ts for flow in flows]),
         )
         self._flows.setdefault(kind, []).append(columns)
-
-    def _add_name(self, event: Metadata) -> None:
-        assert event.args is not None
-        process = self.processes[str(event.pid)]
-        if event.name == "process_name":
-            self.process_names[process] = text_of(event.args.name)
-        elif event.name == "thread_name":
-            thread = int(self._integers([event.tid])[0])
-            self.thread_names[process, thread] = text_of(event.args.name)
-
-
-def _decoded(texts: Sequence[Raw]) -> list[_Args]:
-    """The arguments of each event, decoded at once if they are well-formed."""
-    try:
-        decoded = _ARGS_DECODER.decode(b"".join((b"[", b",".join(text or b"null" for text in texts), b"]")))
-    except DECODE_ERRORS:
-        decoded = []
-    if len(decoded) != len(texts):
-        decoded = [args_of(_Args, bytes(text)) for text in texts]
-    return [item or _NO_ARGS for item in decoded]

@@ -1,7 +1,7 @@
 """Convert ranges with the ids of pipeline ops in their arguments to OPS and COMMS.
 
 An op is a range named forward or backward (or one of the names below) with its microbatch or sequence number
-(:mod:`pptrace.ingest.chrome.sequence_ids`) among its arguments, and the model chunk or stage where its rank has several.
+(``seq_id``) among its arguments, and the model chunk or stage where its rank has several.
 MegaScan, which writes such ranges (github.com/OpenSQZ/MegatronApp, 77f7b0a, megatron/training/trace.py and
 scripts/aggregate.py), puts the arguments on the ends: microbatch or micro_batch_index, model_chunk, pp_rank, dp_rk, pp_rk,
 tp_rk, g_rk, iteration, and ``group`` and ``data`` on messages.
@@ -19,7 +19,6 @@ import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
 from pptrace.ingest.chrome.ranges import Range
-from pptrace.ingest.chrome.sequence_ids import number_by_sequence
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.mesh import Facts, mesh_facts
 from pptrace.ingest.ops.stages import assign_stages, number_chunks
@@ -39,21 +38,15 @@ _NAMES = {
 }
 _KIND = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _MESSAGES = {
-    "recv-warmup": ("recv", "F"),
-    "recv-forward": ("recv", "F"),
-    "recv-extra": ("recv", "F"),
-    "recv-backward": ("recv", "B"),
-    "recv-cooldown": ("recv", "B"),
-    "send-warmup": ("send", "F"),
-    "send-forward": ("send", "F"),
-    "send-extra": ("send", "F"),
-    "send-backward": ("send", "B"),
-    "send-cooldown": ("send", "B"),
-    "forward-send": ("send", "F"),
-    "forward-recv": ("recv", "F"),
-    "backward-send": ("send", "B"),
-    "backward-recv": ("recv", "B"),
+    **{
+        f"{kind}-{part}": (kind, direction)
+        for direction, parts in {"F": ("warmup", "forward", "extra"), "B": ("backward", "cooldown")}.items()
+        for part in parts
+        for kind in P2P
+    },
+    **{f"{word}-{kind}": (kind, word[0].upper()) for word in ("forward", "backward") for kind in P2P},
 }
+"""(kind, direction) by name."""
 _MICROBATCH = ("microbatch", "micro_batch_index", "micro_batch", "mb_id", "mb", "microbatch_id", "minibatch")
 _CHUNK = ("model_chunk", "chunk", "vpp_rank", "virtual_stage")
 _STEP = ("iteration", "step", "iter")
@@ -90,13 +83,14 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
         ranks: the rank of each range.
         pp: the number of pipeline ranks, where known from elsewhere.
     """
-    rows = [_row(entry, rank) for entry, rank in zip(ranges, ranks, strict=True) if _is_op_or_message(entry.name)]
-    table = pd.DataFrame([row for row in rows if row is not None])
+    named = {*_KIND, *_MESSAGES}
+    table = pd.DataFrame(
+        [_row(entry, rank) for entry, rank in zip(ranges, ranks, strict=True) if entry.name.lower() in named]
+    )
     if table.empty or not {"F", "B"} <= set(table["kind"]):
         return None
     is_op = table["kind"].isin(COMPUTE_KINDS)
-    with_microbatches = number_by_sequence(table, is_op)
-    if with_microbatches is None:
+    if (with_microbatches := _number_by_sequence(table, is_op)) is None:
         return None
     table = with_microbatches
     has_steps = bool((table.loc[is_op, "step"] >= 0).all())
@@ -104,7 +98,8 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     table = table[~is_message | (table["microbatch"] >= 0) | (table["peer"] >= 0)]
     is_message = is_message[table.index]
     ops = number_by_repetition(table[~is_message].assign(step=table["step"].clip(lower=0)), has_steps)
-    ops = ops.assign(stage=_stages(ops, pp), kind=_split_backward(ops))
+    splits_backward = bool((ops["kind"] == "W").any())  # weight gradients have ranges of their own: B is I
+    ops = ops.assign(stage=_stages(ops, pp), kind=ops["kind"].mask((ops["kind"] == "B") & splits_backward, "I"))
     ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(COMPUTE_KINDS), number_chunks(ops))
     op_columns = ("rank", "step", "kind", "stage", "chunk", "microbatch", "start_ns", "end_ns")
     arg_names = {arg_name for entry in ranges[:2000] for arg_name in entry.args}
@@ -138,14 +133,9 @@ def _mesh(ops: pd.DataFrame, ranges: Sequence[Range], ranks: Sequence[int]) -> F
     return mesh_facts(with_coordinates, with_coordinates.iloc[:0])
 
 
-def _is_op_or_message(name: str) -> bool:
-    return name.lower() in _KIND or name.lower() in _MESSAGES
-
-
-def _row(entry: Range, rank: int) -> dict[str, Any] | None:
+def _row(entry: Range, rank: int) -> dict[str, Any]:
     name = entry.name.lower()
     kind, direction = _MESSAGES.get(name) or (_KIND[name], "")
-    chunk = _number(entry.args, _CHUNK)
     group = entry.args.get("group")
     peers = group if isinstance(group, list) and len(group) == 1 else [-1]
     return {
@@ -154,7 +144,7 @@ def _row(entry: Range, rank: int) -> dict[str, Any] | None:
         "direction": direction,
         "step": _number(entry.args, _STEP),
         "microbatch": _number(entry.args, _MICROBATCH),
-        "chunk": chunk,
+        "chunk": _number(entry.args, _CHUNK),
         "stage": _number(entry.args, ("stage",)),
         "pp_rank": _number(entry.args, _PP),
         "seq": _number(entry.args, ("seq_id",)),
@@ -174,12 +164,6 @@ def _number(args: Mapping[str, Any], names: Sequence[str]) -> int:
         if isinstance(value, str) and _DIGITS.fullmatch(value):
             return int(value)
     return -1
-
-
-def _split_backward(ops: pd.DataFrame) -> pd.Series[str]:
-    """Turn B into I where weight gradients have separate ranges."""
-    kinds = ops["kind"]
-    return kinds.mask((kinds == "B") & bool((kinds == "W").any()), "I")
 
 
 def _stages(ops: pd.DataFrame, pp: int | None) -> pd.Series[int]:
@@ -215,3 +199,52 @@ def _messages(rows: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     }
     shared = {"axis": ["pp"] * len(rows), "group_size": [2] * len(rows), "stage": stages, "step": steps}
     return comms_table({**columns, **shared}, len(rows))
+
+
+_GROUP = ["rank", "step", "kind"]
+
+
+def _number_by_sequence(table: pd.DataFrame, is_op: pd.Series[bool]) -> pd.DataFrame | None:
+    """Add microbatches from sequence numbers (``seq_id``), where ranges name none; None where they do not follow from these.
+
+    ByteDance's timelines (github.com/ByteDance-Seed/StragglerAnalysis, 8efcd7f) count each kind of range on its rank within the
+    step.
+    """
+    ops = table[is_op]
+    if (ops["microbatch"] < 0).all():
+        chunks = ops[["rank", "chunk", "stage"]].drop_duplicates()["rank"].value_counts()
+        if (ops["seq"] < 0).any() or (ops.duplicated([*_GROUP, "seq"]).any() and (ops["step"] >= 0).all()):
+            return None
+        if (chunks == 1).all():
+            has_pp_rank, forward = table["pp_rank"] >= 0, table["direction"] == "F"
+            first, last = table["pp_rank"] == 0, table["pp_rank"] == table["pp_rank"].max()
+            loops = has_pp_rank & forward & (first & (table["kind"] == "recv") | last & (table["kind"] == "send"))
+            if (ops[["chunk", "stage"]] < 0).all(axis=None) and loops.any():
+                return None  # a rank has several chunks, and the chunk of an op is unknown
+            numbers = ops["seq"]
+        elif (ops["step"] >= 0).all():
+            numbers = ops.sort_values("seq", kind="stable").groupby([*_GROUP, "chunk", "stage"]).cumcount()
+        else:
+            return None
+        table = table.assign(microbatch=table["microbatch"].where(~is_op, numbers.reindex(table.index)).astype("int64"))
+    return _number_messages(table, is_op)
+
+
+def _number_messages(table: pd.DataFrame, is_op: pd.Series[bool]) -> pd.DataFrame:
+    """Give the k-th message of a kind the microbatch of the k-th op of its direction, where ranks have one stage each."""
+    unnumbered = table[(table["direction"] != "") & (table["microbatch"] < 0) & (table["seq"] >= 0)]
+    ops = table[is_op]
+    if (
+        unnumbered.empty
+        or (ops["step"] < 0).any()
+        or ops.groupby("rank")[["chunk", "stage"]].nunique().to_numpy().max() > 1
+    ):
+        return table
+    ordered = ops.sort_values("start_ns", kind="stable")
+    nth = ordered.groupby(_GROUP).cumcount()
+    numbers = dict(zip(zip(*(ordered[name] for name in _GROUP), nth, strict=True), ordered["microbatch"], strict=True))
+    unnumbered = unnumbered.sort_values("seq", kind="stable")
+    nth_message = unnumbered.groupby([*_GROUP, "direction"]).cumcount()
+    keys = zip(unnumbered["rank"], unnumbered["step"], unnumbered["direction"], nth_message, strict=True)
+    microbatches = pd.Series([numbers.get(key, -1) for key in keys], index=unnumbered.index, dtype="int64")
+    return table.assign(microbatch=microbatches.reindex(table.index).fillna(table["microbatch"]).astype("int64"))

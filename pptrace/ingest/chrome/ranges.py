@@ -1,12 +1,15 @@
 """Join Chrome-trace events of any tool to ranges: begin/end pairs (``ph`` B and E) and complete events (X).
 
+file  = { …, "traceEvents": [ event, … ], … } | [ event, … ]
+event = { "ph", "ts" (µs), ["dur"], "pid", "tid", ["name"], ["cat"], ["args"] }
+
 B and E nest within a (pid, tid). An E ends the innermost open range of its name, or, without a name, the innermost one; what was
 opened inside it and never closed ends with it. The ``args`` of both are joined, those of E win. (Trace Event Format, Google.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,13 +18,48 @@ from typing import Any
 import msgspec
 
 from pptrace.errors import TraceError
-from pptrace.ingest.chrome.document import RawEvent, decode, on_timeline
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS, exact_nanoseconds
 from pptrace.ingest.common.rank_names import coordinates_of_label, rank_of_value
+from pptrace.ingest.kineto.event_stream import EventStream
+from pptrace.ingest.kineto.event_types import Decoders
 
 Id = str | int
 _EXPECTED = "expected begin/end or complete events of a Chrome trace"
+
+
+_MEGASCAN_IDS = (
+    *("microbatch", "micro_batch_index", "model_chunk"),
+    *("pp_rk", "dp_rk", "tp_rk", "g_rk", "group", "data"),
+)
+
+
+class RawEvent(msgspec.Struct):
+    """An event; its times are the digits in the file."""
+
+    ph: str = ""
+    name: Any = None
+    cat: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    rel_ts: Any = None
+    pad_before: Any = None
+    duration_wall: Any = None
+    microbatch: Any = None
+    micro_batch_index: Any = None
+    model_chunk: Any = None
+    pp_rk: Any = None
+    dp_rk: Any = None
+    tp_rk: Any = None
+    g_rk: Any = None
+    group: Any = None
+    data: Any = None
+    pid: Any = 0
+    tid: Any = 0
+    args: Any = None
+
+
+_DECODERS = Decoders(msgspec.json.Decoder(RawEvent), msgspec.json.Decoder(list[RawEvent]), is_lax=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +90,11 @@ def read_ranges(path: Path) -> ChromeRanges:
     Raises:
         TraceError: the file cannot be read, or holds no range.
     """
-    pieces = []
     with ByteSource(path) as source:
-        while piece := source.read():
-            pieces.append(piece)
-    text = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
-    events, damage = decode(text)
-    if source.damage:
-        damage = [source.damage, *damage]
+        events, damage = read_events(source)
     if not events:
         raise TraceError(f"{path}: {'; '.join(damage) or 'an empty list of events'}; {_EXPECTED}; check the file")
-    result = pair(on_timeline(events))
+    result = pair(_on_timeline(events))
     if not result.ranges:
         raise TraceError(
             f"{path}: {len(events)} events and no range among them; {_EXPECTED}; was the recording stopped early?"
@@ -71,57 +103,51 @@ def read_ranges(path: Path) -> ChromeRanges:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    event: RawEvent
-    start_ns: int
-
-
 def pair(events: Sequence[RawEvent]) -> ChromeRanges:
     """Join begins with their ends, thread by thread in order of time, and add the complete events."""
     result = ChromeRanges()
+    named_threads: dict[tuple[Id, Id], str] = {}
     timed: list[tuple[Id, Id, int, RawEvent]] = []
     untimed = 0
     for event in events:
-        if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict):
-            result.process_names[_id(event.pid)] = str(event.args.get("name", ""))
+        if event.ph == "M" and isinstance(event.args, dict):
+            if event.name == "process_name":
+                result.process_names[_id(event.pid)] = str(event.args.get("name", ""))
+            elif event.name == "thread_name":
+                named_threads[_id(event.pid), _id(event.tid)] = str(event.args.get("name", ""))
         if event.ph not in ("B", "E", "X"):
             continue
         time_ns = _time(event.ts)
-        if time_ns is None or _lacks_duration(event):
+        if time_ns is None or (event.ph == "X" and ((length := _time(event.dur)) is None or length < 0)):
             untimed += 1
         else:
             timed.append((_id(event.pid), _id(event.tid), time_ns, event))
-    coordinates = _coordinates_of_threads(events, result.process_names)
     timed.sort(key=lambda entry: (str(entry[0]), str(entry[1]), entry[2]))
     unclosed = orphans = 0
     for (pid, tid), thread in groupby(timed, key=lambda entry: entry[:2]):
         ranges, num_unclosed, num_orphans = _pair_thread(
             pid, tid, [(time_ns, event) for _, _, time_ns, event in thread]
         )
-        coordinate = coordinates.get((pid, tid))
-        result.ranges += ranges if coordinate is None else [_on_rank(entry, coordinate) for entry in ranges]
         unclosed, orphans = unclosed + num_unclosed, orphans + num_orphans
+        own = coordinates_of_label(named_threads.get((pid, tid), ""))
+        if "pp" in own:  # a rank, as in files with a process per pipeline
+            coordinates = {**coordinates_of_label(result.process_names.get(pid, "")), **own}
+            new_pid = f"{pid} PP {coordinates['pp']} TP {coordinates.get('tp', 0)}"
+            args = {f"{axis}_rank": coordinate for axis, coordinate in coordinates.items()}
+            ranges = [replace(entry, pid=new_pid, args={**entry.args, **args}) for entry in ranges]
+        result.ranges += ranges
     result.ranges = _split_by_rank(result.ranges, result.process_names)
     result.ranges.sort(key=lambda entry: (entry.start_ns, -entry.end_ns))
-    result.warnings += _pairing_warnings(untimed, unclosed, orphans)
+    if untimed:
+        result.warnings.append(f'left out {untimed} events whose "ts" or "dur" is no time in µs')
+    if unclosed:
+        result.warnings.append(
+            f"{unclosed} ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
+            "so that its op may be too long"
+        )
+    if orphans:
+        result.warnings.append(f"left out {orphans} ends of ranges that never began (E without B)")
     return result
-
-
-def _coordinates_of_threads(
-    events: Sequence[RawEvent], process_names: Mapping[Id, str]
-) -> dict[tuple[Id, Id], dict[str, int]]:
-    """Coordinates of the threads whose names contain a pipeline rank, as in files with a process per pipeline."""
-    named = {
-        (_id(event.pid), _id(event.tid)): coordinates_of_label(str(event.args.get("name", "")))
-        for event in events
-        if event.ph == "M" and event.name == "thread_name" and isinstance(event.args, dict)
-    }
-    return {
-        (pid, tid): {**coordinates_of_label(process_names.get(pid, "")), **coordinates}
-        for (pid, tid), coordinates in named.items()
-        if "pp" in coordinates
-    }
 
 
 def declared_rank(entry: Range) -> int | None:
@@ -156,74 +182,40 @@ def _split_by_rank(ranges: list[Range], process_names: Mapping[Id, str]) -> list
     return split
 
 
-def _on_rank(entry: Range, coordinates: Mapping[str, int]) -> Range:
-    new_pid = f"{entry.pid} PP {coordinates['pp']} TP {coordinates.get('tp', 0)}"
-    return replace(
-        entry,
-        pid=new_pid,
-        args={**entry.args, **{f"{axis}_rank": coordinate for axis, coordinate in coordinates.items()}},
-    )
-
-
-def _pairing_warnings(untimed: int, unclosed: int, orphans: int) -> Iterator[str]:
-    if untimed:
-        yield f'left out {untimed} events whose "ts" or "dur" is no time in µs'
-    if unclosed:
-        yield (
-            f"{unclosed} ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
-            "so that its op may be too long"
-        )
-    if orphans:
-        yield f"left out {orphans} ends of ranges that never began (E without B)"
-
-
 def _pair_thread(pid: Id, tid: Id, events: Sequence[tuple[int, RawEvent]]) -> tuple[list[Range], int, int]:
     """Pair the events of one thread: (ranges, number of begins without end, number of ends without begin)."""
-    stack: list[_Open] = []
+    stack: list[tuple[RawEvent, int]] = []
     ranges: list[Range] = []
     unclosed = orphans = 0
     last = events[-1][0]
 
-    def close(opened: _Open, end_ns: int, args: object) -> None:
-        joined = {**_args(opened.event.args), **_args(args)}
-        ranges.append(
-            Range(_text(opened.event.name), _text(opened.event.cat), pid, tid, opened.start_ns, end_ns, joined)
-        )
+    def close(opened: RawEvent, start_ns: int, end_ns: int, args: object) -> None:
+        joined = {**_args(opened.args), **_args(args)}
+        ranges.append(Range(_text(opened.name), _text(opened.cat), pid, tid, start_ns, end_ns, joined))
 
     for time_ns, event in events:
         if event.ph == "B":
-            stack.append(_Open(event, time_ns))
+            stack.append((event, time_ns))
         elif event.ph == "X":
-            length = _time(event.dur) or 0
-            last = max(last, time_ns + length)
-            close(_Open(event, time_ns), time_ns + length, None)
+            end_ns = time_ns + (_time(event.dur) or 0)
+            last = max(last, end_ns)
+            close(event, time_ns, end_ns, None)
         else:
-            depth = _opened_by(stack, event)
-            if depth is None:
+            names = ("", name) if (name := _text(event.name)) else None
+            depth = len(stack) - 1
+            while depth >= 0 and names and _text(stack[depth][0].name) not in names:
+                depth -= 1
+            if depth < 0:
                 orphans += 1
                 continue
-            for opened in stack[depth + 1 :]:
-                close(opened, time_ns, None)
+            for opened, start_ns in stack[depth + 1 :]:
+                close(opened, start_ns, time_ns, None)
                 unclosed += 1
-            close(stack[depth], time_ns, event.args)
+            close(*stack[depth], time_ns, event.args)
             del stack[depth:]
-    for opened in stack:
-        close(opened, max(last, opened.start_ns), None)
+    for opened, start_ns in stack:
+        close(opened, start_ns, max(last, start_ns), None)
     return ranges, unclosed + len(stack), orphans
-
-
-def _lacks_duration(event: RawEvent) -> bool:
-    return event.ph == "X" and ((length := _time(event.dur)) is None or length < 0)
-
-
-def _opened_by(stack: Sequence[_Open], end: RawEvent) -> int | None:
-    """Index in the stack of the range that an E ends; None if there is none."""
-    if not stack:
-        return None
-    name = _text(end.name)
-    if not name:
-        return len(stack) - 1
-    return next((depth for depth in reversed(range(len(stack))) if _text(stack[depth].event.name) in (name, "")), None)
 
 
 def _time(raw: msgspec.Raw) -> int | None:
@@ -243,3 +235,42 @@ def _text(value: object) -> str:
 
 def _args(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
+
+
+def read_events(source: ByteSource) -> tuple[list[RawEvent], list[str]]:
+    """Decode a document: (events, warnings of damage).
+
+    Raises:
+        TraceError: it is empty, no JSON, or has no list of events.
+    """
+    stream = EventStream(source, decoders=_DECODERS)
+    events = [event for batch in stream.batches() for event in batch if event.ph]
+    warnings = [source.damage] if source.damage else []
+    if stream.damage.early_end:
+        warnings.append(f"trace ends early (cut inside the list of events); kept {len(events)} before it")
+    if num_lost := stream.damage.lost_events:
+        warnings.append(f"left out {num_lost} events that could not be read (damaged JSON)")
+    return events, warnings
+
+
+def _on_timeline(events: list[RawEvent]) -> list[RawEvent]:
+    """Put the events of a MegaScan file of one rank on one clock: their ``rel_ts`` counts ns from the start of the iteration.
+
+    ``pad_before`` of an iteration's begin and ``duration_wall`` of its end (ns) place the iterations. Ids are members of
+    the event there and are moved into ``args``. Events of other files are returned unchanged.
+    """
+    if not any(isinstance(event.rel_ts, int) for event in events):
+        return events
+    begin, step, on_one_clock = 0, -1, []
+    for event in events:
+        is_iteration = event.name == "iteration"
+        if is_iteration and event.ph == "B":
+            begin += event.pad_before if isinstance(event.pad_before, int) else 0
+            step += 1
+        time_ns = begin + (event.rel_ts if isinstance(event.rel_ts, int) else 0)
+        ids = {name: value for name in _MEGASCAN_IDS if (value := getattr(event, name)) is not None}
+        raw = msgspec.Raw(f"{time_ns // 1000}.{time_ns % 1000:03d}".encode())
+        on_one_clock.append(RawEvent(event.ph, event.name, event.cat, raw, args={**ids, "iteration": max(step, 0)}))
+        if is_iteration and event.ph == "E":
+            begin += event.duration_wall if isinstance(event.duration_wall, int) else 0
+    return on_one_clock

@@ -19,15 +19,15 @@ import numpy as np
 from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
 from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.common.categories import CategoryCodes
-from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_labels
+from pptrace.ingest.common.codes import CategoryCodes
+from pptrace.ingest.common.json_texts import opens_json
+from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
+from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.ops.mesh import Facts
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
 
 _PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
-_KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
-_DIGITS = re.compile(r"(\d+)")
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MAX_RANKS = 100_000
 VESCALE = "vescale"
@@ -43,13 +43,8 @@ _IDS = re.compile(
 
 def sniff_chrome(start: bytes) -> bool:
     """Return whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
-    opens = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and b'"ph"' in start
+    opens = opens_json(start) and b'"ph"' in start
     return opens and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
-
-
-def has_kineto_members(start: bytes) -> bool:
-    """Return whether a trace has a top-level member that only Kineto writes."""
-    return _KINETO.search(start) is not None
 
 
 def has_pairs(path: Path) -> bool:
@@ -75,7 +70,11 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
     content = read_ranges(path)
     ranks = _ranks(path, content)
     ranks_of_ranges = [ranks[entry.pid] for entry in content.ranges]
-    pipeline_ops = ops_of(content.ranges, ranks_of_ranges, _pipeline_ranks(path))
+    pp = None  # known of MegaScan's files of single ranks
+    if _MEGASCAN_FILE.fullmatch(path.name):
+        matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
+        pp = max(int(match[1]) for match in matches if match) + 1
+    pipeline_ops = ops_of(content.ranges, ranks_of_ranges, pp)
     facts = mesh_of(content.ranges, ranks_of_ranges) if pipeline_ops is None else pipeline_ops.facts
     clock: Mapping[str, Any] = {ONE_CLOCK: str(path)} if len(set(ranks_of_ranges)) > 1 else {}
     order = sorted(set(ranks_of_ranges))
@@ -102,32 +101,24 @@ def _trace(
     warnings: tuple[str, ...],
 ) -> Trace:
     """The trace of one rank, from its ranges and ops."""
+    # legacy/vescale/ndtimeline/handlers/local_timeline_handler.py; its timeline uses Megatron-LM's labels
+    is_vescale = any(
+        entry.category == entry.name and {"rank", "step", "tp", "pp"} <= entry.args.keys() for entry in ranges[:100]
+    )
+    framework = pipeline_ops.framework if pipeline_ops else VESCALE if is_vescale else ""
     return Trace(
         path=str(path),
         format=InputFormat.CHROME,
         rank=claimed_rank,
-        producer="chrome trace"
-        if pipeline_ops is None or pipeline_ops.framework == "chrome"
-        else pipeline_ops.framework,
+        producer="chrome trace" if pipeline_ops is None or framework == "chrome" else framework,
         events=_events([*ranges, *_steps(ranges)]) if pipeline_ops is None else no_events(),
         memory=empty_table(MEMORY),
         metadata=metadata,
         warnings=warnings,
         ops=None if pipeline_ops is None else pipeline_ops.ops,
         comms=None if pipeline_ops is None else pipeline_ops.comms,
-        framework=_framework(ranges) if pipeline_ops is None else pipeline_ops.framework,
+        framework=framework,
     )
-
-
-def _framework(ranges: Sequence[Range]) -> str:
-    """Name the framework: veScale, whose timeline uses Megatron-LM's labels, else "".
-
-    (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py)
-    """
-    is_vescale = any(
-        entry.category == entry.name and {"rank", "step", "tp", "pp"} <= entry.args.keys() for entry in ranges[:100]
-    )
-    return VESCALE if is_vescale else ""
 
 
 def _facts(content: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
@@ -138,14 +129,6 @@ def _facts(content: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
     assigns_ranks = " PP " in str(content.ranges[0].pid) and not _declares_rank(content)
     notes = {"notes": [_NO_GLOBAL_RANKS]} if assigns_ranks else {}
     return {**of_all, **of_rank.get(rank, {}), **notes}
-
-
-def _pipeline_ranks(path: Path) -> int | None:
-    """Number of pipeline ranks in MegaScan's files of single ranks; None for other files."""
-    if _MEGASCAN_FILE.fullmatch(path.name) is None:
-        return None
-    matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
-    return max(int(match[1]) for match in matches if match) + 1
 
 
 def _declares_rank(content: ChromeRanges) -> bool:
@@ -172,13 +155,10 @@ def _ranks(path: Path, content: ChromeRanges) -> dict[Id, int]:
     from_name = rank_of_file_name(path.name)
     if len(pids) == 1 and from_name is not None:
         return {pids[0]: from_name}
-    return {pid: index for index, pid in enumerate(sorted(pids, key=_natural_order))}
-
-
-def _natural_order(pid: Id) -> tuple[bool, list[tuple[int, str]]]:
-    """Sort key in natural order: "0 PP 2" before "0 PP 10"."""
-    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(str(pid))]
-    return isinstance(pid, str), parts
+    return {
+        pid: index
+        for index, pid in enumerate(sorted(pids, key=lambda pid: (isinstance(pid, str), natural_order(str(pid)))))
+    }
 
 
 def _steps(ranges: Sequence[Range]) -> list[Range]:
@@ -199,7 +179,9 @@ def _steps(ranges: Sequence[Range]) -> list[Range]:
 def _events(ranges: Sequence[Range]) -> Events:
     """Convert ranges to events; a category of Kineto keeps its meaning, any other is an annotation of the program."""
     codes = CategoryCodes()
-    category = np.array([_category(codes, entry.category) for entry in ranges], dtype=np.int8)
+    category = np.array([codes[entry.category] for entry in ranges], dtype=np.int8)
+    category[category == Category.OTHER] = Category.ANNOTATION
+    correlations = (entry.args.get("correlation") for entry in ranges)
     names = sorted({entry.name for entry in ranges})
     code_by_name = {name: code for code, name in enumerate(names)}
     on_device = category > Category.HOST_LIMIT
@@ -214,17 +196,10 @@ def _events(ranges: Sequence[Range]) -> Events:
         device=np.where(on_device, 0, -1).astype(np.int32),
         stream=np.where(on_device, thread, -1),
         thread=np.where(on_device, -1, thread),
-        correlation=np.array([_correlation(entry) for entry in ranges], dtype=np.int64),
+        correlation=np.array(
+            [number if isinstance(number, int) and 0 < number < 2**32 - 1 else -1 for number in correlations],
+            dtype=np.int64,
+        ),
         names=tuple(names),
         comm_args=empty_table(COMM_ARGS),
     )
-
-
-def _category(codes: CategoryCodes, name: str) -> int:
-    code = codes[name]
-    return int(Category.ANNOTATION) if code == Category.OTHER else code
-
-
-def _correlation(entry: Range) -> int:
-    value = entry.args.get("correlation")
-    return value if isinstance(value, int) and 0 < value < 2**32 - 1 else -1

@@ -15,6 +15,7 @@ from pptrace.regular import open_regular
 
 PIECE_BYTES = 256 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
+SQLITE_MAGIC = b"SQLite format 3\0"
 _COMPRESSED_BYTES = 64 * 1024
 _GZIP_WINDOW = 31
 _GZIP_RATIO = 12
@@ -89,7 +90,11 @@ class ByteSource:
                 return
             if piece:
                 num_text_bytes += len(piece)
-                self._require_trace_like(num_text_bytes)
+                if num_text_bytes > max(_FREE_BYTES, _MOST_RATIO * self._file.tell()):
+                    raise TraceError(
+                        f"{self.path}: {self._file.tell():,} bytes of gzip unpack to more than {num_text_bytes:,}; expected at "
+                        f"most {_MOST_RATIO} times as many; if it is a trace, unpack it and give that"
+                    )
                 yield piece
             if not stream.eof:
                 data = stream.unconsumed_tail or self._read_file(_COMPRESSED_BYTES)
@@ -102,13 +107,6 @@ class ByteSource:
                 stream = zlib.decompressobj(_GZIP_WINDOW)
         if not stream.eof:
             self.damage = "gzip stream cut"
-
-    def _require_trace_like(self, num_text_bytes: int) -> None:
-        if num_text_bytes > max(_FREE_BYTES, _MOST_RATIO * self._file.tell()):
-            raise TraceError(
-                f"{self.path}: {self._file.tell():,} bytes of gzip unpack to more than {num_text_bytes:,}; expected at most "
-                f"{_MOST_RATIO} times as many; if it is a trace, unpack it and give that"
-            )
 
 
 def _inflate_until_error(stream: zlib._Decompress, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Convert numbers in JSON text to int64 exactly: microseconds to nanoseconds digit by digit, and ids of any type.
+"""Convert numbers to int64 exactly: times to nanoseconds digit by digit, and ids of any type.
 
 float64 resolves only a quarter of a microsecond at today's epoch (1.7e15 µs), so no timestamp is converted through it.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal, Overflow
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from pptrace.model.tables import Int64
 
@@ -80,30 +82,53 @@ def _plain_nanoseconds(text: bytes) -> Int64 | None:
     result = mantissa * scale
     finer = np.flatnonzero(decimals > 3)
     if len(finer):
-        result[finer] = _divide_half_even(mantissa[finer], _POWERS[decimals[finer] - 3])
+        divisors = _POWERS[decimals[finer] - 3]
+        quotient, remainder = np.divmod(mantissa[finer], divisors)
+        half = divisors // 2  # of a power of ten, so this is exact; half rounds to even
+        result[finer] = quotient + ((remainder > half) | ((remainder == half) & (quotient % 2 == 1)))
     return result
 
 
-def _divide_half_even(values: Int64, divisors: Int64) -> Int64:
-    quotient, remainder = np.divmod(values, divisors)
-    half = divisors // 2  # divisors are powers of ten, so this is exact
-    up = (remainder > half) | ((remainder == half) & (quotient % 2 == 1))
-    return np.asarray(quotient + up, dtype=np.int64)
-
-
-def exact_nanoseconds(number: bytes) -> int:
-    """Convert one number through Decimal: exponents, many digits, quoted text, null."""
+def exact_nanoseconds(number: bytes | str, power: int = 3) -> int:
+    """Convert one number through Decimal: exponents, many digits, quoted text, null. Its unit is 10**power ns."""
+    text = number if isinstance(number, str) else bytes(number).strip(b'"').decode("ascii", "replace")
     try:
-        value = Decimal(bytes(number).strip(b'"').decode("ascii"))
+        value = Decimal(text.strip())
         if not value.is_finite():
             return MISSING
-        if _WIDE.abs(value) > LIMIT_NS // 1000:
+        if _WIDE.abs(value) > LIMIT_NS // 10**power:
             return ABSURD
-        return int(value.scaleb(3, _WIDE).to_integral_value(ROUND_HALF_EVEN, _WIDE))
+        return int(value.scaleb(power, _WIDE).to_integral_value(ROUND_HALF_EVEN, _WIDE))
     except Overflow:
         return ABSURD
     except (ArithmeticError, ValueError):
         return MISSING
+
+
+UNITS = {"ns": 0, "us": 3, "ms": 6, "s": 9}
+"""Power of ten between a unit and ns."""
+
+
+def to_ns(column: pd.Series[Any], unit: str) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """Convert a column in any unit to (ns, is_valid), shape (n,) each; an invalid value or one beyond int64 becomes 0.
+
+    Integers are multiplied, text is converted digit by digit. Binary floats, as in Parquet files, are split into an integer part
+    and a fraction, so that the result is the ns nearest to the float's value.
+    """
+    power = UNITS[unit]
+    limit = LIMIT_NS // 10**power
+    if pd.api.types.is_integer_dtype(column.dtype) and not column.isna().any():
+        values = column.to_numpy()
+        is_valid = (values <= limit) & (values >= -limit) if values.dtype.kind == "i" else values <= limit
+        return np.where(is_valid, values, 0).astype(np.int64) * 10**power, is_valid
+    if pd.api.types.is_float_dtype(column.dtype):
+        floats = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        is_valid = np.isfinite(floats) & (np.abs(floats) <= LIMIT_NS / 10**power)
+        fraction, integer = np.modf(np.where(is_valid, floats, 0.0))
+        return integer.astype(np.int64) * 10**power + np.rint(fraction * 10**power).astype(np.int64), is_valid
+    times = np.array([exact_nanoseconds(str(value), power) for value in column.tolist()], dtype=np.int64)
+    is_valid = times > ABSURD
+    return np.where(is_valid, times, 0), is_valid
 
 
 class Integers(dict[Scalar, int]):

@@ -10,11 +10,15 @@ A truncated or damaged value can be closed after its last complete element (:fun
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.regular import read_regular
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
@@ -25,54 +29,51 @@ _LONG_BYTES = 1 << 16
 """A longer line that ends with a closing bracket is taken as one value: indented JSON has no lines of this length."""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonText:
-    """The text of one JSON value. ``is_complete``: its brackets are closed."""
-
-    data: bytes
-    is_complete: bool
+def opens_json(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes may be an object or a list in JSON."""
+    return start.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"[")
 
 
-def split_values(source: ByteSource) -> Iterator[JsonText]:
-    """Yield the values in a file, in order; other lines are skipped."""
+def object_of(text: object) -> dict[str, Any]:
+    """The object that a text in JSON is; {} of anything else."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text) if isinstance(text, str | bytes) else None
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; {} where there is none."""
+    with suppress(OSError, ValueError):
+        return object_of(read_regular(path))
+    return {}
+
+
+def split_values(source: ByteSource) -> Iterator[tuple[bytes, bool]]:
+    """Yield (text, whether its brackets are closed) of the values in a file, in order; other lines are skipped."""
     pending: list[bytes] = []
     depth = 0
     for line in _lines(source):
-        starts_value = line[:1] in (b"{", b"[")
-        if pending and line[:1] == b"{" and _starts_next_value(pending, line):
-            yield JsonText(b"\n".join(pending), False)
+        # An unindented brace begins another value, where the one before was truncated.
+        is_next = line[:1] == b"{" and (len(line) > 1 or not (pending and pending[-1].rstrip().endswith(_CONTINUES)))
+        if pending and pending[0][:1] == b"{" and is_next:
+            yield b"\n".join(pending), False
             pending, depth = [], 0
-        if not pending and not starts_value:
+        if not pending and line[:1] not in (b"{", b"["):
             continue
         pending.append(line)
-        depth += 0 if _is_single_line_value(pending) else _depth(line)
+        looks_closed = len(pending) == 1 and len(line) > 1 and line[-1:] == _CLOSING[line[:1]]
+        if not looks_closed or (len(line) <= _LONG_BYTES and _num_open(line) != 0):
+            depth += _num_open(_STRING.sub(b"", line) if b'"' in line else line)  # no string of JSON spans lines
         if depth <= 0:
-            yield JsonText(b"\n".join(pending), True)
+            yield b"\n".join(pending), True
             pending, depth = [], 0
     if pending:
-        yield JsonText(b"\n".join(pending), False)
-
-
-def _starts_next_value(pending: list[bytes], line: bytes) -> bool:
-    """Return whether an unindented brace begins another value, so that the one before was truncated."""
-    last = pending[-1].rstrip()
-    return pending[0][:1] == b"{" and (len(line) > 1 or not last.endswith(_CONTINUES))
-
-
-def _is_single_line_value(pending: list[bytes]) -> bool:
-    """Return whether the first line is a complete value, judged by its last character and its brackets."""
-    line = pending[0]
-    looks_closed = len(pending) == 1 and len(line) > 1 and line[-1:] == _CLOSING[line[:1]]
-    return looks_closed and (len(line) > _LONG_BYTES or _num_open(line) == 0)
+        yield b"\n".join(pending), False
 
 
 def _num_open(line: bytes) -> int:
     return line.count(b"{") + line.count(b"[") - line.count(b"}") - line.count(b"]")
-
-
-def _depth(line: bytes) -> int:
-    """Number of brackets that a line leaves open; no string of JSON spans lines."""
-    return _num_open(_STRING.sub(b"", line) if b'"' in line else line)
 
 
 def _lines(source: ByteSource) -> Iterator[bytes]:

@@ -11,10 +11,16 @@ from pptrace.axes import MESH_ORDER
 _RANK = re.compile(r"(?:^|[^a-zA-Z])(?:global[-_ ]?)?ranks?[-_ .:=#]{0,2}(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"(?:^|[^a-zA-Z])worker[-_]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.(?:json|pkl|pickle|bin|dump|gz))+$", re.IGNORECASE)
+_DIGITS = re.compile(r"(\d+)")
 _LAST_NUMBER = re.compile(r"(?:^|\D)(\d{1,9})$")
 _COORDINATE = re.compile(
     rf"(?<![a-z])({'|'.join(MESH_ORDER)})[-_ ]?rank[-_ :=#]{{0,2}}(?:\[(\d{{1,6}})\]|(\d{{1,6}})(?!\d))", re.IGNORECASE
 )
+
+
+def natural_order(text: str) -> list[tuple[int, str]]:
+    """Sort key in natural order: rank2 before rank10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(text)]
 
 
 def coordinates_of_label(label: str) -> dict[str, int]:
@@ -64,14 +70,9 @@ def producer_of(members: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
         return "chrome trace"
     schema = members.get("schemaVersion")
     name = "kineto" if schema is None else f"kineto schema {schema}"
-    runtime = _runtime_version(members)
-    return f"{name} ({runtime})" if runtime else name
-
-
-def _runtime_version(members: Mapping[str, Any]) -> str:
     cuda, hip = members.get("cuda_runtime_version"), members.get("hip_runtime_version")
     if isinstance(cuda, int) and cuda > 0:
-        return f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+        return f"{name} (CUDA {cuda // 1000}.{cuda % 1000 // 10})"
     if isinstance(hip, int) and hip > 0:  # major * 10^7 + minor * 10^5 + patch
-        return f"HIP {hip // 10**7}.{hip // 10**5 % 100}"
-    return ""
+        return f"{name} (HIP {hip // 10**7}.{hip // 10**5 % 100})"
+    return name

@@ -36,7 +36,13 @@ def with_sequential_streams(trace: Trace) -> Trace:
     events = trace.events
     durations = events.dur_ns.copy()
     longest_ns = int(durations[rows].max())
-    durations[rows] = np.minimum(ends - events.start_ns[rows], _longest_of_names(events, rows))
+    # The longest that device work of the same name lasts which does not overrun; far more where there is little of it.
+    others = np.setdiff1d(np.flatnonzero(np.isin(events.category, _WORK)), rows)
+    longest, names = np.zeros(len(events.names), dtype=np.int64), events.name_id[others]
+    np.maximum.at(longest, names, events.dur_ns[others])
+    is_known = np.bincount(names, minlength=len(events.names)) >= _FEWEST_ALIKE
+    bounds = np.where(is_known, longest, _LATEST)[events.name_id[rows]]
+    durations[rows] = np.minimum(ends - events.start_ns[rows], bounds)
     last = "lasts longer than what follows on its" if len(rows) == 1 else "last longer than what follows on their"
     line = (
         f"{counted(len(rows), 'piece')} of device work {last} stream, up to "
@@ -47,29 +53,16 @@ def with_sequential_streams(trace: Trace) -> Trace:
     return replace(trace, events=replace(events, dur_ns=durations), warnings=(*trace.warnings, line), damage=damage)
 
 
-def _longest_of_names(events: Events, rows: Rows) -> npt.NDArray[np.int64]:
-    """The longest that device work of the same name lasts which does not overrun, ns; far more where there is little of it."""
-    others = np.setdiff1d(np.flatnonzero(np.isin(events.category, _WORK)), rows)
-    longest, names = np.zeros(len(events.names), dtype=np.int64), events.name_id[others]
-    np.maximum.at(longest, names, events.dur_ns[others])
-    is_known = np.bincount(names, minlength=len(events.names)) >= _FEWEST_ALIKE
-    bounds: npt.NDArray[np.int64] = np.where(is_known, longest, _LATEST)[events.name_id[rows]]
-    return bounds
-
-
 def overruns(events: Events) -> tuple[Rows, npt.NDArray[np.int64]]:
     """(rows of device work that ends after a later piece of its stream has ended, the starts of their successors, ns).
 
     Nodes of one graph may run at the same time, as branches that are written to one stream: what follows them is what another
     call launched. What nothing follows ends with the first call that waits for the device after its launch.
     """
-    rows = np.flatnonzero(np.isin(events.category, _WORK) & (events.stream >= 0))
-    found = list(_of_streams(events, rows))
     none = np.zeros(0, dtype=np.int64)
-    return (
-        np.concatenate([of_stream for of_stream, _ in found] or [none]).astype(np.intp),
-        np.concatenate([ends for _, ends in found] or [none]),
-    )
+    rows = np.flatnonzero(np.isin(events.category, _WORK) & (events.stream >= 0))
+    found = [(none, none), *_of_streams(events, rows)]
+    return np.concatenate([of_stream for of_stream, _ in found]), np.concatenate([ends for _, ends in found])
 
 
 def _of_streams(events: Events, rows: Rows) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +23,44 @@ LONE_ZERO_NS = 3600 * 10**9
 Mask = npt.NDArray[np.bool_]
 
 
-class Columns(Protocol):
-    """Columns of unsorted events, as :class:`pptrace.ingest.kineto.event_columns.Columns` collects them."""
+@dataclass(slots=True)
+class EventColumns:
+    """Unsorted events, one entry per event in every array; -1 where a number is unknown.
 
-    def take(self, column: int) -> npt.NDArray[Any]:
-        """Move out a column by its index: category, name, start, duration, device, lane, correlation; it is empty afterwards.
+    ``name`` are indices into a list of names. ``lane`` is the stream of a device event and the thread of a host event.
+    ``process`` is for readers of files that hold several processes.
+    """
 
-        The lane is the stream of a device event and the thread of a host event.
-        """
-        ...
+    category: npt.NDArray[np.int8]
+    name: Int32
+    start_ns: Int64
+    dur_ns: Int64
+    device: Int32
+    lane: npt.NDArray[Any]
+    correlation: Int64
+    process: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
-    def names(self) -> Sequence[str]: ...
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def select(self, rows: npt.NDArray[Any]) -> EventColumns:
+        columns = (getattr(self, item.name) for item in fields(self))
+        return EventColumns(*(column[rows] if len(column) else column for column in columns))
+
+
+def joined_columns(parts: Sequence[EventColumns]) -> EventColumns:
+    """All events in one; the columns are moved out of the parts."""
+    none = np.zeros(0, dtype=np.int64)
+    empty = EventColumns(none.astype(np.int8), none.astype(np.int32), none, none, none.astype(np.int32), none, none)
+    return EventColumns(*(_take([empty, *parts], item.name) for item in fields(EventColumns)))
+
+
+def _take(parts: Sequence[EventColumns], name: str) -> npt.NDArray[Any]:
+    """Move a column out of the parts and join it, so that no column is in memory twice for long."""
+    values = [getattr(part, name) for part in parts]
+    for part in parts:
+        setattr(part, name, np.empty(0, dtype=getattr(part, name).dtype))
+    return np.concatenate(values) if len(values) > 1 else np.asarray(values[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +83,26 @@ class SortedEvents:
         position = dict(zip(self.order[positions].tolist(), positions.tolist(), strict=True))
         return np.array([position.get(row, -1) for row in rows], dtype=np.int64)
 
+    def damage_with(self, *, is_cut: bool, num_lost: int = 0) -> RankDamage:
+        """The damage of the events, of a file that was cut, and of events that could not be read."""
+        counts = ((Damage.CUT_FILE, int(is_cut)), (Damage.UNREADABLE_EVENTS, num_lost))
+        return RankDamage.joined((self.damage, *(RankDamage.counted(kind, count) for kind, count in counts)))
+
     def events(self, comm_args: pd.DataFrame) -> Events:
         return replace(self.without_comm_args, comm_args=comm_args)
 
 
-def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
+def sorted_events(parts: Sequence[EventColumns], names: Sequence[str], base_ns: int) -> SortedEvents:
     """Sort by start; among equal starts longer events first, so that a range comes before what it encloses.
 
-    Neither the order nor the codes of the names depend on the order in the file. Streams and threads are separated last,
-    since memory peaks while sorting.
+    The columns are moved out of ``parts``, of which there is at least one. Neither the order nor the codes of the names depend on
+    the order in the file. Streams and threads are separated last, since memory peaks while sorting.
     """
-    start, dur = columns.take(2), columns.take(3)
+    start, dur = _take(parts, "start_ns"), _take(parts, "dur_ns")
     is_plausible, warnings, damage = _plausible_times(start, dur, base_ns)
     num_rows = len(is_plausible)
-    kept_rows = None if is_plausible.all() else np.flatnonzero(is_plausible).astype(_row_type(num_rows))
+    row_type = np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
+    kept_rows = None if is_plausible.all() else np.flatnonzero(is_plausible).astype(row_type)
     del is_plausible
 
     def select_kept(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -77,38 +110,35 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
 
     start, dur = select_kept(start), select_kept(dur)
     start += base_ns
-    name_id, names = _sorted_names(select_kept(columns.take(1)), columns.names())
-    columns_by_index = {2: start, 3: dur, 1: name_id, 0: select_kept(columns.take(0))}
-    order = np.argsort(start, kind="stable").astype(_row_type(num_rows))
-    columns_by_index |= {column_index: select_kept(columns.take(column_index)) for column_index in (4, 5, 6)}
-    _break_ties(order, start, tuple(columns_by_index[column_index] for column_index in (6, 5, 4, 1, 0)), dur)
-    del start, dur, name_id
+    name_id, sorted_names = _sorted_names(select_kept(_take(parts, "name")), names)
+    unsorted = {"name": name_id, "start_ns": start, "dur_ns": dur}
+    order = np.argsort(start, kind="stable").astype(row_type)
+    unsorted |= {name: select_kept(_take(parts, name)) for name in ("category", "device", "lane", "correlation")}
+    keys = tuple(unsorted[name] for name in ("correlation", "lane", "device", "name", "category"))
+    _break_ties(order, start, keys, dur)
+    del start, dur, name_id, keys
 
-    def sorted_column(column_index: int) -> npt.NDArray[Any]:
+    def sorted_column(name: str) -> npt.NDArray[Any]:
         """Sort a column and release the unsorted one, so that at most one column is in memory twice."""
-        return np.asarray(columns_by_index.pop(column_index)[order])
+        return np.asarray(unsorted.pop(name)[order])
 
-    category, name_id, start, dur, device, lane, correlation = map(sorted_column, range(7))
+    category, lane = sorted_column("category"), sorted_column("lane").astype(np.int64, copy=False)
     on_device = category > Category.HOST_LIMIT
     stream = np.where(on_device, lane, -1)
     lane[on_device] = -1
     events = Events(
         category=category,
-        name_id=name_id,
-        start_ns=start,
-        dur_ns=dur,
-        device=device,
+        name_id=sorted_column("name"),
+        start_ns=sorted_column("start_ns"),
+        dur_ns=sorted_column("dur_ns"),
+        device=sorted_column("device"),
         stream=stream,
         thread=lane,
-        correlation=correlation,
-        names=names,
+        correlation=sorted_column("correlation"),
+        names=sorted_names,
         comm_args=empty_table(COMM_ARGS),
     )
     return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings), damage)
-
-
-def _row_type(num_rows: int) -> type[np.int32] | type[np.int64]:
-    return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
 
 
 def _plausible_times(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str], RankDamage]:
@@ -163,16 +193,12 @@ def _break_ties(order: npt.NDArray[Any], start: Int64, keys: tuple[npt.NDArray[A
     tied[1:] |= is_tied
     tied[:-1] |= is_tied
     sorted_rows = np.flatnonzero(tied).astype(order.dtype)
-    for part in _split_at_cuts(sorted_rows, np.flatnonzero(~is_tied[sorted_rows[:-1]]) + 1):
+    cuts = np.flatnonzero(~is_tied[sorted_rows[:-1]]) + 1
+    at = np.searchsorted(cuts, np.arange(_TIES_AT_ONCE, len(sorted_rows), _TIES_AT_ONCE))
+    for part in np.split(sorted_rows, np.unique(cuts[at[at < len(cuts)]])):
         rows = order[part]
         order[part] = rows[np.lexsort((*(key[rows] for key in keys), -dur[rows], start[rows]))]
 
 
 _TIES_AT_ONCE = 1 << 20
-"""Rows whose ties are broken at once: all those of a large trace would take more memory than its events."""
-
-
-def _split_at_cuts(sorted_rows: npt.NDArray[Any], cuts: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Split rows into parts of about _TIES_AT_ONCE, at cuts between different starts."""
-    cut_index = np.searchsorted(cuts, np.arange(_TIES_AT_ONCE, len(sorted_rows), _TIES_AT_ONCE))
-    return np.split(sorted_rows, np.unique(cuts[cut_index[cut_index < len(cuts)]]))
+"""Rows whose ties are broken at once, cut between different starts: all of a large trace take more memory than its events."""

@@ -28,7 +28,7 @@ from typing import Any
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
+from pptrace.ingest.common.comm_args import DTYPE_BYTES
 from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
 from pptrace.marks import P2P
 from pptrace.regular import read_regular
@@ -54,7 +54,6 @@ _KINDS = {
 _COALESCED = "coalesced"
 _WORLD = "default_pg"
 _UNNAMED = ("", "undefined")
-_NOT_A_NUMBER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +147,14 @@ def read_dump(path: Path) -> Dump:
     file_rank = rank_of_dump_name(path.name)
     rank = declared_rank if declared_rank is not None else file_rank if file_rank is not None else -1
     first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
+    status = document.get("pg_status")
+    last_enqueued = {
+        int(key): last
+        for key, group in (status.items() if isinstance(status, dict) else ())
+        if isinstance(group, dict)
+        and str(key).isdecimal()
+        and (last := rank_of_value(group.get("last_enqueued_collective"))) is not None
+    }
     return Dump(
         path,
         rank,
@@ -155,17 +162,8 @@ def read_dump(path: Path) -> Dump:
         tuple(dict.fromkeys(groups.values())),
         calls,
         is_whole=first in (None, 0),
-        last_enqueued=_last_enqueued(document.get("pg_status")),
+        last_enqueued=last_enqueued,
     )
-
-
-def _last_enqueued(status: object) -> dict[int, int]:
-    by_group: dict[int, int] = {}
-    for key, group in status.items() if isinstance(status, dict) else []:
-        last = rank_of_value(group.get("last_enqueued_collective")) if isinstance(group, dict) else None
-        if last is not None and str(key).isdecimal():
-            by_group[int(key)] = last
-    return by_group
 
 
 def read_dumps(paths: Sequence[Path]) -> tuple[tuple[Dump, ...], tuple[str, ...]]:
@@ -190,6 +188,11 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]}, which is outside of the file")
 
 
+_UNPICKLING_ERRORS = (
+    *(pickle.UnpicklingError, EOFError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError),
+)
+
+
 def _document(path: Path) -> Mapping[str, Any]:
     try:
         content = read_regular(path)
@@ -197,27 +200,14 @@ def _document(path: Path) -> Mapping[str, Any]:
         raise unreadable(path, err) from err
     try:
         document = _PlainUnpickler(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ArithmeticError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as err:
-        raise TraceError(
-            f"{path}: damaged dump ({_first_line(err)}); expected plain values of torch's flight recorder"
-        ) from err
+    except _UNPICKLING_ERRORS as err:
+        reason = str(err).split("\n", 1)[0][:100]
+        raise TraceError(f"{path}: damaged dump ({reason}); expected plain values of torch's flight recorder") from err
     except (MemoryError, RecursionError, ImportError) as err:
         raise TraceError(f"{path}: damaged dump; expected plain values of torch's flight recorder") from err
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise TraceError(f"{path}: no list of entries in it; expected a dump of torch's flight recorder; dump it again")
     return document
-
-
-def _first_line(err: Exception) -> str:
-    return str(err).split("\n", 1)[0][:100]
 
 
 def _groups(config: object) -> dict[str, DumpGroup]:
@@ -246,27 +236,25 @@ def _calls(entries: list[Any], groups: Mapping[str, DumpGroup]) -> Iterator[Dump
         if call is None:
             continue
         if call.kind == _COALESCED:
-            pending = [_with_launch(member, call) for member in pending]
+            pending = [
+                replace(
+                    member,
+                    launch=call.launch,
+                    done=call.done or member.done,
+                    started=call.started or member.started,
+                    start_ns=call.start_ns,
+                    end_ns=call.end_ns,
+                )
+                if (member.group, member.counts) == (call.group, call.counts)
+                else member
+                for member in pending
+            ]
             continue
         if pending and (pending[-1].group, pending[-1].counts) != (call.group, call.counts):
             yield from pending
             pending = []
         pending.append(call)
     yield from pending
-
-
-def _with_launch(member: DumpCall, end: DumpCall) -> DumpCall:
-    """Copy the state and times of the batch's entry ``end`` to a call of the batch; other calls are unchanged."""
-    if (member.group, member.counts) != (end.group, end.counts):
-        return member
-    return replace(
-        member,
-        launch=end.launch,
-        done=end.done or member.done,
-        started=end.started or member.started,
-        start_ns=end.start_ns,
-        end_ns=end.end_ns,
-    )
 
 
 def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int) -> DumpCall | None:
@@ -284,6 +272,8 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
     shared_count = entry.get("seq_id")  # early versions count messages and collectives together
     counts = _number(entry.get("collective_seq_id", shared_count)), _number(entry.get("p2p_seq_id", shared_count))
     backend = match["backend"].lower()
+    sides = (entry.get(f"{side}_dtypes") for side in ("input", "output"))
+    dtypes = {str(dtype) for side in sides if isinstance(side, list | tuple) for dtype in side}
     is_done = entry.get("state") == "completed" or (backend == "gloo" and entry.get("retired") is True)
     return DumpCall(
         kind=kind,
@@ -295,23 +285,13 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
         created_ns=created,
         start_ns=start,
         end_ns=end,
-        bytes=_bytes(entry),
+        bytes=max(_bytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")),
         launch=launch,
-        dtype=_dtype(entry),
+        dtype=dtypes.pop() if len(dtypes) == 1 else "",
         backend=backend,
         raw_group=_number(entry.get("pg_id")),
         counts=counts,
     )
-
-
-def _dtype(entry: Mapping[str, Any]) -> str:
-    """The element type, "" if there are several or none."""
-    dtypes = {
-        str(dtype)
-        for side in ("input_dtypes", "output_dtypes")
-        for dtype in (entry[side] if isinstance(entry.get(side), list | tuple) else ())
-    }
-    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def _group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup:
@@ -324,16 +304,11 @@ def _group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> Dump
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else _NOT_A_NUMBER
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else -1
 
 
-def _bytes(entry: Mapping[str, Any]) -> int:
-    """Bytes of the larger of input and output; -1 if sizes or types are unknown."""
-    totals = [_side_bytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
-    return max(totals)
-
-
-def _side_bytes(sizes: object, dtypes: object) -> int:
+def _bytes(sizes: object, dtypes: object) -> int:
+    """Bytes of the tensors of one side; -1 if sizes or types are unknown."""
     if not isinstance(sizes, list | tuple) or not isinstance(dtypes, list | tuple) or len(sizes) != len(dtypes):
         return -1
     total = 0

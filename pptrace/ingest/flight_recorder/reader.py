@@ -37,12 +37,16 @@ def read_flight(path: Path) -> Tables:
         TraceError: the file is damaged, or holds more than plain values.
     """
     dump = read_dump(path)
+
+    def axis_of(group: str) -> str:
+        return next((axis for axis, pattern in _AXES.items() if pattern.search(group)), "unknown")
+
     timed = [call for call in dump.calls if call.start_ns >= 0 and call.end_ns >= call.start_ns]
     comms = comms_table(
         {
             "kind": [call.kind for call in timed],
             "rank": [dump.rank] * len(timed),
-            "axis": [_axis(call.group.name) for call in timed],
+            "axis": [axis_of(call.group.name) for call in timed],
             "peer": [call.peer for call in timed],
             "group_size": [2 if call.kind in P2P else len(call.group.ranks) or -1 for call in timed],
             "bytes": [call.bytes for call in timed],
@@ -55,10 +59,6 @@ def read_flight(path: Path) -> Tables:
     ops = ops_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
     warnings = tuple(_stuck(path, dump.rank, dump.calls)) if dump.calls else (NO_CALLS,)
     return Tables("", f"{DUMP_PRODUCER} {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
-
-
-def _axis(group: str) -> str:
-    return next((axis for axis, pattern in _AXES.items() if pattern.search(group)), "unknown")
 
 
 def _stuck(path: Path, rank: int, calls: Sequence[DumpCall]) -> Iterator[str]:
@@ -90,10 +90,10 @@ def _state_on_others(call: DumpCall, rank: int, others: Mapping[int, Mapping[tup
 
 def _calls_of_other_ranks(path: Path) -> Mapping[int, Mapping[tuple[str, str, int], bool]]:
     """Calls, and whether each is complete, of each rank with a dump in the same directory."""
-    number = re.compile(r"\d+(?!.*\d)")
-    if number.search(path.name) is None:
+    number = re.search(r"\d+(?!.*\d)", path.name)
+    if number is None:
         return {}
-    same_name = re.compile(re.escape(number.sub("\0", path.name)).replace("\0", r"\d+"))
+    same_name = re.compile(rf"{re.escape(path.name[: number.start()])}\d+{re.escape(path.name[number.end() :])}")
     files = [other for other in sorted(path.parent.iterdir()) if same_name.fullmatch(other.name) and other.is_file()]
     return _states(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import filecmp
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.rank_names import rank_of_file_name
+from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name
 
 MAX_DEPTH = 3
 _MAX_DIRECTORIES = 1000
-_DIGITS = re.compile(r"(\d+)")
 
 
 def entries_of(directory: Path) -> list[Path]:
@@ -25,25 +24,24 @@ def entries_of(directory: Path) -> list[Path]:
         entries = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
     except OSError as err:
         raise TraceError(f"{directory}: cannot be listed ({err.strerror}); check its permissions") from err
-    return sorted(
-        entries,
-        key=lambda entry: [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(entry.name)],
-    )
+    return sorted(entries, key=lambda entry: natural_order(entry.name))
+
+
+def readable_entries(directory: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
+    """The entries of a kind, as files or directories; none where the directory cannot be listed."""
+    with suppress(TraceError, OSError):
+        return list(filter(is_kind, entries_of(directory)))
+    return []
 
 
 def directories_below(directory: Path, run_file: str) -> Iterator[Path]:
     """The subdirectories down to MAX_DEPTH, breadth first, without hidden ones and run directories, which hold ``run_file``."""
     level, num_listed = [directory], 0
     for _ in range(MAX_DEPTH):
-        subdirectories = []
+        subdirectories: list[Path] = []
         for parent in level:
-            try:
-                directories = [
-                    entry for entry in entries_of(parent) if entry.is_dir() and not (entry / run_file).is_file()
-                ]
-            except (TraceError, OSError):
-                continue
-            subdirectories += directories
+            found = readable_entries(parent, Path.is_dir)
+            subdirectories += [entry for entry in found if not (entry / run_file).is_file()]
         yield from subdirectories[: _MAX_DIRECTORIES - num_listed]
         num_listed += len(subdirectories)
         level = subdirectories[:_MAX_DIRECTORIES]

@@ -13,32 +13,31 @@ No trace is read here: formats are recognised by the first bytes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.json_texts import object_in
 from pptrace.ingest.common.rank_names import rank_of_value
 from pptrace.ingest.formats import (
     PROFILE_SUFFIXES,
     SUFFIXES,
-    Format,
     Priority,
     archive_of,
     detect,
+    format_by_suffix,
     format_of,
     named_format,
     readers_of,
     without_companions,
     without_other_forms,
 )
-from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
+from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of, readable_entries
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed, numbered
-from pptrace.regular import read_regular
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
@@ -51,6 +50,8 @@ _THEIR_TRACES = (
     "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
     "marks; for a report of those run the script without its profiler"
 )
+_FACTS_OF_RANKS = "rank*.facts.json"
+"""Files of a run that goes on: its launcher merges them into run.json at the end."""
 _MOST_SNIFFED = 200
 """Number of files below a directory that are looked at for traces."""
 
@@ -95,12 +96,10 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
         if file.path.resolve() in files:
             warnings.append(f"{file.path}: given more than once; read once")
         files.setdefault(file.path.resolve(), file)
-    runs = [part for part in parts if part.run is not None]
+    runs = [(part.run, part.run_dir) for part in parts if part.run is not None]
     if len(runs) > 1:
-        warnings.append(
-            f"{runs[1].run_dir}: a second run directory; facts about the run are taken from {runs[0].run_dir}"
-        )
-    run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
+        warnings.append(f"{runs[1][1]}: a second run directory; facts about the run are taken from {runs[0][1]}")
+    run, run_dir = runs[0] if runs else (None, None)
     chosen = set(without_companions([file.path for file in files.values()]))
     alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
     copied = copies_of([file.path for file in alike])
@@ -144,17 +143,15 @@ def _input_file(path: Path, rank: int | None) -> InputFile:
     return InputFile(path, detect(first_bytes(path)) or named_format(path), rank, path.stat().st_size)
 
 
-def _format_of(file: InputFile) -> Format | None:
-    return None if file.format is None else format_of(file.path, file.format)
-
-
 def _open_directory(directory: Path) -> OpenedInputs:
     warnings: list[str] = []
     run_file = directory / RUN_FILE
     if run_file.exists():
         run = _read_run(run_file)
         if run is not None and run["ranks"]:
-            return _open_run(directory, _with_other_nodes(directory, run))
+            nodes = [_read_run(path) for path in sorted(directory.glob("run.node*.json"))]  # of each node but the first
+            ranks = [entry for node in (run, *nodes) if node is not None for entry in node["ranks"]]
+            return _open_run(directory, {**run, "ranks": ranks})
         reason = (
             f'unreadable; expected a regular file of JSON with "schema": "{RUN_SCHEMA}"'
             if run is None
@@ -162,81 +159,76 @@ def _open_directory(directory: Path) -> OpenedInputs:
         )
         warnings.append(f"{run_file}: {reason}; took the traces in its folder")
     entries = entries_of(directory)
-    files, skipped = _taken([entry for entry in entries if entry.is_file()])
-    below = [(folder, entry) for folder in directories_below(directory, RUN_FILE) for entry in _files_of(folder)]
+    below = [
+        entry for folder in directories_below(directory, RUN_FILE) for entry in readable_entries(folder, Path.is_file)
+    ]
+    found = [entry for entry in entries if entry.is_file()]
+    files, skipped = _taken(found)
     if not files:
         tensorboard = [
-            entry
-            for folder, entry in below
-            if folder.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
+            entry for entry in below if entry.parent.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
         ]
-        files, skipped_below = _taken(tensorboard) if tensorboard else _taken([entry for _, entry in below])
+        found += tensorboard or below
+        files, skipped_below = _taken(tensorboard or below)
         skipped += skipped_below
-        if len({file.path.parent for file in files}) > 1:
+        by_rank = all(known.has_folder_per_rank for file in files for known in readers_of(file.format))
+        if len({file.path.parent for file in files}) > 1 and not by_rank:
             warnings.append(f"{directory}: traces in more than one subdirectory; all taken as one job")
-    if not files:
+    if not files and not (files := _empty_files(found)):
         raise TraceError(_no_traces(directory, entries, skipped))
     skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
-    skipped += _left_below(directory, [entry for _, entry in below], files)
+    skipped += _left_below(directory, below, files)
     if skipped:
         warnings.append(f"{directory}: skipped {listed(skipped, _MOST_SKIPPED)}")
     return OpenedInputs(tuple(files), tuple(warnings))
 
 
 def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
-    """Select the traces to read of files that lie together, and describe what each of the others is."""
-    candidates = [path for path in paths if not _is_run_file(path)]
-    return _best(*_trace_files(without_companions(without_other_forms(candidates))))
+    """Select the traces to read of files that lie together, and describe what each of the others is.
+
+    Of several forms of a run's ops the most detailed is read: profiles before tables of ops, tables before other programs'
+    pictures of them, and what pptrace itself wrote last.
+    """
+    is_run_file = [any(map(path.match, (RUN_FILE, "run.node*.json", _FACTS_OF_RANKS))) for path in paths]
+    files, skipped = _trace_files([path for path, is_it in zip(paths, is_run_file, strict=True) if not is_it])
+    if not any(known.priority in _OF_OPS for file in files for known in readers_of(file.format)):
+        return files, skipped
+    priorities = {file.path: format_of(file.path, file.format).priority for file in files if file.format is not None}
+    most = max(priorities.values())
+    chosen = {*(path for path, priority in priorities.items() if priority == most), *_dumps_with_traces(files)}
+    left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in chosen]
+    return [file for file in files if file.path in chosen], [*skipped, *left]
 
 
-def _files_of(directory: Path) -> list[Path]:
-    try:
-        return [entry for entry in entries_of(directory) if entry.is_file()]
-    except (TraceError, OSError):
-        return []
+def _empty_files(paths: Sequence[Path]) -> list[InputFile]:
+    """Empty files whose names tell their format: what is expected of them their reader says best."""
+    empty = [path for path in paths if path.name.endswith(PROFILE_SUFFIXES) and path.stat().st_size == 0]
+    files = [_input_file(path, None) for path in empty]
+    named = ((file, file.format or format_by_suffix(file.path)) for file in files)
+    return [replace(file, format=name) for file, name in named if name is not None]
 
 
 def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
     """Traces in subdirectories, in addition to those that are read; no partner of a table is one."""
     read = {file.path for file in files}
-    named = [path for path in below if path not in read and path.name.endswith(SUFFIXES)]
-    traces, _ = _trace_files(without_companions(without_other_forms(named[:_MOST_SNIFFED])))
-    return [
-        f"{file.path.relative_to(directory)} ({_why_left(file.path, read)}; give it to read it)"
-        for file in traces
-        if (known := _format_of(file)) is not None and not known.is_own_output
-    ]
-
-
-def _why_left(path: Path, read: Collection[Path]) -> str:
-    """Reason for which a file was not read with the traces next to it: its name is not one that TensorBoard gives them."""
-    if any(other.parent == path.parent for other in read):
-        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its folder are"
-    return "in a subdirectory"
-
-
-_FACTS_OF_RANKS = "rank*.facts.json"
-"""Files of a run that goes on: its launcher merges them into run.json at the end."""
-
-
-def _is_run_file(path: Path) -> bool:
-    return path.name == RUN_FILE or path.match("run.node*.json") or path.match(_FACTS_OF_RANKS)
-
-
-def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The run with the ranks of all its nodes: each node but the first writes a file of its own."""
-    others = [_read_run(path) for path in sorted(directory.glob("run.node*.json"))]
-    return {
-        **run,
-        "ranks": [*run["ranks"], *(entry for other in others if other is not None for entry in other["ranks"])],
-    }
+    folders = {path.parent for path in read}
+    others = [path for path in below if path not in read and path.name.endswith(SUFFIXES)]
+    left = []
+    for file in _trace_files(others[:_MOST_SNIFFED])[0]:
+        if file.format is None or format_of(file.path, file.format).is_own_output:
+            continue
+        why = "in a subdirectory"
+        if file.path.parent in folders:
+            why = f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its folder are"
+        left.append(f"{file.path.relative_to(directory)} ({why}; give it to read it)")
+    return left
 
 
 def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
-    """Select the traces, and describe what each of the others is."""
+    """Select the traces, without what is read together with another file, and describe what each of the others is."""
     files: list[InputFile] = []
     skipped: list[str] = []
-    for path in paths:
+    for path in without_companions(without_other_forms(paths)):
         try:
             file = _input_file(path, None)
         except TraceError:
@@ -251,20 +243,6 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
     return files, skipped
 
 
-def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
-    """Select the most detailed form of the ops of a directory that holds several.
-
-    Profiles come before tables of ops, tables before other programs' pictures of them, and what pptrace itself wrote comes last.
-    """
-    if not any(known.priority in _OF_OPS for file in files for known in readers_of(file.format)):
-        return files, skipped
-    worth = {file.path: known.priority for file in files if (known := _format_of(file)) is not None}
-    most = max(worth.values())
-    kept = {*(path for path, own in worth.items() if own == most), *_dumps_with_traces(files)}
-    left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in kept]
-    return [file for file in files if file.path in kept], [*skipped, *left]
-
-
 def _dumps_with_traces(files: Sequence[InputFile]) -> tuple[Path, ...]:
     """The flight-recorder dumps among files that hold a profiler's traces as well."""
     if not any(known.takes_dumps for file in files for known in readers_of(file.format)):
@@ -276,10 +254,9 @@ def _is_dump(file: InputFile) -> bool:
     """Return whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be
     empty.
     """
-    if not any(known.is_dump for known in readers_of(file.format)):
+    if file.format is None or not any(known.is_dump for known in readers_of(file.format)):
         return False
-    known = _format_of(file)
-    return known is not None and known.is_dump
+    return format_of(file.path, file.format).is_dump
 
 
 def _runs(entries: Sequence[Path]) -> list[str]:
@@ -298,13 +275,8 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
 
 def _read_run(path: Path) -> Mapping[str, Any] | None:
     """run.json, None where it is not one."""
-    try:
-        run = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(run, dict) or not isinstance(run.get("ranks"), list):
-        return None
-    return run
+    run = object_in(path)
+    return run if isinstance(run.get("ranks"), list) else None
 
 
 def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
@@ -334,7 +306,11 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         state = f"{entry.get('status')}: {error}" if failed and error else str(entry.get("status"))
         path = _trace_path(directory, entry.get(named))
         if path is None:
-            missing.append((rank, state if failed else _why_missing(entry)))
+            note, script_trace = entry.get("note"), entry.get("script_trace")  # as the rank wrote down
+            why = note if isinstance(note, str) and note else "no trace written"
+            if why == note and isinstance(script_trace, str) and script_trace:
+                why += f"; its trace is {script_trace}"
+            missing.append((rank, state if failed else why))
             continue
         if failed:
             ended_badly.append((rank, state))
@@ -343,9 +319,12 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
     if ended_badly:
         warnings.append(_ended_badly(ended_badly))
     if not files:
+        hang = run.get("hang")
+        detail = hang.get("detail") if isinstance(hang, dict) else None
+        hung = f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
         raise TraceError(
             f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; "
-            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}{_hung(directory, run)}"
+            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}{hung}"
         )
     if missing:
         warnings.insert(
@@ -353,13 +332,6 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
             f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {listed(_same(missing), _FEW)}",
         )
     return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
-
-
-def _hung(directory: Path, run: Mapping[str, Any]) -> str:
-    """Advice for a run that hung before anything was recorded: the command that names the rank to blame."""
-    hang = run.get("hang")
-    detail = hang.get("detail") if isinstance(hang, dict) else None
-    return f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
 
 
 def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
@@ -382,14 +354,6 @@ def _ended_badly(ranks: Sequence[tuple[int, str]]) -> str:
             f"ranks {numbered(rank for rank, _ in ranks)} ended badly ({ranks[0][1]}); their traces may be incomplete"
         )
     return f"{len(ranks)} ranks ended badly: {listed(reasons, _FEW)}; their traces may be incomplete"
-
-
-def _why_missing(entry: Mapping[str, Any]) -> str:
-    """Reason for a missing trace as the rank wrote it down, if it did."""
-    note = entry.get("note")
-    kept = entry.get("script_trace")
-    where = f"; its trace is {kept}" if isinstance(kept, str) and kept else ""
-    return f"{note}{where}" if isinstance(note, str) and note else "no trace written"
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:

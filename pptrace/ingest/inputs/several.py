@@ -14,7 +14,7 @@ from pathlib import Path
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.formats import read_file
-from pptrace.ingest.inputs.directories import entries_of
+from pptrace.ingest.inputs.directories import entries_of, readable_entries
 from pptrace.ingest.inputs.resolve import RUN_FILE, InputFile, open_inputs
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed
@@ -54,25 +54,17 @@ def runs_at(path: Path) -> tuple[Path, ...]:
         return inside if len(inside) > 1 else (path,)
     if files and not _are_runs(path, folders):
         return (path,)
-    below = list(folders) if files else [entry for entry in entries_of(path) if entry.is_dir()]
-    is_side = _is_several if files else _holds_run_directories
-    if sides := list(filter(is_side, below)):
+    if files:
+        sides = [folder for folder in folders if runs_at(folder) != (folder,)]
+    else:
+        folders_below = ((entry, readable_entries(entry, Path.is_dir)) for entry in entries_of(path) if entry.is_dir())
+        sides = [entry for entry, below in folders_below if any((folder / RUN_FILE).is_file() for folder in below)]
+    if sides:
         raise TraceError(
             f"{path}: holds directories of several runs ({_names(sides)}); expected one run, or the runs of one program; give "
             "one of them as A and another as B"
         )
     return tuple(folders) or (path,)
-
-
-def _is_several(folder: Path) -> bool:
-    return runs_at(folder) != (folder,)
-
-
-def _holds_run_directories(folder: Path) -> bool:
-    try:
-        return any((entry / RUN_FILE).is_file() for entry in entries_of(folder))
-    except TraceError:
-        return False
 
 
 def _names(folders: Sequence[Path] | Mapping[Path, object]) -> str:

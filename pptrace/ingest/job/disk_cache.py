@@ -21,10 +21,11 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,8 @@ _ALIGNMENT, _MEMBER_ALIGNMENT = 8, 64
 _LOCAL_HEADER, _EXTRA_HEADER = struct.Struct("<4s5H3L2H"), struct.Struct("<2H")
 _ZIP64_BYTES, _FILLING = 20, 0xD935  # as Android's zipalign marks what it fills in
 _DAMAGE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    MemoryError,
-    RuntimeError,
-    IndexError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(OSError, ValueError, LookupError, TypeError, EOFError, MemoryError, RuntimeError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
 )
 _CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "workflow/rank_store.py")
 ANY_CODE = (".", "../dashboards")
@@ -85,16 +77,19 @@ class Cache:
         """The key of a file; None if it cannot be read, or if its content hash is not stored and not ``hash_now``."""
         try:
             state = stat_key(path)
-            content = self._content_hash_of(state)
-            if content is None:
-                if not hash_now:
-                    return None
-                content = _hash_of(path)
-                if stat_key(path) != state:  # it is being written
-                    return None
-                self._store_content_hash(state, content)
+            for folder in self.folders:
+                with suppress(OSError, ValueError):
+                    content = read_regular(folder / "files" / state).decode("ascii")
+                    if len(content) == hashlib.sha256().digest_size * 2:
+                        return key_of(content, path.name, code_version())
+            if not hash_now:
+                return None
+            content = _hash_of(path)
+            if stat_key(path) != state:  # it is being written
+                return None
         except OSError:
             return None
+        self._write_first(f"files/{state}", lambda part: part.write_text(content, "ascii"))
         return key_of(content, path.name, code_version())
 
     def read(self, key: str) -> Packed | None:
@@ -115,34 +110,24 @@ class Cache:
         facts = packed.facts.encode()
         if len(facts) + sum(values.nbytes for values in packed.arrays.values()) > self.max_bytes:
             return
-        for folder in self.folders:
-            try:
-                _make_folder(folder)
-                with _AtomicFile(folder / f"{key}.npz") as part:
-                    _write(part, facts, packed.arrays)
-            except OSError:
-                continue
+        if folder := self._write_first(f"{key}.npz", lambda part: _write(part, facts, packed.arrays)):
             _evict(folder, self.max_bytes)
-            return
 
-    def _content_hash_of(self, stat_key: str) -> str | None:
+    def _write_first(self, name: str, write: Callable[[Path], object]) -> Path | None:
+        """Write a file into the first folder where that works; None if there is none."""
         for folder in self.folders:
-            with suppress(OSError, ValueError):
-                content = read_regular(folder / "files" / stat_key).decode("ascii")
-                if len(content) == hashlib.sha256().digest_size * 2:
-                    return content
+            with suppress(OSError):
+                if not folder.is_dir():  # a new one is ignored by git
+                    if folder.name == FOLDER and not folder.parent.is_dir():
+                        continue
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    (folder / ".gitignore").write_text("*\n")
+                path = folder / name
+                path.parent.mkdir(exist_ok=True)
+                with _replacing(path) as part:
+                    write(part)
+                return folder
         return None
-
-    def _store_content_hash(self, stat_key: str, content: str) -> None:
-        for folder in self.folders:
-            try:
-                _make_folder(folder)
-                (folder / "files").mkdir(exist_ok=True)
-                with _AtomicFile(folder / "files" / stat_key) as part:
-                    part.write_text(content, "ascii")
-            except OSError:
-                continue
-            return
 
 
 def _write(path: Path, facts: bytes, columns: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -266,35 +251,19 @@ def _hash_of(path: Path) -> str:
     return state.hexdigest()
 
 
-def _make_folder(folder: Path) -> None:
-    """Create the folder, ignored by git."""
-    if folder.is_dir():
-        return
-    if folder.name == FOLDER and not folder.parent.is_dir():
-        raise FileNotFoundError(str(folder.parent))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / ".gitignore").write_text("*\n")
-
-
-class _AtomicFile:
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
     """Context of a temporary file that replaces ``path`` at the end, or is removed after an exception."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> Path:
-        handle, name = tempfile.mkstemp(prefix=".part-", dir=self._path.parent)
-        os.close(handle)
-        self._part = Path(name)
-        return self._part
-
-    def __exit__(self, kind: type[BaseException] | None, err: object, trace: object) -> None:
-        if kind is None:
-            with suppress(FileNotFoundError):
-                self._part.replace(self._path)
-                return
+    handle, name = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with suppress(FileNotFoundError):
+            part.replace(path)
+    finally:
         with suppress(OSError):
-            self._part.unlink()
+            part.unlink()
 
 
 def _evict(folder: Path, max_bytes: int) -> None:
@@ -302,20 +271,21 @@ def _evict(folder: Path, max_bytes: int) -> None:
 
     Files with other names stay: ``$PPTRACE_CACHE_DIR`` may be a folder of somebody's own arrays.
     """
-    entries = sorted(_files(folder, f"{_KEY}.npz"), key=lambda item: item[1].st_mtime_ns, reverse=True)
-    total = 0
-    for path, stat in entries:
-        total += stat.st_size
-        if total > max_bytes:
+
+    def latest_first(pattern: str, within: Path) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for path in within.glob(pattern):
             with suppress(OSError):
-                path.unlink()
-    now = time.time()
-    for path, stat in [*_files(folder, ".part-*"), *_files(folder / "files", ".part-*")]:
-        if now - stat.st_mtime > _STALE_S:
-            with suppress(OSError):
-                path.unlink()
-    hash_files = sorted(_files(folder / "files", _KEY), key=lambda item: item[1].st_mtime_ns, reverse=True)
-    for path, _ in hash_files[_MAX_HASH_FILES:]:
+                found.append((path, path.stat()))
+        return sorted(found, key=lambda item: item[1].st_mtime_ns, reverse=True)
+
+    entries = latest_first(f"{_KEY}.npz", folder)
+    totals = accumulate(stat.st_size for _, stat in entries)
+    doomed = [path for (path, _), total in zip(entries, totals, strict=True) if total > max_bytes]
+    parts = [*latest_first(".part-*", folder), *latest_first(".part-*", folder / "files")]
+    doomed += [path for path, stat in parts if time.time() - stat.st_mtime > _STALE_S]
+    doomed += [path for path, _ in latest_first(_KEY, folder / "files")[_MAX_HASH_FILES:]]
+    for path in doomed:
         with suppress(OSError):
             path.unlink()
 
@@ -324,9 +294,3 @@ _MAX_HASH_FILES = 10_000
 _KEY_CHARS = 40
 _KEY = "[0-9a-f]" * _KEY_CHARS
 """Pattern of the names that :func:`key_of` gives."""
-
-
-def _files(folder: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in folder.glob(pattern):
-        with suppress(OSError):
-            yield path, path.stat()

@@ -12,14 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
+import pandas as pd
+
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
-from pptrace.ingest.formats import ReadOptions, read_file
+from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
-from pptrace.ingest.job.join_tables import HasOps, join_tables
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
-from pptrace.model.traces import Trace, TraceInfo
+from pptrace.ingest.kineto.reader import ReadProgress
+from pptrace.model.traces import InputFormat, Trace, TraceInfo
 from pptrace.processes import can_fork, num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
@@ -36,8 +38,17 @@ class ReadFailure:
     message: str
 
 
-class RankData(HasOps, Protocol):
-    """The result of reading one trace: the trace itself, or what a transform made of it."""
+class RankData(Protocol):
+    """The result of reading one trace, with its ops where its format lists ops: the trace, or what a transform made of it."""
+
+    @property
+    def info(self) -> TraceInfo: ...
+
+    @property
+    def ops(self) -> pd.DataFrame | None: ...
+
+    def with_more(self, later: Self) -> Self:
+        """This rank with the rows of a further table of the same rank."""
 
     def with_info(self, info: TraceInfo) -> Self:
         """This result with the rank and warnings of ``info``."""
@@ -46,15 +57,16 @@ class RankData(HasOps, Protocol):
 Data = TypeVar("Data", bound=RankData)
 Transform = Callable[[Trace], Data]
 FileResult = tuple[Data, ...] | PptraceError
+_Read = Callable[[int, ReadProgress | None, InputFile], FileResult[Data]]
+"""(number of cores, callback for the part that has been read, file) → its result."""
 
 
-class ReadFiles(Protocol[Data]):
-    """Reader of a job's files in place of this process and its helpers, such as workers on other machines."""
-
-    def __call__(
-        self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
-    ) -> list[FileResult[Data]]:
-        """The result of ``read``, which is picklable, for each file, in their order."""
+ReadFiles = Callable[
+    [Sequence[InputFile], Callable[[InputFile], FileResult[Data]], ProgressMeter], list[FileResult[Data]]
+]
+"""Reader of a job's files in place of this process and its helpers, such as workers on other machines: the result of a callable,
+which is picklable, for each file, in their order.
+"""
 
 
 class Store(Protocol[Data]):
@@ -112,19 +124,22 @@ def read_each(
     if read_files is None:
         results = _read_all(inputs.files, read, jobs, meter, store)
     else:
-        results = read_files(inputs.files, partial(read, ReadOptions()), meter)
-    errors = [result for result in results if isinstance(result, PptraceError)]
-    if not results or len(errors) == len(results):
-        raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
-    pairs = list(zip(inputs.files, results, strict=True))
-    failures = tuple(
-        ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if isinstance(err, PptraceError)
-    )
-    traces = [(file, trace) for file, read in pairs if not isinstance(read, PptraceError) for trace in read]
+        results = read_files(inputs.files, partial(read, 1, None), meter)
+    traces: list[tuple[InputFile, Data]] = []
+    failures: list[ReadFailure] = []
+    for file, result in zip(inputs.files, results, strict=True):
+        if isinstance(result, PptraceError):
+            failures.append(ReadFailure(str(file.path), file.rank, str(result)))
+        else:
+            traces += [(file, trace) for trace in result]
+    if len(failures) == len(results):
+        first = results[0] if results else TraceError("no trace files are given; expected one per rank")
+        assert isinstance(first, PptraceError)
+        raise first
     _require_one_run([trace.info for _, trace in traces])
     ranked, rank_warnings = _with_ranks(traces)
     failure_warnings = tuple(f"{failure.message} (left out; read the other {len(ranked)})" for failure in failures)
-    return ReadResult(ranked, failures, (*inputs.warnings, *failure_warnings, *rank_warnings))
+    return ReadResult(ranked, tuple(failures), (*inputs.warnings, *failure_warnings, *rank_warnings))
 
 
 def _unchanged(trace: Trace) -> Trace:
@@ -132,13 +147,17 @@ def _unchanged(trace: Trace) -> Trace:
 
 
 def _read_one(
-    transform: Transform[Data], store: Store[Data] | None, options: ReadOptions, file: InputFile
+    transform: Transform[Data],
+    store: Store[Data] | None,
+    cores: int,
+    on_progress: ReadProgress | None,
+    file: InputFile,
 ) -> FileResult[Data]:
     """Read one file; an error is returned, since an exception would lose its type on the way from another process."""
     if store is not None and (cached := store.get(file)) is not None:
         return cached
     try:
-        traces = tuple(map(transform, read_file(file.path, file.format, options)))
+        traces = tuple(map(transform, read_file(file.path, file.format, cores, on_progress)))
     except PptraceError as err:
         return err
     if store is not None:
@@ -148,7 +167,7 @@ def _read_one(
 
 def _read_all(
     files: Sequence[InputFile],
-    read: Callable[[ReadOptions, InputFile], FileResult[Data]],
+    read: _Read[Data],
     jobs: int | None,
     meter: ProgressMeter,
     store: Store[Data] | None,
@@ -172,7 +191,7 @@ def _read_all(
             meter.set_done(index)
     for index, file in enumerate(files):
         if index not in results:
-            results[index] = read(ReadOptions(cores, partial(meter.set_part, index)), file)
+            results[index] = read(cores, partial(meter.set_part, index), file)
             meter.set_done(index)
     return [results[index] for index in range(len(files))]
 
@@ -186,10 +205,8 @@ def _share_parts(parts: MutableSequence[float]) -> None:
     _parts_read = parts
 
 
-def _read_in_process(
-    read: Callable[[ReadOptions, InputFile], FileResult[Data]], cores: int, index: int, file: InputFile
-) -> FileResult[Data]:
-    return read(ReadOptions(cores, partial(_parts_read.__setitem__, index)), file)
+def _read_in_process(read: _Read[Data], cores: int, index: int, file: InputFile) -> FileResult[Data]:
+    return read(cores, partial(_parts_read.__setitem__, index), file)
 
 
 def _read_in_processes(
@@ -224,32 +241,30 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ..
     lines: dict[int, str] = {}
     unranked: list[tuple[Data, str]] = []
     for file, trace in pairs:
-        claimed_rank, doubt = _claimed_rank(file, trace.info)
-        if claimed_rank is None:
-            without_rank = trace.with_info(replace(trace.info, rank=None))
-            unranked.append((without_rank, doubt or "its rank is not in it"))
-        elif (
-            claimed_rank in ranked
-            and (joined := join_tables(ranked[claimed_rank], _with_rank(trace, claimed_rank))) is not None
-        ):
-            ranked[claimed_rank] = joined
-        elif claimed_rank in ranked:
-            unranked.append((trace, f"says rank {claimed_rank}, as {ranked[claimed_rank].info.path} does"))
-        else:
-            if file.rank not in (None, claimed_rank):
-                reason = f"says rank {claimed_rank}, but run.json says {file.rank}"
-                lines[claimed_rank] = f"{trace.info.path}: {reason}; read as rank {claimed_rank}"
+        rank, doubt = _claimed_rank(file, trace.info)
+        own = trace.with_info(replace(trace.info, rank=rank))
+        if rank is None:
+            unranked.append((own, doubt or "its rank is not in it"))
+        elif rank not in ranked:
+            if not doubt and file.rank not in (None, rank):
+                doubt = f"says rank {rank}, but run.json says {file.rank}"
             if doubt:
-                lines[claimed_rank] = f"{trace.info.path}: {doubt}; read as rank {claimed_rank}"
-            ranked[claimed_rank] = _with_rank(trace, claimed_rank)
-    used_ranks = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace.info))}
+                lines[rank] = f"{trace.info.path}: {doubt}; read as rank {rank}"
+            ranked[rank] = own
+        elif (joined := _joined(ranked[rank], own)) is not None:
+            ranked[rank] = joined
+        else:
+            unranked.append((trace, f"says rank {rank}, as {ranked[rank].info.path} does"))
+    sizes = [trace.info.metadata.get("world_size") for _, trace in pairs]  # where pptrace's recorder wrote it
+    world = max((size for size in sizes if isinstance(size, int) and 0 < size <= _MAX_RANKS), default=0)
+    used_ranks = set(ranked) | set(range(world))
     for trace, reason in unranked:
         free = range(len(pairs) + len(used_ranks) + 1)
         # A second trace of a rank must not stand in for a rank of the job that has no trace.
         has_claim = trace.info.rank is not None
         rank = next(number for number in free if number not in (used_ranks if has_claim else ranked))
         used_ranks.add(rank)
-        ranked[rank] = _with_rank(trace, rank)
+        ranked[rank] = trace.with_info(replace(trace.info, rank=rank))
         lines[rank] = f"{trace.info.path}: {reason}; read as rank {rank}"
     return tuple(ranked[rank] for rank in sorted(ranked)), tuple(lines[rank] for rank in sorted(lines))
 
@@ -269,12 +284,6 @@ def _claimed_rank(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
     return next((rank for rank in alternatives if rank is not None and rank < limit), None), doubt
 
 
-def _world_size(info: TraceInfo) -> int:
-    """Number of ranks of the trace's job, where pptrace's recorder wrote it; else 0."""
-    size = info.metadata.get("world_size")
-    return size if isinstance(size, int) and 0 < size <= _MAX_RANKS else 0
-
-
 def _require_one_run(infos: Sequence[TraceInfo]) -> None:
     """Refuse traces of different runs. A rank that failed early may lack these facts, so only those that have them count."""
     for name, noun in (("world_size", "number of ranks"), ("mesh", "mesh"), ("plan", "plan")):
@@ -290,5 +299,33 @@ def _require_one_run(infos: Sequence[TraceInfo]) -> None:
             )
 
 
-def _with_rank(trace: Data, rank: int) -> Data:
-    return trace.with_info(replace(trace.info, rank=rank))
+def _joined(first: Data, second: Data) -> Data | None:
+    """Join two op tables of one rank that hold different steps; None where either is no op table.
+
+    Raises:
+        TraceError: the tables are of different runs or on different clocks: they hold the same step, or steps that overlap.
+    """
+    ops, other_ops = _step_spans(first), _step_spans(second)
+    if ops is None or other_ops is None:
+        return None
+    rank, prefix = first.info.rank, f"{second.info.path}: is of another run than {first.info.path}"
+    if common_steps := sorted(set(ops.index) & set(other_ops.index)):
+        raise TraceError(
+            f"{prefix} (both hold step {common_steps[0]} of rank {rank}); "
+            "expected the tables of one run; analyse them one run at a time, or compare two with `pptrace compare`"
+        )
+    spans = pd.concat([ops.assign(table=0), other_ops.assign(table=1)]).sort_values(["start_ns", "end_ns", "table"])
+    overlaps = spans["start_ns"].to_numpy()[1:] < spans["end_ns"].to_numpy()[:-1]
+    if (overlaps & (spans["table"].to_numpy()[1:] != spans["table"].to_numpy()[:-1])).any():
+        raise TraceError(
+            f"{prefix}, or on another clock (their steps on rank {rank} run at the same time); expected tables on one clock; "
+            "give their times from the same zero"
+        )
+    return first.with_more(second)
+
+
+def _step_spans(table: RankData) -> pd.DataFrame | None:
+    """Start and end of each step, index step, ns; None where the rank does not come from an op table."""
+    if table.info.format is not InputFormat.OPLOG or table.ops is None or table.ops.empty:
+        return None
+    return table.ops[table.ops["step"] >= 0].groupby("step").agg({"start_ns": "min", "end_ns": "max"})

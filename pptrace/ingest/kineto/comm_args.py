@@ -11,26 +11,72 @@ Written by ``record_param_comms`` and, through Kineto, onto NCCL kernels (torch'
     torch 2.13  Comms Id
 
 Peers of ``c10d::send`` and ``c10d::recv_`` are in their ``Concrete Inputs`` (with record_shapes), as ranks *within the group*
-without the group's name; such rows have an empty ``group_id``. Sizes from shapes:
-:mod:`pptrace.ingest.kineto.comm_shapes`.
+without the group's name; such rows have an empty ``group_id``. Sizes follow from tensor shapes, as ``record_shapes`` writes them,
+where they are unambiguous:
+
+    "Input type": ["TensorList", "", "Scalar"]       element type of each tensor argument; "" for other arguments
+    "Input Dims": [[[4, 6], [3]], [], []]            its shape; for a list those of its tensors, [] if more than 30
+    "Concrete Inputs": ["", "", "-1"]                its value, if a number
+
+An operator's sizes are known where its tensors are separate arguments; lists have no element type. gloo's ranges list all
+tensors that a work reads, with types: these are the message where input and output have equal sizes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
-from pptrace.ingest.kineto.comm_shapes import SHAPED, sizes_of, splits_of_operator, splits_text
-from pptrace.ingest.kineto.event_columns import CommRow
+from pptrace.ingest.common.comm_args import DTYPE_BYTES, CommRecord, comm_args_table
 from pptrace.ingest.kineto.event_types import Args, int_of, text_of, value_of
-from pptrace.model.categories import as_category
-from pptrace.model.tables import COMM_ARGS, Int64, make_table
+from pptrace.model.tables import Int64
+
+CommRow = tuple[int, str, Args]
+"""(row in the file, name, arguments) of an event of communication."""
+
+_GATHER, _INPUT_ONLY = "gather", "alone"
+_SAME_TENSOR = (0, 0)
+_OPERATORS: dict[str, tuple[int, int | str]] = {
+    "c10d::allreduce_": _SAME_TENSOR,
+    "c10d::allreduce_coalesced_": _SAME_TENSOR,
+    "c10d::broadcast_": _SAME_TENSOR,
+    "c10d::reduce_": _SAME_TENSOR,
+    "c10d::_allgather_base_": (1, 0),
+    "c10d::_reduce_scatter_base_": (1, 0),
+    "c10d::alltoall_base_": (1, 0),
+    "_c10d_functional::all_reduce": _SAME_TENSOR,
+    "_c10d_functional::all_reduce_": _SAME_TENSOR,
+    "_c10d_functional::all_reduce_coalesced": _SAME_TENSOR,
+    "_c10d_functional::all_reduce_coalesced_": _SAME_TENSOR,
+    "_c10d_functional::broadcast": _SAME_TENSOR,
+    "_c10d_functional::broadcast_": _SAME_TENSOR,
+    "_c10d_functional::all_gather_into_tensor": (0, _GATHER),
+    "_c10d_functional::all_gather_into_tensor_out": (0, _GATHER),
+    "_c10d_functional::reduce_scatter_tensor": (0, _INPUT_ONLY),
+    "_c10d_functional::reduce_scatter_tensor_out": (0, _INPUT_ONLY),
+}
+"""(index of the input, index of the output) by operator; _GATHER: output = ranks · input; _INPUT_ONLY: output unknown."""
+_EQUAL = ("gloo:all_reduce", "gloo:broadcast", "gloo:reduce", "gloo:send", "gloo:recv")
+"""Works whose output and input have equal sizes."""
+SHAPED = frozenset({*_OPERATORS, *_EQUAL})
+_SIZES_BY_BYTES = {
+    1: (
+        *("bool", "char", "signed char", "unsigned char", "c10::float8_e5m2", "c10::float8_e4m3fn"),
+        *("c10::float8_e8m0fnu", "c10::float8_e5m2fnuz", "c10::float8_e4m3fnuz", "c10::float4_e2m1fn_x2"),
+    ),
+    2: ("short", "short int", "unsigned short", "short unsigned int", "c10::half", "c10::bfloat16"),
+    4: ("int", "unsigned int", "float", "c10::complex<c10::half>"),
+    8: ("long", "long int", "long long", "unsigned long", "long unsigned int", "double", "c10::complex<float>"),
+    16: ("c10::complex<double>",),
+}
+_TYPE_BYTES = {name: size for size, names in _SIZES_BY_BYTES.items() for name in names}
+"""Size by C++ type name, as compilers write it, bytes."""
+
 
 _PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
 _PEERLESS = frozenset({"send", "recv", "coalesced", "recvanysource"})
@@ -44,27 +90,24 @@ def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, 
         event: the index of each in the sorted events, -1 if dropped.
         distributed: what the profiler wrote about the job.
     """
-    texts = _RankTexts(_configured_groups(distributed))
-    records = sorted(
-        (_record(row, int(index), texts) for row, index in zip(rows, event, strict=True) if index >= 0),
-        key=lambda record: record[0],
-    )
-    columns = list(zip(*records, strict=True)) or [()] * len(COMM_ARGS)
-    table: dict[str, Any] = {
-        name: as_category(list(column)) if dtype == "str" else column
-        for (name, dtype), column in zip(COMM_ARGS.items(), columns, strict=True)
-    }
-    return make_table(COMM_ARGS, table)
-
-
-_Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int, str]
+    texts = _RankTexts(distributed)
+    indexed = zip(rows, event.tolist(), strict=True)
+    return comm_args_table(_record(name, args, index, texts) for (_, name, args), index in indexed if index >= 0)
 
 
 class _RankTexts:
     """Lists of ranks as JSON, cached per group: a large job has thousands of calls with thousands of ranks."""
 
-    def __init__(self, configured: Mapping[str, tuple[int, ...]]) -> None:
-        self._configured = configured
+    def __init__(self, distributed: Mapping[str, Any]) -> None:
+        config = distributed.get("pg_config")
+        entries = list(config.values()) if isinstance(config, dict) else config
+        self._configured = {  # without elided lists
+            str(entry["pg_name"]): ranks
+            for entry in (entries if isinstance(entries, list) else ())
+            if isinstance(entry, dict)
+            and entry.get("pg_name") is not None
+            and (ranks := _complete_list(entry.get("ranks")))
+        }
         self._cache: dict[tuple[bytes, bytes, bytes, str, int], tuple[str, int]] = {}
 
     def of(self, args: Args, group_id: str, size: int) -> tuple[str, int]:
@@ -72,25 +115,28 @@ class _RankTexts:
         raws = (bytes(args.group_ranks), bytes(args.rank_start), bytes(args.rank_stride))
         key = (*raws, group_id, size)
         if key not in self._cache:
-            ranks = group_ranks(args) or self._configured.get(group_id, ())
+            ranks = _complete_list(value_of(args.group_ranks)) or self._configured.get(group_id, ())
             if size > 0 and len(ranks) != size:
-                ranks = _elided_ranks(args, size) or _strided_ranks(args, size)
+                ranks = _elided_ranks(args, size)
+                start, stride = int_of(args.rank_start), int_of(args.rank_stride)
+                if not ranks and start >= 0 and stride > 0 and size <= 2**20 and start + stride * size < 2**63:
+                    ranks = tuple(range(start, start + stride * size, stride))
             self._cache[key] = (json.dumps(list(ranks)) if ranks else "", len(ranks))
         return self._cache[key]
 
 
-def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
-    """A row of COMM_ARGS, in the order of the schema."""
-    args = row.args
-    if row.name in _PEER_INPUT and not args.collective:
-        kind, index = _PEER_INPUT[row.name]
+def _record(name: str, args: Args, event: int, texts: _RankTexts) -> CommRecord:
+    if name in _PEER_INPUT and not args.collective:
+        kind, index = _PEER_INPUT[name]
         peer = _concrete_int(args, index)
         src, dst = (-1, peer) if kind == "send" else (peer, -1)
         return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1, ""
-    if row.name in SHAPED and not args.collective:
-        sizes = sizes_of(row.name, args)
-        splits = splits_of_operator(row.name, args)
-        return event, "", sizes.in_bytes, sizes.out_bytes, "", "", "", -1, -1, -1, -1, sizes.in_elements, splits
+    if name in SHAPED and not args.collective:
+        in_bytes, out_bytes, elements = sizes_of(name, args)
+        values, splits = value_of(args.inputs), ""
+        if name == _ALL_TO_ALL and isinstance(values, list) and len(values) > _IN_SPLITS:
+            splits = _splits_text(values[_IN_SPLITS], values[_OUT_SPLITS])
+        return event, "", in_bytes, out_bytes, "", "", "", -1, -1, -1, -1, elements, splits
     item_bytes = DTYPE_BYTES.get(text_of(args.dtype).lower(), -1)
     group_id = text_of(args.group_id)
     size = int_of(args.group_size)
@@ -108,7 +154,7 @@ def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
         int_of(args.dst),
         int_of(args.seq),
         -1,
-        splits_text(value_of(args.in_split), value_of(args.out_split)),
+        _splits_text(value_of(args.in_split), value_of(args.out_split)),
     )
 
 
@@ -120,12 +166,8 @@ def _num_bytes(nelems: Any, item_bytes: int) -> int:
     return total if total < 2**63 else -1
 
 
-def group_ranks(args: Args) -> tuple[int, ...]:
-    """The global ranks of the group; () where the list is absent or elided."""
-    return _complete_list(value_of(args.group_ranks))
-
-
 def _complete_list(value: object) -> tuple[int, ...]:
+    """The ranks in a list or its text; () where it is absent or elided."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -152,23 +194,6 @@ def _elided_ranks(args: Args, size: int) -> tuple[int, ...]:
     return tuple(ranks) if is_progression else ()
 
 
-def _strided_ranks(args: Args, size: int) -> tuple[int, ...]:
-    start, stride = int_of(args.rank_start), int_of(args.rank_stride)
-    if start < 0 or stride < 1 or size > 2**20 or start + stride * size >= 2**63:
-        return ()
-    return tuple(range(start, start + stride * size, stride))
-
-
-def _configured_groups(distributed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Ranks by group name from ``distributedInfo.pg_config``, without elided lists."""
-    config = distributed.get("pg_config")
-    entries = list(config.values()) if isinstance(config, dict) else config
-    if not isinstance(entries, list):
-        return {}
-    named = ((entry.get("pg_name"), _complete_list(entry.get("ranks"))) for entry in entries if isinstance(entry, dict))
-    return {str(name): ranks for name, ranks in named if name is not None and ranks}
-
-
 def _concrete_int(args: Args, index: int) -> int:
     values = value_of(args.inputs)
     if not isinstance(values, list) or not 0 <= index < len(values):
@@ -186,15 +211,88 @@ def rank_of_comms(rows: Sequence[CommRow]) -> int | None:
     ``Rank`` is the rank within the group (the peer, in sends and receives), so only collectives of groups 0, 1, 2, … count, where
     it equals the global rank.
     """
-    votes: Counter[int] = Counter()
+    votes: set[int] = set()
     lists: dict[bytes, tuple[int, ...]] = {}
-    for row in rows:
-        text = bytes(row.args.group_ranks)
+    for _, _, args in rows:
+        text = bytes(args.group_ranks)
         if text not in lists:
-            lists[text] = group_ranks(row.args)
-        ranks = lists[text]
-        rank = int_of(row.args.rank)
-        is_collective = text_of(row.args.collective).lower() not in _PEERLESS
+            lists[text] = _complete_list(value_of(args.group_ranks))
+        ranks, rank = lists[text], int_of(args.rank)
+        is_collective = text_of(args.collective).lower() not in _PEERLESS
         if is_collective and 0 <= rank < len(ranks) and ranks == tuple(range(len(ranks))):
-            votes[rank] += 1
-    return next(iter(votes)) if len(votes) == 1 else None
+            votes.add(rank)
+    return votes.pop() if len(votes) == 1 else None
+
+
+Sizes = tuple[int, int, int]
+"""Bytes of input and output, and elements of the input; -1 if unknown."""
+
+
+def sizes_of(name: str, args: Args) -> Sizes:
+    """Compute the sizes of an event from its shapes."""
+    dims, types = value_of(args.dims), value_of(args.types)
+    if (
+        name not in SHAPED
+        or not isinstance(dims, list)
+        or not isinstance(types, list)
+        or len(dims) != len(types)
+        or not dims
+    ):
+        return -1, -1, -1
+    tensors = [_tensor(*pair) for pair in zip(dims, types, strict=True)]
+    if name in _EQUAL:
+        elements, size = (_sum(column) for column in zip(*tensors, strict=True))
+        return size, size, elements
+    source, target = _OPERATORS[name]
+    if source >= len(tensors):
+        return -1, -1, -1
+    elements, size = tensors[source]
+    if target == _GATHER:
+        number = _concrete_int(args, 1)
+        return (size, size * number, elements) if size >= 0 and 0 < number < 10**9 else (-1, -1, elements)
+    if target == _INPUT_ONLY:
+        return size, -1, elements
+    out = tensors[int(target)][1] if int(target) < len(tensors) else -1
+    return (size, out, elements) if min(size, out) >= 0 else (-1, -1, elements)
+
+
+_ALL_TO_ALL, _OUT_SPLITS, _IN_SPLITS = "c10d::alltoall_base_", 3, 4
+"""The operator of an all-to-all of one tensor, and the arguments with the rows of each peer."""
+
+
+def _splits_text(sent: object, received: object) -> str:
+    """The splits of an all-to-all as the tables have them ("3,7>3,1"), from two texts such as "[3, 7]".
+
+    "" where there are none, or not all peers are listed.
+    """
+    sides = [_SPLITS.fullmatch(side) if isinstance(side, str) else None for side in (sent, received)]
+    texts = [side[1].replace(" ", "") for side in sides if side is not None]
+    if len(texts) < 2 or texts[0].count(",") != texts[1].count(","):
+        return ""
+    return ">".join(texts)
+
+
+_SPLITS = re.compile(r"\[(\d{1,18}(?:, ?\d{1,18})*)\]", re.ASCII)
+
+
+def _tensor(dims: object, kind: object) -> tuple[int, int]:
+    """(elements, bytes) of an argument; the bytes of a list are unknown."""
+    if kind == "TensorList":
+        listed = dims if isinstance(dims, list) else []
+        return (_sum(map(_elements, listed)) if listed else -1), -1
+    item = _TYPE_BYTES.get(str(kind).lower(), -1)
+    elements = _elements(dims) if item > 0 else -1
+    size = elements * item
+    return (elements, size) if elements >= 0 and size < 2**63 else (-1, -1)
+
+
+def _elements(dims: object) -> int:
+    if not isinstance(dims, list) or not all(type(length) is int and length >= 0 for length in dims):
+        return -1
+    product = math.prod(dims)
+    return product if product < 2**63 else -1
+
+
+def _sum(values: Iterable[int]) -> int:
+    numbers = list(values)
+    return sum(numbers) if min(numbers) >= 0 and sum(numbers) < 2**63 else -1

@@ -2,16 +2,23 @@
 
 The reader cuts the text into blocks, copies each into the shared memory of a worker with a free slot, and decodes the block
 itself if there is none. Workers start while it reads. They accept only valid lists of events: if a worker refuses a block or
-dies, the reader reads the file again alone, and salvages damaged events.
+dies, the reader reads the file again alone, and salvages damaged events. A worker's
+
+    argument          is the file descriptor of the shared memory, which is divided into slots
+    standard input    has one line per block: its slot, its length in bytes
+    standard output   has READY, then DONE for each block decoded, in order; after the end of the input a pickled DecodedPart.
+                      REFUSED, and nothing after it, for a block that is no list of events
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import mmap
 import os
 import pickle
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,14 +27,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from pptrace.ingest.kineto.decode_worker import DONE, NUM_SLOTS, READY, SLOT_BYTES, DecodedPart
+from pptrace.ingest.kineto.event_columns import Collected
+from pptrace.ingest.kineto.event_stream import Damage, decode_block
+
+SLOT_BYTES = 512 * 1024
+NUM_SLOTS = 4
+READY, DONE, REFUSED = b"r", b".", b"x"
+DecodedPart = tuple[Collected, Damage]
+"""The events that one worker decoded, and what was damaged."""
 
 MIN_TEXT_BYTES = 48 * 1000**2
 """Least size of a file's text; smaller files are read before a worker has started."""
 MAX_WORKERS = 7
 """One reader, which copies and cuts at some 2 GB/s, keeps no more workers busy."""
 
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from pptrace.ingest.kineto.decode_worker import main; main()"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from pptrace.ingest.kineto.decode_pool import main; main()"
 
 
 class WorkerError(Exception):
@@ -99,8 +113,10 @@ class _Worker:
                 part = pickle.load(answers)
             except (EOFError, pickle.UnpicklingError) as err:
                 raise WorkerError from err
-        assert isinstance(part, DecodedPart)
-        return part
+        collected, damage = part
+        assert isinstance(collected, Collected)
+        assert isinstance(damage, Damage)
+        return collected, damage
 
     def stop(self) -> None:
         self.close_input()
@@ -170,3 +186,28 @@ class DecodePool:
         for worker in self._workers:
             worker.close_input()
         return [worker.result() for worker in self._workers]
+
+
+def main() -> None:
+    """Decode blocks in a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader gets it too, and closes the input
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    gc.disable()
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # other output must not appear among the answers
+    slots = mmap.mmap(int(sys.argv[1]), NUM_SLOTS * SLOT_BYTES, access=mmap.ACCESS_READ)
+    answers.write(READY)
+    collected, damage = Collected(), Damage()
+    for line in sys.stdin.buffer:
+        slot, length = map(int, line.split())
+        start = slot * SLOT_BYTES
+        read = decode_block(b"".join((b"[", slots[start : start + length], b"]")))
+        if read is None:
+            answers.write(REFUSED)
+            return
+        collected.add(read.events)
+        damage.lost_events += read.num_lost
+        damage.repaired += read.repaired
+        answers.write(DONE)
+    with os.fdopen(answers.fileno(), "wb", closefd=False) as buffered:
+        pickle.dump((collected, damage), buffered, pickle.HIGHEST_PROTOCOL)

@@ -14,20 +14,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.kineto.decoded_events import Damage
 from pptrace.ingest.kineto.event_types import (
     DECODE_ERRORS,
     FIELDS_DECODER,
     SPANS_DECODER,
     WITHOUT_FLOWS,
     Decoders,
-    Event,
 )
 from pptrace.ingest.kineto.json_repair import event_of, repaired_text
 from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, walk
@@ -48,16 +47,31 @@ OfferBlock = Callable[[memoryview], bool]
 """Offers a block of text, probably complete events, to a worker; returns whether it was accepted."""
 
 
+@dataclass(slots=True)
+class Damage:
+    """Counts of damage found while reading."""
+
+    lost_events: int = 0
+    repaired: int = 0
+    early_end: bool = False
+
+
 class EventStream:
     """A stream of events: :meth:`batches`; the other attributes are complete when it is exhausted.
 
     ``head`` is the text before the events' key, ``tail`` that after their closing bracket; ``bare``: the file is a list
-    without an object around it. Blocks that ``offer_block`` accepts are not in the batches.
+    without an object around it. Blocks that ``offer_block`` accepts are not in the batches. ``advice`` is what errors tell the
+    user to give instead.
     """
 
     def __init__(
-        self, source: ByteSource, offer_block: OfferBlock | None = None, decoders: Decoders = WITHOUT_FLOWS
+        self,
+        source: ByteSource,
+        offer_block: OfferBlock | None = None,
+        decoders: Decoders = WITHOUT_FLOWS,
+        advice: str = EXPECTED_INPUTS,
     ) -> None:
+        self._advice = advice
         self.head = b""
         self.tail = b""
         self.bare = False
@@ -69,7 +83,7 @@ class EventStream:
         self._separators = Separators()
         self._searched = 0
 
-    def batches(self) -> Iterator[list[Event]]:
+    def batches(self) -> Iterator[list[Any]]:
         """Yield decoded events, in the order of the file.
 
         Raises:
@@ -80,7 +94,9 @@ class EventStream:
             block = self._read_block(*cut)
             yield block.events
             if block.ended:
-                self._read_tail()
+                while len(self._buffer) < TAIL_LIMIT_BYTES and (piece := self._source.read()):
+                    self._buffer += piece
+                self.tail = bytes(self._buffer)
                 return
         last = self._read_last()
         yield last.events
@@ -95,7 +111,7 @@ class EventStream:
         text = piece.lstrip()
         self._buffer += text
         if not text:
-            raise TraceError(f"{self._source.path}: empty; expected a trace in JSON; {EXPECTED_INPUTS}")
+            raise TraceError(f"{self._source.path}: empty; expected a trace in JSON; {self._advice}")
         if text.startswith(b"["):
             self.bare = True
             del self._buffer[:1]
@@ -104,7 +120,7 @@ class EventStream:
         else:
             first_characters = repr(text[:24].decode("utf-8", "replace"))
             raise TraceError(
-                f"{self._source.path}: begins with {first_characters}; expected a trace in JSON; {EXPECTED_INPUTS}"
+                f"{self._source.path}: begins with {first_characters}; expected a trace in JSON; {self._advice}"
             )
 
     def _find_events_key(self) -> None:
@@ -115,7 +131,9 @@ class EventStream:
                 key = (start + match.start(), start + match.end())
                 if candidate is not None and key <= candidate:
                     continue
-                if _is_object_so_far(bytes(memoryview(self._buffer)[: key[0]])):
+                prefix = bytes(memoryview(self._buffer)[: key[0]])
+                # A key may follow at the top level of the object, so that a closing brace would complete it.
+                if any(_is_json(text + b'"":0}') for text in (prefix, repaired_text(prefix)[0])):
                     self._cut_head(key)
                     return
                 candidate = candidate or key
@@ -126,7 +144,7 @@ class EventStream:
                 break
             self._buffer += piece
         if candidate is None or _is_json(self._buffer):
-            raise TraceError(f"{self._source.path}: {_description(bytes(self._buffer))}; {EXPECTED_INPUTS}")
+            raise TraceError(f"{self._source.path}: {_description(bytes(self._buffer))}; {self._advice}")
         self._cut_head(candidate)
 
     def _cut_head(self, key: tuple[int, int]) -> None:
@@ -184,12 +202,6 @@ class EventStream:
             result = replace(rewalked, rest=rewalked.rest + text[num_used:])
         return self._count_damage(result, num_repairs)
 
-    def _read_tail(self) -> None:
-        tail = self._buffer
-        while len(tail) < TAIL_LIMIT_BYTES and (piece := self._source.read()):
-            tail += piece
-        self.tail = bytes(tail)
-
 
 def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | None:
     """Decode a list of events, repaired where that is unambiguous; None if it is no list, as after a cut inside an event."""
@@ -197,7 +209,9 @@ def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | Non
         return Walk(decoders.events.decode(block))
     except msgspec.ValidationError:  # JSON, but of other types than expected
         with suppress(*DECODE_ERRORS):
-            return _events_of(SPANS_DECODER.decode(block), decoders)
+            events = [event_of(bytes(span), decoders) for span in SPANS_DECODER.decode(block)]
+            decoded = [event for event in events if event is not None]
+            return Walk(decoded, num_lost=len(events) - len(decoded))
     except DECODE_ERRORS:
         pass
     text, num_repairs = repaired_text(block)
@@ -207,29 +221,11 @@ def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | Non
     return None
 
 
-def _events_of(spans: list[msgspec.Raw], decoders: Decoders) -> Walk:
-    events = [event_of(bytes(span), decoders) for span in spans]
-    decoded_events = [event for event in events if event is not None]
-    return Walk(decoded_events, num_lost=len(events) - len(decoded_events))
-
-
-def _is_object_so_far(prefix: bytes) -> bool:
-    """Return whether a key may follow this text at the top level of the object, so that a closing brace would complete it."""
-    for text in (prefix, repaired_text(prefix)[0]):
-        try:
-            FIELDS_DECODER.decode(text + b'"":0}')
-        except DECODE_ERRORS:
-            continue
+def _is_json(text: bytes | bytearray) -> bool:
+    with suppress(*DECODE_ERRORS):
+        FIELDS_DECODER.decode(text)
         return True
     return False
-
-
-def _is_json(text: bytes | bytearray) -> bool:
-    try:
-        FIELDS_DECODER.decode(text)
-    except DECODE_ERRORS:
-        return False
-    return True
 
 
 def _description(text: bytes) -> str:

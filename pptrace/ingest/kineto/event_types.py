@@ -13,6 +13,7 @@ skipped: correlation ids contain the same information. Formats of which only flo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,12 +25,13 @@ from pptrace.ingest.common.exact_numbers import Scalar
 ABSENT = Raw(b"")
 
 
-class DeviceArgs(Struct, frozen=True, gc=False):
-    """The ``args`` used of device work and of the calls that launch it."""
+class CallArgs(Struct, frozen=True, gc=False):
+    """The ``args`` used of device work, of the calls that launch it, and of autograd's nodes and the calls that post messages."""
 
     device: Scalar = -1
     stream: Scalar = -1
     correlation: Scalar = -1
+    sequence: Scalar = field(default=-1, name="Sequence number")
 
 
 class Args(Struct, frozen=True, gc=False):
@@ -58,12 +60,6 @@ class Args(Struct, frozen=True, gc=False):
     types: Raw = field(default=ABSENT, name="Input type")
 
 
-class NodeArgs(Struct, frozen=True, gc=False):
-    """The ``args`` used of autograd's nodes and of the calls that post messages."""
-
-    sequence: Scalar = field(default=-1, name="Sequence number")
-
-
 class MemoryArgs(Struct, frozen=True, gc=False):
     """The ``args`` used of a ``[memory]`` event."""
 
@@ -79,8 +75,6 @@ class MetadataArgs(Struct, frozen=True, gc=False):
     labels: Raw = ABSENT
 
 
-NO_DEVICE_ARGS = DeviceArgs()
-NO_NODE_ARGS = NodeArgs()
 NO_MEMORY_ARGS = MemoryArgs()
 NO_METADATA_ARGS = MetadataArgs()
 
@@ -99,14 +93,6 @@ class Instant(Struct, gc=False, tag="i", tag_field="ph"):
     name: str | None = ""
     ts: Raw = ABSENT
     args: MemoryArgs | None = NO_MEMORY_ARGS
-
-
-class OldInstant(Instant, gc=False, tag="I", tag_field="ph"):
-    pass
-
-
-class Counter(Instant, gc=False, tag="C", tag_field="ph"):
-    pass
 
 
 class Metadata(Struct, gc=False, tag="M", tag_field="ph"):
@@ -143,33 +129,43 @@ Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped | FlowStart
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """Decoders of one event and of a list of events."""
+    """Decoders of one event and of a list of events, whose fields have any types if ``is_lax``."""
 
-    event: msgspec.json.Decoder[Event]
-    events: msgspec.json.Decoder[list[Event]]
+    event: msgspec.json.Decoder[Any]
+    events: msgspec.json.Decoder[list[Any]]
+    is_lax: bool = False
 
 
 def _decoders(decoded: Any, skipped_phases: str) -> Decoders:
-    """Decoders of some types of events; each phase that is skipped needs a type of its own."""
+    """Decoders of some types of events; each further phase of a type, and each that is skipped, needs a type of its own."""
     shape: Any = decoded
-    for phase in skipped_phases:
-        shape |= msgspec.defstruct(f"Skipped_{phase}", [], bases=(Skipped,), tag=phase, tag_field="ph", gc=False)
+    for base, phases in ((Instant, "IC"), (Skipped, skipped_phases)):
+        for phase in phases:
+            shape |= msgspec.defstruct(
+                f"{base.__name__}_{phase}", [], bases=(base,), tag=phase, tag_field="ph", gc=False
+            )
     many: Any = list.__class_getitem__(shape)
     return Decoders(msgspec.json.Decoder(shape), msgspec.json.Decoder(many))
 
 
-_DECODED: Any = Complete | Instant | OldInstant | Counter | Metadata | Begin
+_DECODED: Any = Complete | Instant | Metadata | Begin
 _SKIPPED = "EtbneNODPRcvVSTpF()="
 """Every other phase of the format but flows."""
 WITHOUT_FLOWS = _decoders(_DECODED | Skipped, _SKIPPED + "f")
 WITH_FLOWS = _decoders(_DECODED | FlowStart | FlowEnd, _SKIPPED)
-DEVICE_ARGS_DECODER: msgspec.json.Decoder[list[DeviceArgs | None]] = msgspec.json.Decoder(list[DeviceArgs | None])
-NODE_ARGS_DECODER: msgspec.json.Decoder[list[NodeArgs | None]] = msgspec.json.Decoder(list[NodeArgs | None])
 SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
 """Everything that msgspec raises on malformed text."""
+
+
+_MEMBERS = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
+
+
+def has_kineto_members(start: bytes) -> bool:
+    """Return whether a trace has a top-level member that only Kineto writes."""
+    return _MEMBERS.search(start) is not None
 
 
 def value_of(raw: Raw) -> Any:

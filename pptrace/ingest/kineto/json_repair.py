@@ -7,7 +7,8 @@ backslashes in file paths, lone surrogates, unescaped quotes in kernel names, nu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,14 +21,12 @@ from pptrace.ingest.kineto.event_types import (
     WITHOUT_FLOWS,
     Begin,
     Complete,
-    Counter,
     Decoders,
     Event,
     Instant,
     MemoryArgs,
     Metadata,
     MetadataArgs,
-    OldInstant,
     Skipped,
 )
 
@@ -84,28 +83,37 @@ def requoted(text: bytes) -> bytes:
     return _INNER_QUOTE.sub(rb"\"", with_name)
 
 
-def event_of(span: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Event | None:
+def event_of(span: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Any:
     """Decode one event whatever the types of its members; None if it is no event (no phase, damaged)."""
-    try:
+    with suppress(*DECODE_ERRORS):
         return decoders.event.decode(span)
-    except DECODE_ERRORS:
-        pass
-    try:
-        return _event_of_fields(FIELDS_DECODER.decode(span))
-    except DECODE_ERRORS:
-        return None
+    with suppress(*DECODE_ERRORS):
+        return None if decoders.is_lax else _event_of_fields(FIELDS_DECODER.decode(span))
+    return None
 
 
 def args_of(shape: type[S], text: bytes) -> S:
     """Decode ``args`` to a struct whatever the types of other members; defaults where members are missing or malformed."""
-    try:
+    with suppress(*DECODE_ERRORS):
         return _decoder(shape).decode(text)  # type: ignore[no-any-return]
-    except DECODE_ERRORS:
-        pass
-    try:
+    with suppress(*DECODE_ERRORS):
         return _struct(shape, FIELDS_DECODER.decode(text))
+    return shape()
+
+
+def args_of_each(shape: type[S], texts: Sequence[Raw]) -> list[S]:
+    """Decode the ``args`` of each event, all at once if they are well-formed; defaults where there are none."""
+    values = texts if all(texts) else [text or b"null" for text in texts]
+    try:
+        decoded: list[S | None] = _decoder(list[shape | None]).decode(  # type: ignore[valid-type]
+            b"".join((b"[", b",".join(values), b"]"))
+        )
     except DECODE_ERRORS:
-        return shape()
+        decoded = []
+    if len(decoded) != len(texts):
+        decoded = [args_of(shape, bytes(text)) for text in texts]
+    default = shape()
+    return [default if item is None else item for item in decoded]
 
 
 def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
@@ -114,28 +122,17 @@ def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
     pid: int | str = _decoded(fields, "pid", int | str, -1)
     raw_args: dict[str, Raw] = {} if phase == "X" else _decoded(fields, "args", dict[str, Raw], {})
     ts = fields.get("ts", Raw(b""))
-    match phase:
-        case "X":
-            tid: int | str = _decoded(fields, "tid", int | str, -1)
-            dur = fields.get("dur", Raw(b""))
-            return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, fields.get("args", Raw(b"")))
-        case "i":
-            return Instant(name, ts, _struct(MemoryArgs, raw_args))
-        case "I":
-            return OldInstant(name, ts, _struct(MemoryArgs, raw_args))
-        case "C":
-            return Counter(name, ts, _struct(MemoryArgs, raw_args))
-        case "M":
-            return Metadata(name, pid, _struct(MetadataArgs, raw_args), _decoded(fields, "tid", int | str, -1))
-        case "B":
-            return Begin()
-        case _:
-            return Skipped() if phase else None
-
-
-@cache
-def _fields(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(shape)
+    if phase == "X":
+        tid: int | str = _decoded(fields, "tid", int | str, -1)
+        dur, args = fields.get("dur", Raw(b"")), fields.get("args", Raw(b""))
+        return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, args)
+    if phase in ("i", "I", "C"):
+        return Instant(name, ts, _struct(MemoryArgs, raw_args))
+    if phase == "M":
+        return Metadata(name, pid, _struct(MetadataArgs, raw_args), _decoded(fields, "tid", int | str, -1))
+    if phase == "B":
+        return Begin()
+    return Skipped() if phase else None
 
 
 @cache
@@ -155,7 +152,7 @@ def _decoded(fields: Mapping[str, Raw], key: str, kind: Any, default: T) -> T:
 def _struct(shape: type[S], raw: Mapping[str, Raw]) -> S:
     """Make a struct from the fields of the right type; others have their defaults."""
     values: dict[str, Any] = {}
-    for item in _fields(shape):
+    for item in msgspec.structs.fields(shape):
         if item.encode_name in raw:
             text = raw[item.encode_name]
             values[item.name] = text if item.type is Raw else _decoded(raw, item.encode_name, item.type, item.default)

@@ -9,13 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
 from pptrace.ingest.common.exact_numbers import LIMIT_NS, Integers, nanoseconds
-from pptrace.ingest.kineto.event_types import Instant, MemoryArgs
+from pptrace.ingest.kineto.event_types import Instant
 from pptrace.model.tables import MEMORY, Int64, make_table
 
 MEMORY_EVENT = "[memory]"
@@ -24,60 +23,41 @@ _UNKNOWN = -(2**62)
 _MAX_DEVICES = 1024
 
 
-@dataclass(slots=True)
-class MemoryColumns:
-    """All memory events so far, with times as in the file, an array per batch."""
+def memory_columns(instants: Sequence[Instant]) -> Int64:
+    """Time and arguments of the memory events of a batch, shape (6, n), as in the file."""
+    pairs = [(event.ts, event.args) for event in instants if event.name == MEMORY_EVENT and event.args is not None]
+    integers = Integers({None: _UNKNOWN})
+    names = ("device_type", "device_id", "change", "allocated", "reserved")
+    arguments = (integers([getattr(args, name) for _, args in pairs]) for name in names)
+    return np.stack((nanoseconds([ts for ts, _ in pairs]), *arguments))
 
-    _parts: list[Int64] = field(default_factory=list)
-    _integers: Integers = field(default_factory=lambda: Integers({None: _UNKNOWN}))
 
-    def add(self, instants: Sequence[Instant]) -> None:
-        memory_events = [
-            (event.ts, event.args) for event in instants if event.name == MEMORY_EVENT and event.args is not None
-        ]
-        if not memory_events:
-            return
-        args: list[MemoryArgs] = [item for _, item in memory_events]
-        columns = (
-            nanoseconds([ts for ts, _ in memory_events]),
-            self._integers([item.device_type for item in args]),
-            self._integers([item.device_id for item in args]),
-            self._integers([item.change for item in args]),
-            self._integers([item.allocated for item in args]),
-            self._integers([item.reserved for item in args]),
-        )
-        self._parts.append(np.stack(columns))
+def memory_table(parts: Sequence[Int64], base_ns: int) -> pd.DataFrame:
+    """Memory over time, bytes, rank -1: of all accelerators together where there are any, else of the host.
 
-    def extend(self, other: MemoryColumns) -> None:
-        """Add the events of another."""
-        self._parts += other._parts
-
-    def table(self, base_ns: int) -> pd.DataFrame:
-        """Memory over time, bytes, rank -1: of all accelerators together where there are any, else of the host.
-
-        Totals of several devices are summed. Traces from before torch 1.11 have only changes: there
-        ``allocated_bytes`` counts from the first event and ``reserved_bytes`` is -1.
-        """
-        columns = np.concatenate(self._parts, axis=1) if self._parts else np.zeros((6, 0), dtype=np.int64)
-        columns = columns[:, np.abs(columns[0].astype(np.float64) + float(base_ns)) < LIMIT_NS]
-        accelerated = columns[:, columns[1] > _HOST]
-        if accelerated.shape[1]:
-            columns = accelerated
-        time, kind, device, change, allocated, reserved = columns[:, np.lexsort(columns[[5, 4, 3, 2, 1, 0]])]
-        has_totals = allocated != _UNKNOWN
-        if has_totals.any():
-            group = (kind[has_totals] * _MAX_DEVICES + device[has_totals]).astype(np.int64)
-            time = time[has_totals]
-            allocated = _sum_over_groups(allocated[has_totals], group)
-            reserved = _sum_over_groups(np.where(reserved[has_totals] == _UNKNOWN, 0, reserved[has_totals]), group)
-        else:
-            allocated = np.cumsum(np.where(change == _UNKNOWN, 0, change))
-            reserved = np.full(len(time), -1)
-        rank = np.full(len(time), -1)
-        return make_table(
-            MEMORY,
-            {"rank": rank, "t_ns": time + base_ns, "allocated_bytes": allocated, "reserved_bytes": reserved},
-        )
+    Totals of several devices are summed. Traces from before torch 1.11 have only changes: there ``allocated_bytes`` counts from
+    the first event and ``reserved_bytes`` is -1.
+    """
+    columns = np.concatenate([np.zeros((6, 0), dtype=np.int64), *parts], axis=1)
+    columns = columns[:, np.abs(columns[0].astype(np.float64) + float(base_ns)) < LIMIT_NS]
+    accelerated = columns[:, columns[1] > _HOST]
+    if accelerated.shape[1]:
+        columns = accelerated
+    time, kind, device, change, allocated, reserved = columns[:, np.lexsort(columns[[5, 4, 3, 2, 1, 0]])]
+    has_totals = allocated != _UNKNOWN
+    if has_totals.any():
+        group = (kind[has_totals] * _MAX_DEVICES + device[has_totals]).astype(np.int64)
+        time = time[has_totals]
+        allocated = _sum_over_groups(allocated[has_totals], group)
+        reserved = _sum_over_groups(np.where(reserved[has_totals] == _UNKNOWN, 0, reserved[has_totals]), group)
+    else:
+        allocated = np.cumsum(np.where(change == _UNKNOWN, 0, change))
+        reserved = np.full(len(time), -1)
+    rank = np.full(len(time), -1)
+    return make_table(
+        MEMORY,
+        {"rank": rank, "t_ns": time + base_ns, "allocated_bytes": allocated, "reserved_bytes": reserved},
+    )
 
 
 def _sum_over_groups(level: Int64, group: Int64) -> Int64:

@@ -13,8 +13,10 @@ with the text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,23 @@ from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest.common.byte_source import ByteSource, num_text_bytes
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import producer_of, rank_of_file_name, rank_of_labels, rank_of_value
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.kineto.comm_args import comm_table, rank_of_comms
 from pptrace.ingest.kineto.decode_pool import MIN_TEXT_BYTES, DecodePool, WorkerError
-from pptrace.ingest.kineto.decoded_events import Collected
+from pptrace.ingest.kineto.event_columns import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
-from pptrace.ingest.kineto.trace_members import Document, read_document
+from pptrace.ingest.kineto.json_repair import repaired_text
+from pptrace.ingest.kineto.memory_events import memory_table
 from pptrace.marks import METADATA_KEY
-from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
+from pptrace.model.wording import counted, listed
 
 _SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
 """Members by which torch's profiler says what it was told to record."""
+_EXACT_FLOAT = 2.0**53
+_MEMBER = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*(?=["{\[\d\-tfn])')
 
 ReadProgress = Callable[[float], None]
 
@@ -72,42 +78,43 @@ def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> Tra
             collected.add(events)
             if on_progress is not None:
                 on_progress(source.part_read)
-        for part in pool.results():
-            collected.extend(part.collected)
-            stream.damage.lost_events += part.damage.lost_events
-            stream.damage.repaired += part.damage.repaired
-        document = read_document(stream.head, stream.tail, bare=stream.bare)
-        if not collected.columns.num_rows:
+        for part, damage in pool.results():
+            collected.extend(part)
+            stream.damage.lost_events += damage.lost_events
+            stream.damage.repaired += damage.repaired
+        if not collected.num_rows:
             raise TraceError(f"{path}: {_no_rows(collected, stream)}; {EXPECTED_INPUTS}")
-        return _trace(path, source, stream, document, collected)
+        return _trace(path, source, stream, collected)
 
 
-def _trace(path: Path, source: ByteSource, stream: EventStream, document: Document, collected: Collected) -> Trace:
-    members = document.members
+def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Collected) -> Trace:
+    members, trailing, is_complete = _read_members(stream)
     metadata = _facts(members)
     distributed = _mapping(members.get("distributedInfo"))
     base_ns, base_warning = _base_ns(members.get("baseTimeNanoseconds"))
-    ordered = sorted_events(collected.columns, base_ns)
+    ordered = sorted_events([collected.take()], collected.names.texts, base_ns)
     if not len(ordered.without_comm_args):
         raise TraceError(f'{path}: no event has a usable time; expected "ts" and "dur" in µs; {EXPECTED_INPUTS}')
-    comm_rows = collected.columns.comm_rows
-    rank = _first_rank(
+    comm_rows = collected.comm_rows
+    ranks = (
         rank_of_value(metadata.get("rank")),
         rank_of_value(distributed.get("rank")),
         rank_of_labels(collected.labels),
         rank_of_file_name(path.name),
         rank_of_comms(comm_rows),
     )
-    memory = collected.memory.table(base_ns)
+    rank = next((rank for rank in ranks if rank is not None), None)
+    memory = memory_table(collected.memory, base_ns)
     memory["rank"] = -1 if rank is None else rank
-    events = ordered.events(comm_table(comm_rows, ordered.sorted_rows([row.row for row in comm_rows]), distributed))
-    warnings = [*_damage_warnings(source, stream, document, len(events)), *base_warning, *ordered.warnings]
-    unknown = sorted(collected.columns.categories.unknown)
-    if unknown:
+    events = ordered.events(comm_table(comm_rows, ordered.sorted_rows([row for row, _, _ in comm_rows]), distributed))
+    warnings = [*_damage_warnings(source, stream, trailing, len(events), is_complete=is_complete)]
+    warnings += [*base_warning, *ordered.warnings]
+    if unknown := sorted(collected.categories.unknown):
         warnings.append(
             "events of unknown categories are read as host events, so that device work among them does not count: "
-            f"{_join_quoted(unknown)}"
+            f"{listed((repr(name[:40]) for name in unknown), 5)}"
         )
+    is_cut = stream.damage.early_end or bool(source.damage) or not is_complete
     return Trace(
         path=str(path),
         format=InputFormat.KINETO,
@@ -118,22 +125,13 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
         metadata=metadata,
         distributed=distributed,
         warnings=tuple(warnings),
-        damage=RankDamage.joined((ordered.damage, *_damage_of(source, stream, document))),
+        damage=ordered.damage_with(is_cut=is_cut, num_lost=stream.damage.lost_events),
     )
-
-
-def _first_rank(*ranks: int | None) -> int | None:
-    return next((rank for rank in ranks if rank is not None), None)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     """A member that should be an object; torch's ``add_metadata`` stores it as text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else object_of(value)
 
 
 def _facts(members: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,54 +160,77 @@ def _base_ns(value: object) -> tuple[int, list[str]]:
     return base_ns, []
 
 
-def _damage_warnings(source: ByteSource, stream: EventStream, document: Document, num_events: int) -> Iterator[str]:
+def _damage_warnings(
+    source: ByteSource, stream: EventStream, trailing: str, num_events: int, *, is_complete: bool
+) -> Iterator[str]:
     """Yield a warning for each kind of damage."""
     damage = stream.damage
     if damage.early_end:
         reason = source.damage or "cut inside the list of events"
-        yield f"trace ends early ({reason}); kept the {_events(num_events)} before it"
-    elif source.damage or not document.is_complete:
+        yield f"trace ends early ({reason}); kept the {counted(num_events, 'event')} before it"
+    elif source.damage or not is_complete:
         reason = source.damage or "cut or damaged after the list of events"
-        yield f"trace ends early ({reason}); kept all {_events(num_events)}, facts about the run may be missing"
+        yield f"trace ends early ({reason}); kept all {counted(num_events, 'event')}, facts about the run may be missing"
     if damage.lost_events:
-        yield f"left out {_events(damage.lost_events)} that could not be read (damaged JSON)"
+        yield f"left out {counted(damage.lost_events, 'event')} that could not be read (damaged JSON)"
     if damage.repaired:
         places = "place that was" if damage.repaired == 1 else "places that were"
         yield f"repaired {damage.repaired} {places} not valid JSON (control characters, quotes, encoding or numbers)"
-    if document.trailing or source.trailing_bytes:
+    if trailing or source.trailing_bytes:
         yield "ignored what follows the end of the trace: " + (
             f"{source.trailing_bytes} bytes after the gzip stream"
             if source.trailing_bytes
-            else f"{len(document.trailing)} characters beginning {document.trailing[:20]!r}"
+            else f"{len(trailing)} characters beginning {trailing[:20]!r}"
         )
-
-
-def _damage_of(source: ByteSource, stream: EventStream, document: Document) -> Iterator[RankDamage]:
-    is_cut = stream.damage.early_end or bool(source.damage) or not document.is_complete
-    yield RankDamage.counted(Damage.CUT_FILE, int(is_cut))
-    yield RankDamage.counted(Damage.UNREADABLE_EVENTS, stream.damage.lost_events)
 
 
 def _no_rows(collected: Collected, stream: EventStream) -> str:
     expected = 'expected complete ones ("ph": "X")'
     if collected.num_begin:
-        pairs = "pair" if collected.num_begin == 1 else "pairs"
-        return f"{collected.num_begin} begin/end {pairs} and no complete event; {expected}"
+        return f"{counted(collected.num_begin, 'begin/end pair')} and no complete event; {expected}"
     if collected.num_events:
-        return f"{_events(collected.num_events)} and no complete one; {expected}"
+        return f"{counted(collected.num_events, 'event')} and no complete one; {expected}"
     if stream.damage.early_end:
         return f"damaged or truncated before the first event; {expected}"
     if lost := stream.damage.lost_events:
-        return (
-            f"a list of {lost} {'entry' if lost == 1 else 'entries'} of which none can be read as an event; {expected}"
-        )
+        return f"a list of {counted(lost, 'entry', 'entries')} of which none can be read as an event; {expected}"
     return f"an empty list of trace events; {expected}"
 
 
-def _events(num: int) -> str:
-    return f"{num} event" if num == 1 else f"{num} events"
+def _read_members(stream: EventStream) -> tuple[Mapping[str, Any], str, bool]:
+    """(the members without the events, the text after the document, whether nothing of it was lost)."""
+    after = repaired_text(stream.tail)[0].decode("utf-8", "replace")
+    if stream.bare:
+        return {}, after.strip(), True
+    before = repaired_text(stream.head)[0].decode("utf-8", "replace").rstrip()
+    text = before + '"traceEvents":null' + after
+    decoder = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None, strict=False)
+    try:
+        members, end = decoder.raw_decode(text)
+    except (ValueError, RecursionError):
+        return _single_members(text, decoder), "", False
+    return members, text[end:].strip(), True
 
 
-def _join_quoted(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name[:40]) for name in names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+def _number(text: str) -> float | int:
+    """Parse a float, or an int if it is one beyond float64's precision: ns may be written with an exponent or a point."""
+    value = float(text)
+    if abs(value) < _EXACT_FLOAT:
+        return value
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        return value
+    return int(exact) if abs(value) < 1e30 and exact == exact.to_integral_value() else value
+
+
+def _single_members(text: str, decoder: json.JSONDecoder) -> dict[str, Any]:
+    """Read the members of a damaged object one by one."""
+    members: dict[str, Any] = {}
+    position = 0
+    while match := _MEMBER.search(text, position):
+        try:
+            members[match[1]], position = decoder.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            position = match.end()
+    return members

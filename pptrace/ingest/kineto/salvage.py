@@ -9,8 +9,9 @@ import json
 import re
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
-from pptrace.ingest.kineto.event_types import Decoders, Event
+from pptrace.ingest.kineto.event_types import Decoders
 from pptrace.ingest.kineto.json_repair import event_of, flattened, requoted
 
 OBJECT_LIMIT_BYTES = 4 * 1024 * 1024
@@ -20,6 +21,7 @@ _BETWEEN = re.compile(r'(\s*,\s*\{)(\s*"[^"]{1,20}")?')
 _OBJECT_OR_END = re.compile(r"[{\]]")
 _ANY_SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _LAST_END = re.compile(rb"\}(?=\s*\])")
+_PHASE = re.compile(rb'"ph"\s*:')
 _SCAN = json.JSONDecoder(strict=False)
 _COMMON_SEPARATORS = (b"\n  },\n  {\n", b"},\n{", b"}, {", b"},{")
 
@@ -28,7 +30,7 @@ _COMMON_SEPARATORS = (b"\n  },\n  {\n", b"},\n{", b"}, {", b"},{")
 class Walk:
     """Events read, unused text, whether the list of events ended, and the numbers of events lost and repaired."""
 
-    events: list[Event]
+    events: list[Any]
     rest: bytes = b""
     ended: bool = False
     num_lost: int = 0
@@ -85,7 +87,7 @@ class _Walker:
     separators: Separators
     is_last_text: bool
     decoders: Decoders
-    events: list[Event] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
     num_lost: int = 0
     repaired: int = 0
 
@@ -125,6 +127,8 @@ class _Walker:
             last = _LAST_END.search(self.data, start)
             ends = [last.end() if last else len(self.data)]
         for end in ends:
+            if len(_PHASE.findall(self.data, start, end)) > 1:  # it would swallow the next event
+                continue
             span = requoted(self.data[start:end])
             try:
                 is_complete = _SCAN.raw_decode(span.decode("latin-1"))[1] == len(span)

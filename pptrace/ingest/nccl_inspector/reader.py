@@ -27,6 +27,7 @@ from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.json_texts import close_brackets, split_values
 from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, empty_table, make_table
 from pptrace.model.traces import InputFormat, Trace, no_events
+from pptrace.model.wording import counted
 
 COMMUNICATORS = "communicators"
 """Fact: by communicator, the process's rank in it and its number of ranks."""
@@ -86,10 +87,7 @@ class _Collective(msgspec.Struct, gc=False):
     size: int = msgspec.field(name="coll_msg_size_bytes", default=-1)
     source: str = msgspec.field(name="coll_timing_source", default="")
     times: _Times | None = msgspec.field(name="event_trace_ts", default=None)
-
-    @property
-    def peer(self) -> int:
-        return -1
+    peer: int = -1
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -123,17 +121,8 @@ class _ReadCalls:
 
 
 _COLUMNS = (
-    "group_id",
-    "description",
-    "place",
-    "group_size",
-    "kind",
-    "local_peer",
-    "bytes",
-    "seq",
-    "start_ns",
-    "end_ns",
-    "clock",
+    *("group_id", "description", "place", "group_size", "kind", "local_peer", "bytes", "seq"),
+    *("start_ns", "end_ns", "clock"),
 )
 
 
@@ -150,8 +139,8 @@ def read_nccl_inspector(path: Path) -> tuple[Trace, ...]:
     """
     read = _ReadCalls([])
     with ByteSource(path) as source:
-        for text in split_values(source):
-            line = _decoded(text.data) or _decoded(close_brackets(text.data) or b"")
+        for text, _ in split_values(source):
+            line = _decoded(text) or _decoded(close_brackets(text) or b"")
             if line is None:
                 read.num_damaged += 1
             else:
@@ -164,8 +153,20 @@ def read_nccl_inspector(path: Path) -> tuple[Trace, ...]:
         )
     calls = pd.DataFrame(dict(zip(_COLUMNS, zip(*read.calls, strict=True), strict=True)))
     parts, dropped_warnings = _by_rank(calls)
-    world = _num_processes(path) * len(parts)
-    warnings = [*_damage(read, damage), *dropped_warnings]
+    num_processes = 1  # with a file in this directory, including this one
+    if _FILE.fullmatch(path.name):
+        num_processes = max(1, sum(_FILE.fullmatch(other.name) is not None for other in path.parent.iterdir()))
+    world = num_processes * len(parts)
+    warnings = [f"{damage}: the data before that was read, so that the last calls may be missing"] if damage else []
+    if read.num_damaged:
+        count = counted(read.num_damaged, "line that is", "lines that are")
+        warnings.append(f"left out {count} truncated, damaged or impossible")
+    if read.num_launches:
+        warnings.append(
+            f"left out {counted(read.num_launches, 'call')} timed on the host ({_LAUNCH}): that is the duration of the launch, "
+            "not of the call"
+        )
+    warnings += dropped_warnings
     return tuple(
         _trace(path, rank_calls, world, read.version, warnings if number == 0 else ())
         for number, rank_calls in enumerate(parts)
@@ -232,24 +233,12 @@ def _by_rank(calls: pd.DataFrame) -> tuple[list[pd.DataFrame], tuple[str, ...]]:
     return parts, (warning,) if num_dropped else ()
 
 
-def _num_processes(path: Path) -> int:
-    """Number of processes with a file in this directory, including this one."""
-    if not _FILE.fullmatch(path.name):
-        return 1
-    return max(1, sum(_FILE.fullmatch(other.name) is not None for other in path.parent.iterdir()))
-
-
 def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: Sequence[str]) -> Trace:
-    largest = calls.loc[calls["group_size"] == calls["group_size"].max()]
-    world_ranks = largest.loc[largest["group_size"] == world, "place"].unique()
+    largest = calls["group_size"] == calls["group_size"].max()
+    world_ranks = calls.loc[largest & (calls["group_size"] == world), "place"].unique()
     rank = int(world_ranks[0]) if len(world_ranks) == 1 else None
-    one_call_per_group = calls.drop_duplicates("group_id")
-    communicators = {
-        str(group): [int(group_rank), int(size)]
-        for group, group_rank, size in zip(
-            one_call_per_group["group_id"], one_call_per_group["place"], one_call_per_group["group_size"], strict=True
-        )
-    }
+    first = calls.drop_duplicates("group_id")[["group_id", "place", "group_size"]]
+    communicators = {str(group): [int(place), int(size)] for group, place, size in first.itertuples(index=False)}
     notes = {"notes": [_NO_TIMES]} if (calls["clock"] == "none").any() else {}
     return Trace(
         path=str(path),
@@ -271,45 +260,20 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
     numbers = calls[is_p2p].groupby("group_id")["seq"]
     first, last, distinct = (numbers.transform(aggregate) for aggregate in ("min", "max", "nunique"))
     is_gapless = (last - first + 1 == distinct).reindex(calls.index, fill_value=False)
-    peers = calls["local_peer"].where(is_gapless, -1)
     columns = {
-        "kind": calls["kind"],
-        "group_id": calls["group_id"],
-        "description": calls["description"],
-        "group_size": calls["group_size"],
-        "local_peer": peers,
-        "bytes": calls["bytes"],
+        "local_peer": calls["local_peer"].where(is_gapless, -1),
         "seq": calls["seq"].where(~is_p2p, -1),
-        "host_ns": calls["start_ns"],
-        "start_ns": calls["start_ns"],
-        "posted_ns": calls["start_ns"],
-        "asked_ns": calls["start_ns"],
-        "end_ns": calls["end_ns"],
-        "clock": calls["clock"],
+        **dict.fromkeys(("host_ns", "posted_ns", "asked_ns"), calls["start_ns"]),
     }
-    constants = {
+    unknown: dict[str, Any] = {
         "group_ranks": "",
         "hint": "",
+        "splits": "",
         "peer": -1,
         "stream": -1,
         "backward": -1,
         "worker": -1,
         "functional": 0,
-        "splits": "",
     }
-    size = len(calls)
-    frame_columns = {name: columns[name].to_numpy() if name in columns else [constants[name]] * size for name in CALLS}
-    return make_table(CALLS, frame_columns)
-
-
-def _damage(read: _ReadCalls, damage: str) -> list[str]:
-    warnings = [f"{damage}: the data before that was read, so that the last calls may be missing"] if damage else []
-    if read.num_damaged:
-        count = "1 line that is" if read.num_damaged == 1 else f"{read.num_damaged} lines that are"
-        warnings.append(f"left out {count} truncated, damaged or impossible")
-    if read.num_launches:
-        count = "1 call" if read.num_launches == 1 else f"{read.num_launches} calls"
-        warnings.append(
-            f"left out {count} timed on the host ({_LAUNCH}): that is the duration of the launch, not of the call"
-        )
-    return warnings
+    table = calls.assign(**columns, **unknown)
+    return make_table(CALLS, {name: table[name].to_numpy() for name in CALLS})

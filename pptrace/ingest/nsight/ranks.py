@@ -6,15 +6,14 @@ returned from this module.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import rank_of_labels, rank_of_value
-from pptrace.ingest.nsight.sqlite import Database
+from pptrace.ingest.common.sqlite import Database
 from pptrace.marks import METADATA_TABLE
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -26,31 +25,28 @@ _TID_BITS = 24
 _ABSOLUTE_NS = 10**18  # no session lasts thirty years: later times are wall-clock times
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Start of a session. ``start_ns`` is UTC, ``monotonic_ns`` the host's monotonic clock at that time; None if unknown."""
-
-    start_ns: int | None
-    monotonic_ns: int | None
-
-
-def session_of(db: Database) -> Session:
-    """Read the start of the session, to which all times of the export are relative."""
+def session_of(db: Database) -> tuple[int | None, Mapping[str, Any]]:
+    """(start of the session, UTC ns, to which all times of the export are relative; facts from which :mod:`pptrace.clock` knows
+    that the processes of a report share a clock); None and {} if it is unknown.
+    """
     table = "TARGET_INFO_SESSION_START_TIME"
-    start = _first_int(db.all_rows(table, ("utcEpochNs",)))
-    return Session(
-        start if start is not None and 0 < start < LIMIT_NS else None,
-        _first_int(db.all_rows(table, ("systemClockNs",))),
+    start, monotonic = (
+        next((value for (value,) in db.all_rows(table, (name,)) if type(value) is int), None)
+        for name in ("utcEpochNs", "systemClockNs")
     )
+    if start is None or not 0 < start < LIMIT_NS:
+        return None, {}
+    reading = {"time_ns": start, "monotonic_ns": monotonic or 0}
+    return start, {"host": f"session {start}", "clock": {"start": reading}}
 
 
-def base_ns(db: Database, session: Session, first_ns: int) -> tuple[int, list[str]]:
+def base_ns(db: Database, session_ns: int | None, first_ns: int) -> tuple[int, list[str]]:
     """(offset to add to the export's times, ns; a warning if it is unknown). ``first_ns`` is one of these times."""
     if _exported(db).get("EXPORT_PARAM_TIME_NORMALIZE") == "true" or first_ns > _ABSOLUTE_NS:
         return 0, []  # nsys export --ts-normalize
-    if session.start_ns is None:
+    if session_ns is None:
         return 0, ["the start of the recording is not in it: times cannot be compared with those of other files"]
-    return session.start_ns, []
+    return session_ns, []
 
 
 def producer_of(db: Database) -> str:
@@ -63,15 +59,8 @@ def producer_of(db: Database) -> str:
 
 def recorded_facts(db: Database) -> Mapping[int, Mapping[str, Any]]:
     """Facts by pid that ``pptrace run`` wrote into the export of its run."""
-    facts_by_pid: dict[int, Mapping[str, Any]] = {}
-    for pid, text in db.all_rows(METADATA_TABLE, ("pid", "facts")):
-        try:
-            facts = json.loads(text)
-        except (TypeError, ValueError, RecursionError):
-            continue
-        if isinstance(facts, dict) and type(pid) is int:
-            facts_by_pid[pid] = facts
-    return facts_by_pid
+    rows = db.all_rows(METADATA_TABLE, ("pid", "facts"))
+    return {pid: facts for pid, text in rows if type(pid) is int and (facts := object_of(text))}
 
 
 def ranks_of(db: Database, pids: Sequence[int]) -> Mapping[int, int]:
@@ -79,24 +68,23 @@ def ranks_of(db: Database, pids: Sequence[int]) -> Mapping[int, int]:
 
     A rank that two processes claim is assigned to neither.
     """
-    rank_by_pid = {pid: rank for pid in pids if (rank := _labelled_rank(db, pid)) is not None}
+    of_mpi = [(_pid(tid), rank_of_value(rank)) for tid, rank in db.all_rows("MPI_RANKS", ("globalTid", "rank"))]
+    rank_by_pid: dict[int, int] = {}
+    for pid in pids:
+        ranks = {rank for other, rank in of_mpi if other == pid}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        if rank is not None or (rank := rank_of_labels(_labels(db, pid))) is not None:
+            rank_by_pid[pid] = rank
     if len(pids) == 1 and not rank_by_pid and (rank := _environment_rank(db)) is not None:
         rank_by_pid = {pids[0]: rank}
     claimed_ranks = list(rank_by_pid.values())
     return {pid: rank for pid, rank in rank_by_pid.items() if claimed_ranks.count(rank) == 1}
 
 
-def _labelled_rank(db: Database, pid: int) -> int | None:
-    ranks = {rank_of_value(rank) for tid, rank in db.all_rows("MPI_RANKS", ("globalTid", "rank")) if _pid(tid) == pid}
-    if len(ranks) == 1 and (rank := ranks.pop()) is not None:
-        return rank
-    return rank_of_labels(_labels(db, pid))
-
-
 def _labels(db: Database, pid: int) -> Iterator[str]:
     """Yield the names of the process and its threads."""
     threads = [name for name, tid in db.all_rows("ThreadNames", ("nameId", "globalTid")) if _pid(tid) == pid]
-    yield from db.strings(list({name for name in threads if type(name) is int})).values()
+    yield from db.texts("StringIds", "value", list({name for name in threads if type(name) is int})).values()
     for global_id, name in db.all_rows("PROCESSES", ("globalPid", "name")):
         if _pid(global_id) == pid and isinstance(name, str):
             yield name.rpartition("/")[2]
@@ -132,7 +120,3 @@ def _exported(db: Database) -> Mapping[str, str]:
 
 def _pid(serialized: object) -> int | None:
     return serialized >> _TID_BITS & 0xFFFFFF if type(serialized) is int else None
-
-
-def _first_int(rows: Sequence[tuple[Any, ...]]) -> int | None:
-    return next((row[0] for row in rows if type(row[0]) is int), None)

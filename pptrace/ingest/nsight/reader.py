@@ -9,8 +9,8 @@ the start of the session. Facts about the machine and its users are not passed o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,22 @@ import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
+from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
-from pptrace.ingest.common.sort_events import sorted_events
-from pptrace.ingest.nsight.event_names import GRAPH_NAME, Names
-from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPHS, NVTX, Block, read_blocks, select_rows
-from pptrace.ingest.nsight.memory_usage import memory_of, read_memory
-from pptrace.ingest.nsight.ranks import Session, base_ns, producer_of, ranks_of, recorded_facts, session_of
+from pptrace.ingest.common.sort_events import EventColumns, sorted_events
+from pptrace.ingest.common.sqlite import Database
+from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_memory, read_tables
+from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded_facts, session_of
 from pptrace.ingest.nsight.report_export import exported, is_recorded
-from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
-from pptrace.model.tables import Int32
+from pptrace.model.tables import MEMORY, Int32, empty_table
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.regular import open_regular
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
 _HEAD_BYTES = 64
+EXPECTED_INPUT = "expected the SQLite file that 'nsys export --type sqlite' writes"
 
 
 def read_nsight(path: Path) -> tuple[Trace, ...]:
@@ -59,42 +59,19 @@ def read_nsight(path: Path) -> tuple[Trace, ...]:
         return tuple(replace(trace, path=str(path)) for trace in _read_export(export, path))
 
 
-_FIELDS = (("category",), ("name_id",), ("start_ns",), ("dur_ns",), ("device",), ("stream", "thread"), ("correlation",))
-"""Fields of a block by column; of stream and thread one is -1."""
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The rows of one process, in blocks; columns are moved out one at a time, so that none is in memory twice for long."""
-
-    blocks: list[Block]
-    _names: Sequence[str]
-
-    def take(self, column: int) -> npt.NDArray[Any]:
-        """Move out a column (:class:`pptrace.ingest.common.sort_events.Columns`); it is empty afterwards."""
-        fields = _FIELDS[column]
-        values = np.concatenate([np.maximum.reduce([getattr(block, name) for name in fields]) for block in self.blocks])
-        for block in self.blocks:
-            for name in fields:
-                setattr(block, name, getattr(block, name)[:0])
-        return values.astype(np.int64) if len(fields) > 1 else values
-
-    def names(self) -> Sequence[str]:
-        return self._names
-
-
 def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
-    with Database(export) as db:
+    with Database(export, EXPECTED_INPUT) as db:
         if not any(table in _NSYS_TABLES or table.startswith(_NSYS_PREFIXES) for table in db.tables):
             raise TraceError(f"{shown_path}: an SQLite database without any table of Nsight Systems; {EXPECTED_INPUT}")
-        names = Names()
-        blocks, warnings = read_blocks(db, names)
-        facts, devices = recorded_facts(db), _device_facts(db)
+        names = Codes()
+        blocks, warnings = read_tables(db, names)
+        facts = recorded_facts(db)
+        gpus = [str(name) for (name,) in db.all_rows("TARGET_INFO_GPU", ("name",)) if name]
         _require_content(shown_path, db, blocks, names, facts, warnings)
         _assign_pids(blocks, warnings)
         pids = _rank_pids(blocks, names, facts, warnings)
-        session = session_of(db)
-        base, base_warnings = base_ns(db, session, int(blocks[0].start_ns[0]))
+        session_ns, session_facts = session_of(db)
+        base, base_warnings = base_ns(db, session_ns, int(blocks[0].start_ns[0]))
         rank_by_pid = {} if set(pids) <= set(facts) else ranks_of(db, pids)
         if (
             len(pids) == 1
@@ -103,29 +80,22 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         ):
             rank_by_pid = {pids[0]: file_rank}
         producer = producer_of(db)
-        if GRAPH_NAME in names:
-            warnings.append(
-                "each CUDA graph was recorded as one event: communication inside it counts as compute; "
-                "record with --cuda-graph-trace=node to separate them"
-            )
-        if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and _has_gpu(db):
-            warnings.append(
-                "the machine has GPUs, but no device event was recorded: times are those of the host, that is of "
-                "launches where ops ran on a GPU; record with --trace=cuda,nvtx"
-            )
+        warnings += _doubts(db, blocks, names)
         memory = read_memory(db, base)
         shared_warnings = [*warnings, *db.damage, *base_warnings]
-    names_in_order = list(names)
     traces = []
     for index, pid in enumerate(pids):
-        rows = _Rows(_of_process(blocks, pid, last=index == len(pids) - 1), names_in_order)
-        ordered = sorted_events(rows, base)
-        metadata = {**devices, **(facts.get(pid) or _session_facts(session))}
+        is_last = index == len(pids) - 1  # the rows of others are copied
+        masks = ((block, block.process == pid) for block in blocks)
+        parts = [
+            block if is_last and mask.all() else block.select(np.flatnonzero(mask))
+            for block, mask in masks
+            if mask.any()
+        ]
+        ordered = sorted_events(parts, names.texts, base)
+        metadata = {**({DEVICE_NAMES: gpus} if gpus else {}), **(facts.get(pid) or session_facts)}
         if len(pids) > 1:
-            metadata = {
-                ONE_CLOCK: f"{SESSION}{shown_path if session.start_ns is None else session.start_ns}",
-                **metadata,
-            }
+            metadata = {ONE_CLOCK: f"{SESSION}{session_ns or shown_path}", **metadata}
         rank = rank_of_value(metadata.get("rank"))
         traces.append(
             Trace(
@@ -134,7 +104,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
                 rank=rank_by_pid.get(pid) if rank is None else rank,
                 producer=producer,
                 events=ordered.without_comm_args,
-                memory=memory_of(memory, pid),
+                memory=memory.get(pid, empty_table(MEMORY)),
                 metadata=metadata,
                 warnings=(*(shared_warnings if index == 0 else ()), *ordered.warnings),
                 damage=ordered.damage,
@@ -145,24 +115,20 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 
 
-def _session_facts(session: Session) -> Mapping[str, Any]:
-    """Facts from which :mod:`pptrace.clock` knows that the processes of a report share a clock."""
-    if session.start_ns is None:
-        return {}
-    reading = {"time_ns": session.start_ns, "monotonic_ns": session.monotonic_ns or 0}
-    return {"host": f"session {session.start_ns}", "clock": {"start": reading}}
-
-
-def _of_process(blocks: Sequence[Block], pid: int, *, last: bool) -> list[Block]:
-    """The rows of a process, copied unless it is the last one."""
-    blocks_of_process = []
-    for block in blocks:
-        is_of_process = block.process == pid
-        if is_of_process.any():
-            blocks_of_process.append(
-                block if last and is_of_process.all() else select_rows(block, np.flatnonzero(is_of_process))
-            )
-    return blocks_of_process
+def _doubts(db: Database, blocks: Sequence[EventColumns], names: Codes) -> Iterator[str]:
+    """Yield a warning for each thing that the recording lacks by its options."""
+    if GRAPH_NAME in names:
+        yield (
+            "each CUDA graph was recorded as one event: communication inside it counts as compute; "
+            "record with --cuda-graph-trace=node to separate them"
+        )
+    if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and (
+        db.all_rows("TARGET_INFO_GPU", ("id",)) or db.all_rows("TARGET_INFO_CUDA_GPU", ("id",))
+    ):
+        yield (
+            "the machine has GPUs, but no device event was recorded: times are those of the host, that is of "
+            "launches where ops ran on a GPU; record with --trace=cuda,nvtx"
+        )
 
 
 _DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
@@ -174,7 +140,12 @@ _REMEDY = (
 
 
 def _require_content(
-    shown_path: Path, db: Database, blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]
+    shown_path: Path,
+    db: Database,
+    blocks: Sequence[EventColumns],
+    names: Codes,
+    facts: Mapping[int, Any],
+    warnings: list[str],
 ) -> None:
     """Refuse a recording with nothing to analyse, and warn of one of ``pptrace run`` without marks.
 
@@ -188,28 +159,20 @@ def _require_content(
             f"{shown_path}: an Nsight Systems export without device work, CUDA calls or NVTX ranges{damage}; "
             f"expected a recording of 'nsys profile --trace=cuda,nvtx'; {_REMEDY}"
         )
-    if facts and not any(map(is_mark, names)):
+    if facts and not any(map(is_mark, names.texts)):
         if Category.KERNEL not in categories:
             raise TraceError(f"{shown_path}: a run of pptrace of which nsys recorded no range{damage}; {_REMEDY}")
         warnings.append(f"a run of pptrace of which nsys recorded no range, only what its devices did; {_REMEDY}")
 
 
-def _device_facts(db: Database) -> dict[str, list[str]]:
-    """The names of the machine's devices."""
-    names = [str(name) for (name,) in db.all_rows("TARGET_INFO_GPU", ("name",)) if name]
-    return {DEVICE_NAMES: names} if names else {}
-
-
-def _has_gpu(db: Database) -> bool:
-    return bool(db.all_rows("TARGET_INFO_GPU", ("id",)) or db.all_rows("TARGET_INFO_CUDA_GPU", ("id",)))
-
-
-def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]) -> list[int]:
+def _rank_pids(
+    blocks: Sequence[EventColumns], names: Codes, facts: Mapping[int, Any], warnings: list[str]
+) -> list[int]:
     """The pids of ranks: those with kernels or marks of pptrace, else with other device work, else with ranges; else all pids.
 
     A launcher has none of these. In order of device if each has a different one, as launchers assign them; else of pid.
     """
-    marks = np.array([is_mark(name) for name in names], dtype=np.bool_)
+    marks = np.array([is_mark(name) for name in names.texts], dtype=np.bool_)
     with_ranges: set[int] = set()
     with_kernels: set[int] = set(facts)
     with_device_work: set[int] = set()
@@ -225,7 +188,7 @@ def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], 
         elif block.category[0] in _RANGES:
             with_ranges |= pids
             if marks.any():
-                with_kernels |= set(np.unique(block.process[marks[block.name_id]]).tolist())
+                with_kernels |= set(np.unique(block.process[marks[block.name]]).tolist())
     ranks = sorted(with_kernels & present or with_device_work or with_ranges or present)
     device_of_rank = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
     if len(set(device_of_rank)) == len(ranks):
@@ -243,7 +206,7 @@ def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], 
     return ranks
 
 
-def _assign_pids(blocks: Sequence[Block], warnings: list[str]) -> None:
+def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
     """Assign pids to device work whose table lacks them: that of the launching call, else the only or the first pid."""
     damage = [block for block in blocks if (block.process < 0).any()]
     if not damage:
@@ -265,7 +228,7 @@ def _assign_pids(blocks: Sequence[Block], warnings: list[str]) -> None:
         )
 
 
-def _launching_process(calls: Sequence[Block], correlation_ids: npt.NDArray[np.int64]) -> Int32:
+def _launching_process(calls: Sequence[EventColumns], correlation_ids: npt.NDArray[np.int64]) -> Int32:
     """The pid of the call with each correlation id; -1 if none has it, or several processes do."""
     correlation = np.concatenate([block.correlation for block in calls])
     process = np.concatenate([block.process for block in calls])

@@ -12,7 +12,6 @@ from pptrace.errors import TraceError
 from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
 from pptrace.regular import open_regular
 
-SQLITE_MAGIC = b"SQLite format 3\0"
 STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
 REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
 RECORDED_MAGIC = (*REPORT_MAGIC, STREAM_MAGIC)
@@ -24,12 +23,6 @@ def is_recorded(path: Path, start: bytes) -> bool:
     return start.startswith(RECORDED_MAGIC) or path.name.endswith(RECORDED_SUFFIXES)
 
 
-def _is_stream(path: Path) -> bool:
-    with open_regular(path) as file:
-        start = file.read(len(STREAM_MAGIC))
-    return start == STREAM_MAGIC or (path.name.endswith(STREAM_SUFFIX) and not start.startswith(REPORT_MAGIC))
-
-
 @contextmanager
 def exported(report: Path) -> Iterator[Path]:
     """Context of the SQLite export of a report or a stream; it is deleted at the end.
@@ -38,7 +31,9 @@ def exported(report: Path) -> Iterator[Path]:
         TraceError: there is no nsys, or it cannot import or export the file.
     """
     nsys = shutil.which("nsys")
-    is_stream = _is_stream(report)
+    with open_regular(report) as file:
+        start = file.read(len(STREAM_MAGIC))
+    is_stream = start == STREAM_MAGIC or (report.name.endswith(STREAM_SUFFIX) and not start.startswith(REPORT_MAGIC))
     if nsys is None and not is_stream:
         raise TraceError(
             f"{report}: a report of Nsight Systems, which only its own nsys can read, and there is no 'nsys' on PATH; run "

@@ -9,14 +9,12 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pptrace.errors import TraceError
@@ -107,36 +105,29 @@ def _parquet(path: Path, content: bytes) -> pd.DataFrame:
         ) from None
     try:
         with _silent_threads():
-            names = list(polars.read_parquet_schema(io.BytesIO(content)))
-            return pd.DataFrame({name: _parquet_column(content, name) for name in names}, copy=False)
+            columns = {}
+            for name in polars.read_parquet_schema(io.BytesIO(content)):
+                # All of them in polars and converted at the same time would take twice the memory.
+                columns[name] = _series(polars.read_parquet(io.BytesIO(content), columns=[name]).to_series())
+            return pd.DataFrame(columns, copy=False)
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as err:
         panicked = isinstance(err, polars.exceptions.PanicException)  # its message is about polars, not the file
         reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
         raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
 
 
-def _parquet_column(content: bytes, name: str) -> pd.Series[Any]:
-    """One column at a time: all of them in polars and converted at the same time would take twice the memory."""
-    import polars
-
-    return _series(polars.read_parquet(io.BytesIO(content), columns=[name]).to_series())
-
-
 def _json(path: Path, content: bytes) -> Frame:
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     complete_lines, _, last = ("", "", "") if text.lstrip().startswith("[") else text.rpartition("\n")
     cut = last if complete_lines and not last.rstrip().endswith("}") else ""
+    lines = (complete_lines if cut else text).splitlines() if complete_lines else [text]
     try:
-        rows = (
-            [json.loads(line) for line in (complete_lines if cut else text).splitlines() if line.strip()]
-            if complete_lines
-            else json.loads(text)
-        )
+        rows = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError) as err:
         raise TraceError(
             f"{path}: a table in damaged JSON ({err}); expected a list of rows, or a row per line"
         ) from err
-    rows = rows if isinstance(rows, list) else [rows]
+    rows = rows[0] if not complete_lines and isinstance(rows[0], list) else rows
     bad_row = next((row_index for row_index, row in enumerate(rows) if not isinstance(row, dict)), None)
     if bad_row is not None:
         raise TraceError(
@@ -165,6 +156,8 @@ def _silent_threads() -> Iterator[None]:
 
 def _series(column: polars.Series) -> pd.Series[Any]:
     """Convert a column: numbers to an array; texts, and integers with gaps, to objects, since floats would be inexact."""
+    import polars
+
     kind = str(column.dtype)
     if kind.startswith(("Enum", "Categorical")):
         column, kind = column.cast(str), "String"
@@ -172,22 +165,13 @@ def _series(column: polars.Series) -> pd.Series[Any]:
     if texts is not None and len(texts) <= _MOST_CATEGORIES:
         names = sorted(texts.drop_nulls().to_list())
         dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)
-        return pd.Series(pd.Categorical.from_codes(_codes(column, names), dtype=dtype))
+        codes = column.cast(polars.Enum(names)).to_physical().cast(polars.Int32).fill_null(-1).to_numpy()
+        return pd.Series(pd.Categorical.from_codes(codes, dtype=dtype))
     if kind in _WIDE_INTEGERS:
         return pd.Series(column.to_list(), dtype=object)
     if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
         return pd.Series(column.to_numpy())
     return pd.Series(column.to_list(), dtype=object)
-
-
-def _codes(column: polars.Series, names: Sequence[str]) -> npt.NDArray[np.int32]:
-    """The index of each text in ``names``, shape (n,), -1 where there is none."""
-    import polars
-
-    codes: npt.NDArray[np.int32] = (
-        column.cast(polars.Enum(names)).to_physical().cast(polars.Int32).fill_null(-1).to_numpy()
-    )
-    return codes
 
 
 def _csv(path: Path, content: bytes) -> Frame:
@@ -203,17 +187,12 @@ def _csv(path: Path, content: bytes) -> Frame:
     if double := next((name for index, name in enumerate(names) if name and name in names[:index]), None):
         raise TraceError(f"{path}: two columns {double!r}; expected each column once; remove one")
     complete_lines, _, last = text.rpartition("\n")
-    num_cells = [_num_cells(line, delimiter) for line in (complete_lines.rpartition("\n")[2], last)]
-    cut = last if complete_lines and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""
+    before_last, in_last = (_num_cells(line, delimiter) for line in (complete_lines.rpartition("\n")[2], last))
+    cut = last if complete_lines and 0 < in_last < min(before_last, len(names)) else ""
     rows = io.StringIO(complete_lines if cut else text)
     try:
         frame = pd.read_csv(
-            rows,
-            sep=delimiter,
-            dtype=str,
-            keep_default_na=False,
-            na_filter=False,
-            on_bad_lines="error",
+            rows, sep=delimiter, dtype=str, keep_default_na=False, na_filter=False, on_bad_lines="error"
         )
     except (ValueError, pd.errors.ParserError, csv.Error) as err:
         reason = str(err).strip().split("\n", 1)[0][:120]

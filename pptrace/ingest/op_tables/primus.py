@@ -25,7 +25,8 @@ import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.time_units import to_ns
+from pptrace.ingest.common.exact_numbers import to_ns
+from pptrace.ingest.common.json_texts import object_in
 from pptrace.ingest.ops.build import Tables, ops_table
 from pptrace.ingest.ops.stages import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table
@@ -59,28 +60,39 @@ def read_primus(path: Path) -> Tables:
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     totals, is_v = _layout(stamps) if len(files) > 1 else ({}, False)
     iterations = _iterations(path)
-    config = _config(path.parent / "config.json")
-    pp = _size(config, "pp_size") or max(map(_rank, files)) + 1
-    begins = _begins({step: max(totals.get(step, 0), _total_ns(path, step, it)) for step, it in iterations.items()})
-    parts = [_ops(path, step, iteration, begins[step]) for step, iteration in iterations.items()]
+    config = object_in(path.parent / "config.json")
+    sizes = {name: value for name, value in config.items() if isinstance(value, int) and 0 < value <= _MAX_RANKS}
+    pp = sizes.get("pp_size") or max(map(_rank, files)) + 1
+    parts, begin_ns = [], 0
+    for step, iteration in iterations.items():  # one after another
+        parts.append(_ops(path, step, iteration, begin_ns))
+        begin_ns += max(totals.get(step, 0), _total_ns(path, step, iteration))
     ops = pd.concat(parts, ignore_index=True).assign(rank=pp_rank)
-    ops["stage"] = _stages(ops, pp_rank, pp, is_v)
-    memory = (
-        _memory(iterations, _first_op_ns(ops), pp_rank)
-        if "activation_memory_usage" not in next(iter(iterations.values()))
-        else None
-    )
-    chunks = int(ops["chunk"].max()) + 1 or _size(config, "vp_size") or _size(config, "vpp_size")
-    facts = {**_facts(config, pp, chunks), "notes": _notes(config, pp, memory is not None)}
-    empty = make_table(MEMORY, {name: [] for name in MEMORY})
+    chunk = ops["chunk"].to_numpy(dtype=np.int64)
+    ops["stage"] = stages_of_chunks(chunk, np.full(len(ops), pp_rank, dtype=np.int64), pp, is_v)
+    memory = _memory(iterations, ops, pp_rank)
+    world, notes = sizes.get("world_size", 0), [_OWN_STARTS]
+    if world > pp:
+        notes.append(f"the dump holds one pipeline ({pp} ranks) of a job of {world}")
+    if len(memory):
+        notes.append(_MEMORY_NOTE)
+    vpp = int(ops["chunk"].max()) + 1 or sizes.get("vp_size") or sizes.get("vpp_size")
+    other_axes = {axis: sizes.get(f"{axis}_size") for axis in ("tp", "dp", "ep")}
+    facts = {
+        "mesh": {"pp": pp, "vpp": vpp, "cp": None, **other_axes},
+        "world_size": pp,
+        "pp_ranks": list(range(pp)),
+        "notes": notes,
+    }
     table = ops_table({str(name): ops[name] for name in ops}, len(ops))
-    return Tables(
-        "primus",
-        "primus pp dump",
-        table,
-        memory=empty if memory is None else memory,
-        facts=facts,
-    )
+    return Tables("primus", "primus pp dump", table, memory=memory, facts=facts)
+
+
+_OWN_STARTS = (
+    "each rank's times count from its own start of the iteration: waits are only as exact as these starts were "
+    "simultaneous"
+)
+_MEMORY_NOTE = "memory is the allocator's peak of reserved memory since the start of the run, read once per iteration"
 
 
 def _rank(path: Path) -> int:
@@ -128,15 +140,6 @@ def _total_ns(path: Path, step: int, iteration: Mapping[str, Any]) -> int:
     total = to_ns(pd.Series([iteration.get("total") or 0.0], dtype="float64"), "ms")[0]
     ends = [_numbers(path, step, iteration, f"{mode}_end") for mode in _MODES]
     return int(max([*total.tolist(), *(part.max() for part in ends if len(part))]))
-
-
-def _begins(totals: Mapping[int, int]) -> dict[int, int]:
-    """Start of each iteration, ns, one after another."""
-    begins, time_ns = {}, 0
-    for step, total in totals.items():
-        begins[step] = time_ns
-        time_ns += total
-    return begins
 
 
 @lru_cache(maxsize=4)
@@ -197,60 +200,19 @@ def _ids(iteration: Mapping[str, Any], name: str, num: int) -> Sequence[int] | N
     return None
 
 
-def _stages(ops: pd.DataFrame, pp_rank: int, pp: int, is_v: bool) -> Int64:
-    chunk = ops["chunk"].to_numpy(dtype=np.int64)
-    return stages_of_chunks(chunk, np.full(len(ops), pp_rank, dtype=np.int64), pp, is_v)
-
-
-def _first_op_ns(ops: pd.DataFrame) -> dict[int, int]:
-    """Start of the first op of each iteration, ns."""
-    first = ops.groupby("step")["start_ns"].min()
-    return dict(zip(first.index.tolist(), first.tolist(), strict=True))
-
-
-def _memory(
-    iterations: Mapping[int, Mapping[str, Any]], first_op_ns: Mapping[int, int], pp_rank: int
-) -> pd.DataFrame | None:
-    memory_by_step = {
-        step: it["memory"] for step, it in iterations.items() if isinstance(it.get("memory"), int | float)
-    }
-    if not memory_by_step:
-        return None
-    reserved = [round(value * _GIB) for value in memory_by_step.values()]
-    time_ns = [first_op_ns[step] for step in memory_by_step]  # within the step's window, whichever rank begins it
+def _memory(iterations: Mapping[int, Mapping[str, Any]], ops: pd.DataFrame, pp_rank: int) -> pd.DataFrame:
+    """The memory of each iteration, within the step's window, whichever rank begins it."""
+    memory = {step: it["memory"] for step, it in iterations.items() if isinstance(it.get("memory"), int | float)}
+    if "activation_memory_usage" in next(iter(iterations.values())):
+        memory = {}
+    reserved = [round(value * _GIB) for value in memory.values()]
+    first_op_ns = ops.groupby("step")["start_ns"].min()
     return make_table(
         MEMORY,
-        {"rank": [pp_rank] * len(time_ns), "t_ns": time_ns, "allocated_bytes": reserved, "reserved_bytes": reserved},
+        {
+            "rank": [pp_rank] * len(memory),
+            "t_ns": [int(first_op_ns[step]) for step in memory],
+            "allocated_bytes": reserved,
+            "reserved_bytes": reserved,
+        },
     )
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _size(config: Mapping[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    return value if isinstance(value, int) and 0 < value <= _MAX_RANKS else None
-
-
-def _facts(config: Mapping[str, Any], pp: int, chunks: int | None) -> dict[str, Any]:
-    sizes = {axis: _size(config, f"{axis}_size") for axis in ("tp", "dp", "ep")}
-    return {"mesh": {"pp": pp, "vpp": chunks, "cp": None, **sizes}, "world_size": pp, "pp_ranks": list(range(pp))}
-
-
-def _notes(config: Mapping[str, Any], pp: int, has_memory: bool) -> list[str]:
-    world = _size(config, "world_size")
-    lines = [
-        "each rank's times count from its own start of the iteration: waits are only as exact as these starts were simultaneous"
-    ]
-    if world is not None and world > pp:
-        lines.append(f"the dump holds one pipeline ({pp} ranks) of a job of {world}")
-    if has_memory:
-        lines.append(
-            "memory is the allocator's peak of reserved memory since the start of the run, read once per iteration"
-        )
-    return lines

@@ -16,8 +16,8 @@ import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.exact_numbers import to_ns
 from pptrace.ingest.common.rank_names import rank_of_file_name
-from pptrace.ingest.common.time_units import to_ns
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.op_tables.bytedance import bytedance_tables
 from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
@@ -126,10 +126,19 @@ def _own(path: Path, files: list[tuple[Path, Frame]], framework: str) -> Tables:
 
 
 def _memory(path: Path) -> pd.DataFrame:
+    """The table of memory next to one of ops, as ``pptrace analyze --csv`` and ``--parquet`` write it."""
     memory_file = partner(path, "memory")
     if memory_file is None:
         return empty_table(MEMORY)
-    table = read_frame_of_memory(memory_file)
+    try:
+        if first_bytes(memory_file).startswith(PARQUET_MAGIC):
+            table = read_frame(memory_file).rows
+        else:
+            table = pd.read_csv(memory_file, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as err:
+        raise TraceError(f"{memory_file}: no table ({err}); expected {', '.join(MEMORY)}; write it again") from err
+    if missing := [name for name in MEMORY if name not in table]:
+        raise TraceError(f"{memory_file}: no column {missing[0]!r}; expected {', '.join(MEMORY)}; write it again")
     columns = {}
     for name in MEMORY:
         values, good = to_ns(table[name], "ns")
@@ -138,22 +147,3 @@ def _memory(path: Path) -> pd.DataFrame:
             raise TraceError(f"{memory_file}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
         columns[name] = values
     return make_table(MEMORY, columns)
-
-
-def read_frame_of_memory(path: Path) -> pd.DataFrame:
-    """The table of memory, as ``pptrace analyze --csv`` and ``--parquet`` write it.
-
-    Raises:
-        TraceError: it cannot be read or lacks a column.
-    """
-    try:
-        if first_bytes(path).startswith(PARQUET_MAGIC):
-            table = read_frame(path).rows
-        else:
-            table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as err:
-        raise TraceError(f"{path}: no table ({err}); expected {', '.join(MEMORY)}; write it again") from err
-    missing = [name for name in MEMORY if name not in table]
-    if missing:
-        raise TraceError(f"{path}: no column {missing[0]!r}; expected {', '.join(MEMORY)}; write it again")
-    return table

@@ -27,7 +27,7 @@ tables that can be read again. Columns with other names are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ import pandas as pd
 
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
-from pptrace.ingest.common.time_units import UNITS, to_ns
+from pptrace.ingest.common.exact_numbers import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
@@ -113,7 +113,6 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     ops, notes = assign_steps(rows_where(rows, ~is_comm), is_gap, has_microbatches)
     ops = with_microbatches(ops, has_microbatches)
     _refuse_doubles(path, ops)
-    _refuse_double_spans(path, ops)
     _check_pairs(path, ops)
     return Checked(ops, _comm_steps(rows_where(rows, is_comm), is_gap[is_comm], ops), has, notes=notes)
 
@@ -286,35 +285,31 @@ def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame)
 
 
 def _refuse_doubles(path: Path, ops: pd.DataFrame) -> None:
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    """Refuse an op that stands there twice; and a span, to the nanosecond, as where files of one run were put together twice."""
+    is_compute = ops["kind"].isin(COMPUTE_KINDS)
+    compute = ops[is_compute]
     key = [name for name in ("rank", "step", "kind", "stage", "chunk", "microbatch") if name in compute]
     codes = np.sort(group_codes([compute[name] for name in key]))
-    if not (codes[1:] == codes[:-1]).any():
-        return
-    row = int(compute.index[compute.duplicated(key)][0])
-    same = compute[(compute[key] == compute.loc[row, key]).all(axis=1)]
-    what = ", ".join(f"{name} {compute[name].to_dict()[row]}" for name in key)
-    raise TraceError(
-        f"{path}: row {row + 1} is the same op as row {int(same.index[0]) + 1} ({what}); expected each op once; "
-        "remove one, or number the steps"
-    )
+    if (codes[1:] == codes[:-1]).any():
+        first, row = _first_double(compute, key)
+        what = ", ".join(f"{name} {compute[name].to_dict()[row]}" for name in key)
+        raise TraceError(
+            f"{path}: row {row + 1} is the same op as row {first + 1} ({what}); expected each op once; "
+            "remove one, or number the steps"
+        )
+    spans, key = ops[~is_compute & (ops["end_ns"] > ops["start_ns"])], ["rank", "kind", "start_ns", "end_ns"]
+    if spans.duplicated(key).any():
+        first, row = _first_double(spans, key)
+        what = "rank {}, {} from {} to {} ns".format(*spans.loc[row, key])
+        raise TraceError(
+            f"{path}: row {row + 1} is the same as row {first + 1} ({what}); expected each once; remove one"
+        )
 
 
-def _refuse_double_spans(path: Path, ops: pd.DataFrame) -> None:
-    """Refuse a span that stands there twice, to the nanosecond, as where files of one run were put together twice."""
-    spans = ops[~ops["kind"].isin(COMPUTE_KINDS) & (ops["end_ns"] > ops["start_ns"])]
-    is_double = spans.duplicated(list(_SPAN)).to_numpy()
-    if not is_double.any():
-        return
-    row = int(spans.index[is_double][0])
-    same = spans[(spans[list(_SPAN)] == spans.loc[row, list(_SPAN)]).all(axis=1)]
-    what = "rank {}, {} from {} to {} ns".format(*spans.loc[row, list(_SPAN)])
-    raise TraceError(
-        f"{path}: row {row + 1} is the same as row {int(same.index[0]) + 1} ({what}); expected each once; remove one"
-    )
-
-
-_SPAN = ("rank", "kind", "start_ns", "end_ns")
+def _first_double(rows: pd.DataFrame, key: list[str]) -> tuple[int, int]:
+    """The first row with the key of the first row that repeats one, and that row."""
+    row = int(rows.index[rows.duplicated(key)][0])
+    return int(rows.index[(rows[key] == rows.loc[row, key]).all(axis=1)][0]), row
 
 
 def _check_pairs(path: Path, ops: pd.DataFrame) -> None:
@@ -328,22 +323,11 @@ def _check_pairs(path: Path, ops: pd.DataFrame) -> None:
 
 def tables_of(checked: Sequence[Checked]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """OPS and COMMS of all files together. Each is completed by itself: columns of numbers that meet none become floats."""
-    ops = [_table(part.ops, OPS, ops_table) for part in checked]
-    comms = [_table(_with_defaults(part.comms), COMMS, comms_table) for part in checked]
+    ops, comms = [], []
+    for part in checked:
+        p2p = part.comms["kind"].isin(P2P)  # between two of the pipeline, unless the table says otherwise
+        defaults = {"axis": np.where(p2p, "pp", "unknown"), "group_size": np.where(p2p, 2, -1)}
+        columns = {**defaults, **{name: part.comms[name] for name in COMMS if name in part.comms}}
+        comms.append(comms_table(columns, len(part.comms)))
+        ops.append(ops_table({name: part.ops[name] for name in OPS if name in part.ops}, len(part.ops)))
     return concat_tables(ops), concat_tables(comms)
-
-
-def _table(rows: pd.DataFrame, schema: Mapping[str, str], make: Any) -> pd.DataFrame:
-    frame: pd.DataFrame = make({name: rows[name] for name in schema if name in rows}, len(rows))
-    return frame
-
-
-def _with_defaults(comms: pd.DataFrame) -> pd.DataFrame:
-    """Messages are of the pipeline and between two, unless the table says otherwise."""
-    p2p = comms["kind"].isin(P2P)
-    columns: dict[str, Any] = {}
-    if "axis" not in comms:
-        columns["axis"] = np.where(p2p, "pp", "unknown")
-    if "group_size" not in comms:
-        columns["group_size"] = np.where(p2p, 2, -1)
-    return comms.assign(**columns)

@@ -16,34 +16,8 @@ from pptrace.model.categories import same_category
 from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, make_table
 from pptrace.model.traces import ONE_CLOCK, InputFormat, Trace, no_events
 
-_OP_DEFAULTS: Mapping[str, Any] = {
-    "rank": -1,
-    "step": 0,
-    "stage": -1,
-    "chunk": -1,
-    "microbatch": -1,
-    "phase": "",
-    "clock": "host",
-    "source": "label",
-    "pair": "",
-}
-_COMM_DEFAULTS: Mapping[str, Any] = {
-    "rank": -1,
-    "step": 0,
-    "axis": "unknown",
-    "peer": -1,
-    "group_size": -1,
-    "bytes": -1,
-    "direction": "",
-    "stage": -1,
-    "chunk": -1,
-    "microbatch": -1,
-    "stream": -1,
-    "match": -1,
-    "clock": "host",
-    "received_bytes": -1,
-    "splits": "",
-}
+_UNKNOWN: Mapping[str, Any] = {"step": 0, "axis": "unknown", "clock": "host", "source": "label"}
+"""Values of missing columns, which are -1 and "" but for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +40,26 @@ class Tables:
 
 def ops_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
     """Make a table of schema OPS; missing columns get the values of unknown ones."""
-    return _completed(OPS, columns, _OP_DEFAULTS, num_rows)
+    return _completed(OPS, columns, num_rows)
 
 
 def comms_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
     """Make a table of schema COMMS; missing columns get those of unknown ones, missing times the start or the end."""
     start, end = columns["start_ns"], columns["end_ns"]
     times = {"posted_ns": start, "asked_ns": start, "transfer_start_ns": start, "transfer_end_ns": end}
-    return _completed(COMMS, {**times, **columns}, _COMM_DEFAULTS, num_rows)
+    return _completed(COMMS, {**times, **columns}, num_rows)
 
 
-def _completed(schema: Schema, columns: Mapping[str, Any], defaults: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
-    def values(name: str) -> Any:
-        if name not in columns:
-            default = defaults[name]
-            is_text = isinstance(default, str)
-            return same_category(default, num_rows) if is_text else np.broadcast_to(np.int64(default), num_rows)
-        return columns[name].array if isinstance(columns[name], pd.Series) else columns[name]
-
-    return make_table(schema, {name: values(name) for name in schema})
+def _completed(schema: Schema, columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
+    table: dict[str, Any] = {}
+    for name, dtype in schema.items():
+        if name in columns:
+            table[name] = columns[name].array if isinstance(columns[name], pd.Series) else columns[name]
+        elif dtype == "str":
+            table[name] = same_category(str(_UNKNOWN.get(name, "")), num_rows)
+        else:
+            table[name] = np.broadcast_to(np.int64(_UNKNOWN.get(name, -1)), num_rows)
+    return make_table(schema, table)
 
 
 def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple[Trace, ...]:

@@ -29,7 +29,12 @@ def assign_stages(ops: pd.DataFrame, pp_rank_of: Mapping[int, int]) -> Int64:
     pp = max(pp_rank_of.values(), default=0) + 1
     pp_rank = np.array([pp_rank_of.get(rank, 0) for rank in ops["rank"].tolist()], dtype=np.int64)
     chunk = ops["chunk"].to_numpy(dtype=np.int64)
-    return stages_of_chunks(chunk, pp_rank, pp, _is_v(ops, pp_rank, pp))
+    is_chunk_1 = ((ops["kind"] == "F") & (ops["chunk"] == 1)).to_numpy()
+    is_v = False  # a V: two chunks, and chunk 1 of the first microbatch begins on the last rank
+    if len(set(pp_rank.tolist())) > 1 and chunk.max() == 1 and is_chunk_1.any():
+        first = ops["start_ns"].to_numpy()[is_chunk_1].argmin()
+        is_v = bool(pp_rank[is_chunk_1][first] == pp - 1)
+    return stages_of_chunks(chunk, pp_rank, pp, is_v)
 
 
 def stages_of_chunks(chunk: Int64, pp_rank: Int64, pp: int, is_v: bool) -> Int64:
@@ -37,17 +42,6 @@ def stages_of_chunks(chunk: Int64, pp_rank: Int64, pp: int, is_v: bool) -> Int64
     chunks, ranks = cast(Any, chunk), cast(Any, pp_rank)  # the formulas of single stages hold for arrays of them
     stage = np.where(is_v & (chunk == 1), zigzag(1, ranks, pp), loop(chunks, ranks, pp))
     return np.where((chunk >= 0) & (pp_rank >= 0), stage, -1)
-
-
-def _is_v(ops: pd.DataFrame, pp_rank: Int64, pp: int) -> bool:
-    """Return whether the placement is a V: two chunks, and chunk 1 of the first microbatch begins on the last rank."""
-    if len(set(pp_rank.tolist())) < 2 or ops["chunk"].max() != 1:
-        return False
-    is_chunk_1 = ((ops["kind"] == "F") & (ops["chunk"] == 1)).to_numpy()
-    if not is_chunk_1.any():
-        return False
-    first = ops["start_ns"].to_numpy()[is_chunk_1].argmin()
-    return bool(pp_rank[is_chunk_1][first] == pp - 1)
 
 
 def number_chunks(ops: pd.DataFrame) -> Int64:

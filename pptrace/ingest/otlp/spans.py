@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.json_texts import JsonText, close_brackets
+from pptrace.ingest.common.json_texts import close_brackets
 from pptrace.model.tables import Int32, Int64
 
 Attributes = Mapping[str, str | int | float | bool]
@@ -35,18 +35,17 @@ class _Span(msgspec.Struct, gc=False, rename="camel"):
     attributes: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Scope(msgspec.Struct, gc=False):
+class _Part(msgspec.Struct, gc=False):
+    """A scope, which has spans, or a resource."""
+
     spans: msgspec.Raw = msgspec.Raw(b"[]")
-
-
-class _Resource(msgspec.Struct, gc=False):
     attributes: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Resources(msgspec.Struct, gc=False, rename="camel"):
-    resource: _Resource | None = None
-    scope_spans: list[_Scope] = []
-    instrumentation_library_spans: list[_Scope] = []
+    resource: _Part | None = None
+    scope_spans: list[_Part] = []
+    instrumentation_library_spans: list[_Part] = []
 
 
 class _Document(msgspec.Struct, gc=False, rename={"resource_spans": "resourceSpans"}):
@@ -59,7 +58,7 @@ class _Document(msgspec.Struct, gc=False, rename={"resource_spans": "resourceSpa
     start_time: str | None = None
     end_time: str | None = None
     attributes: msgspec.Raw = msgspec.Raw(b"")
-    resource: _Resource | None = None
+    resource: _Part | None = None
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document, strict=False)
@@ -88,12 +87,12 @@ class SpanColumns:
     num_lost: int = 0
     num_damaged: int = 0
 
-    def add(self, text: JsonText) -> None:
+    def add(self, data: bytes, *, is_complete: bool) -> None:
         """Add the spans of one JSON value; of a damaged one those that are complete."""
-        if text.is_complete and self._add_value(text.data):
+        if is_complete and self._add_value(data):
             return
         self.num_damaged += 1
-        if (rescued := close_brackets(text.data)) is not None:
+        if (rescued := close_brackets(data)) is not None:
             self._add_value(rescued)
 
     def _add_value(self, data: bytes) -> bool:
@@ -115,7 +114,7 @@ class SpanColumns:
         trace = bytes(document.trace)
         return self._add_value(trace) if trace[:1] == b"{" else True
 
-    def _number_of(self, resource: _Resource | None) -> int:
+    def _number_of(self, resource: _Part | None) -> int:
         text = b"" if resource is None else bytes(resource.attributes)
         return self.resources.setdefault(text, len(self.resources))
 

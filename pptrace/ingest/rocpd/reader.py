@@ -6,23 +6,21 @@ are in the file, tell ranks and are not passed on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.errors import TraceError
+from pptrace.ingest.common.codes import Codes
+from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
-from pptrace.ingest.common.sort_events import sorted_events
-from pptrace.ingest.nsight.event_names import Names
+from pptrace.ingest.common.sort_events import EventColumns, sorted_events
+from pptrace.ingest.common.sqlite import Database
 from pptrace.ingest.nsight.ranks import RANK_VARIABLES
-from pptrace.ingest.nsight.sqlite import Database
-from pptrace.ingest.rocpd.tables import Rows, read_rows, suffixes_of
-from pptrace.model.damage import Damage, RankDamage
+from pptrace.ingest.rocpd.tables import read_tables, suffixes_of
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
 from pptrace.model.wording import counted
@@ -42,21 +40,34 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
             raise TraceError(f"{path}: an SQLite database without the tables of rocpd; {EXPECTED_INPUT}")
         warnings: list[str] = []
         processes = [process for suffix in suffixes for process in _processes(db, suffix, warnings)]
-        chosen = _with_most(processes)
+        most = max((process.worth for process in processes), default=0)
+        chosen = [process for process in processes if process.worth == most > 0]
         if not chosen:
             what = f" ({'; '.join(db.damage)})" if db.damage else ""
             raise TraceError(f"{path}: no kernel, copy, call or range{what}; {EXPECTED_INPUT} with --sys-trace")
         if others := len(processes) - len(chosen):
             warnings.append(f"left out {counted(others, 'process', 'processes')} without {_MISSING[chosen[0].worth]}")
-        damage = RankDamage.counted(Damage.CUT_FILE, int(bool(db.damage)))
         warnings += db.damage
-        producer = _producer(db, suffixes[0])
+        version = dict(db.all_rows(f"rocpd_metadata{suffixes[0]}", ("tag", "value"))).get("schema_version")
+    producer = f"rocpd (schema {version})" if isinstance(version, str) and len(version) < 20 else "rocpd"
     if len(chosen) == 1 and chosen[0].rank is None:
         chosen[0].rank = rank_of_file_name(path.name)
-    traces = [
-        _trace(path, process, producer, tuple(warnings) if index == 0 else (), damage)
-        for index, process in enumerate(chosen)
-    ]
+    traces: list[Trace] = []
+    for process in chosen:
+        ordered = sorted_events(process.rows, process.names, 0)
+        traces.append(
+            Trace(
+                path=str(path),
+                format=InputFormat.ROCPD,
+                rank=process.rank,
+                producer=producer,
+                events=ordered.without_comm_args,
+                memory=empty_table(MEMORY),
+                metadata=process.facts,
+                warnings=(*(() if traces else warnings), *ordered.warnings),
+                damage=ordered.damage_with(is_cut=bool(db.damage)),
+            )
+        )
     if not any(trace.num_events for trace in traces):
         raise TraceError(f"{path}: no event has a usable time; {EXPECTED_INPUT}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
@@ -69,7 +80,7 @@ _MISSING = {3: "kernels", 2: "device work", 1: "events"}
 class _Process:
     """The events of a process, and what the file says of it. ``worth``: 3 with kernels, 2 with copies, 1 with others, 0."""
 
-    rows: Sequence[Rows]
+    rows: Sequence[EventColumns]
     names: Sequence[str]
     rank: int | None
     facts: Mapping[str, Any]
@@ -82,8 +93,8 @@ class _Process:
 
 def _processes(db: Database, suffix: str, warnings: list[str]) -> list[_Process]:
     """The processes of which the tables of one suffix are: one, as a rule."""
-    names = Names()
-    tables = read_rows(db, suffix, names, warnings)
+    names = Codes()
+    tables = read_tables(db, suffix, names, warnings)
     described = {
         key: (node, environment)
         for key, node, environment in db.all_rows(f"rocpd_info_process{suffix}", ("id", "nid", "environment"))
@@ -99,65 +110,13 @@ def _processes(db: Database, suffix: str, warnings: list[str]) -> list[_Process]
     for number in ids:
         own_rows = [rows.select(np.flatnonzero(rows.process == number)) for rows in tables]
         node, environment = described.get(number, (None, None))
+        variables = object_of(environment)  # the launcher of the process set them
+        ranks = (rank_of_value(variables.get(name)) for name in RANK_VARIABLES)
+        rank = next((rank for rank in ranks if rank is not None), None)
         facts: dict[str, Any] = {DEVICE_NAMES: gpus} if gpus else {}
         if node is not None:
             facts[ONE_CLOCK] = f"{HOST}{node}"
         if hosts.get(node):
             facts[HOST_NAME] = str(hosts[node])
-        found.append(_Process([rows for rows in own_rows if len(rows)], list(names), _rank_of(environment), facts))
+        found.append(_Process([rows for rows in own_rows if len(rows)], names.texts, rank, facts))
     return found
-
-
-def _rank_of(environment: object) -> int | None:
-    """The rank in a process's environment, as its launcher set it."""
-    try:
-        variables = json.loads(environment) if isinstance(environment, str) else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(variables, dict):
-        return None
-    ranks = (rank_of_value(variables.get(name)) for name in RANK_VARIABLES)
-    return next((rank for rank in ranks if rank is not None), None)
-
-
-def _with_most(processes: Sequence[_Process]) -> list[_Process]:
-    """The processes with kernels; where there are none, those with as much as any."""
-    most = max((process.worth for process in processes), default=0)
-    return [process for process in processes if process.worth == most > 0]
-
-
-def _producer(db: Database, suffix: str) -> str:
-    facts = dict(db.all_rows(f"rocpd_metadata{suffix}", ("tag", "value")))
-    version = facts.get("schema_version")
-    return f"rocpd (schema {version})" if isinstance(version, str) and len(version) < 20 else "rocpd"
-
-
-def _trace(path: Path, process: _Process, producer: str, warnings: tuple[str, ...], damage: RankDamage) -> Trace:
-    ordered = sorted_events(_Columns(process), 0)
-    return Trace(
-        path=str(path),
-        format=InputFormat.ROCPD,
-        rank=process.rank,
-        producer=producer,
-        events=ordered.without_comm_args,
-        memory=empty_table(MEMORY),
-        metadata=process.facts,
-        warnings=(*warnings, *ordered.warnings),
-        damage=RankDamage.joined((ordered.damage, damage)),
-    )
-
-
-_FIELDS = ("category", "name", "start_ns", "dur_ns", "device", "lane", "correlation")
-
-
-class _Columns:
-    """The rows of a process as columns for sorting (:class:`pptrace.ingest.common.sort_events.Columns`)."""
-
-    def __init__(self, process: _Process) -> None:
-        self._process = process
-
-    def take(self, column: int) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(rows, _FIELDS[column]) for rows in self._process.rows])
-
-    def names(self) -> Sequence[str]:
-        return self._process.names

@@ -13,16 +13,17 @@ Every table's name ends with the id of the process that it is of: a file that se
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.ingest.nsight.event_names import UNNAMED, Names, TextCodes
-from pptrace.ingest.nsight.sqlite import NONE, Database, as_integers
+from pptrace.ingest.common.codes import Codes, RangeCodes
+from pptrace.ingest.common.json_texts import object_of
+from pptrace.ingest.common.sort_events import EventColumns
+from pptrace.ingest.common.sqlite import NONE, Database, as_integers
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category
 
@@ -34,69 +35,23 @@ _ENDS = {"HOST": "Host", "DEVICE": "Device"}
 _COPY = re.compile(r"(?:MEMORY_COPY_)?(HOST|DEVICE)_TO_(HOST|DEVICE)")
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of one table, one entry per row in every array; ``process`` is an id of ``rocpd_info_process``, -1 if unknown."""
-
-    category: npt.NDArray[np.int8]
-    name: npt.NDArray[np.int32]
-    start_ns: Int64
-    dur_ns: Int64
-    device: npt.NDArray[np.int32]
-    lane: Int64
-    correlation: Int64
-    process: Int64
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def select(self, rows: npt.NDArray[np.intp]) -> Rows:
-        return Rows(*(getattr(self, item.name)[rows] for item in fields(Rows)))
-
-
 def suffixes_of(db: Database) -> list[str]:
     """The ends of the names of the tables, one for each process that recorded."""
     found = (_TABLE.fullmatch(table) for table in db.tables)
     return sorted({match[2] for match in found if match})
 
 
-def read_rows(db: Database, suffix: str, names: Names, warnings: list[str]) -> list[Rows]:
-    """All events of a process, table by table."""
-    strings = _Texts(db, f"rocpd_string{suffix}", ("string",))
-    symbols = _Texts(db, f"rocpd_info_kernel_symbol{suffix}", ("display_name", "kernel_name"))
-    events = _EventTable.of(db, suffix, strings)
+def read_tables(db: Database, suffix: str, names: Codes, warnings: list[str]) -> list[EventColumns]:
+    """All events of a process, table by table; ``process`` is an id of ``rocpd_info_process``, -1 if unknown."""
+    events = _EventTable.of(db, suffix)
     agents = db.all_rows(f"rocpd_info_agent{suffix}", ("id", "type", "type_index"))
     devices = {key: index for key, kind, index in agents if kind == "GPU" and type(index) is int and 0 <= index < 2**31}
     read = (
-        _regions(db, suffix, names, strings, events, warnings),
-        _work(db, suffix, KERNELS, Category.KERNEL, ("kernel_id", symbols), names, events, devices, warnings),
-        _work(db, suffix, COPIES, Category.MEMCPY, ("name_id", strings), names, events, devices, warnings),
+        _regions(db, suffix, names, events, warnings),
+        _work(db, suffix, KERNELS, names, events, devices, warnings),
+        _work(db, suffix, COPIES, names, events, devices, warnings),
     )
-    return [rows for rows in read if rows is not None and len(rows)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """The texts of a table by id, from the first of several columns that is there."""
-
-    db: Database
-    table: str
-    columns: tuple[str, ...]
-
-    def of(self, ids: Int64) -> tuple[list[str], npt.NDArray[np.intp]]:
-        """(a text for each distinct id, the index of each row's)."""
-        used, inverse = np.unique(ids, return_inverse=True)
-        column = next((name for name in self.columns if self.db.has(self.table, "id", name)), None)
-        if column is None:
-            return [UNNAMED] * len(used), inverse
-        wanted_ids = set(used.tolist())
-        texts = {
-            key: str(text)
-            for keys, values in self.db.rows(self.table, ("id", column))
-            for key, text in zip(keys, values, strict=True)
-            if key in wanted_ids and text is not None
-        }
-        return [texts.get(number) or UNNAMED for number in used.tolist()], inverse
+    return [columns for columns in read if columns is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +64,18 @@ class _EventTable:
     categories: Mapping[int, str]
 
     @classmethod
-    def of(cls, db: Database, suffix: str, strings: _Texts) -> _EventTable:
+    def of(cls, db: Database, suffix: str) -> _EventTable:
         table = f"{EVENTS}{suffix}"
         if not db.has(table, "id", "stack_id", "category_id"):
             none = np.zeros(0, dtype=np.int64)
             return cls(none, none, none, {})
         key, stack, category = _keyed(db, table, ("stack_id", "category_id"))
         order = np.argsort(key, kind="stable")
-        own = f"rocpd_info_category{suffix}"
-        texts = _Texts(db, own, ("name",)) if db.has(own, "id", "name") else strings
-        found, _ = texts.of(category)
-        return cls(
-            key[order], stack[order], category[order], dict(zip(np.unique(category).tolist(), found, strict=True))
-        )
+        source = (f"rocpd_info_category{suffix}", "name")
+        if not db.has(source[0], "id", "name"):
+            source = (f"rocpd_string{suffix}", "string")
+        categories = db.texts(*source, [number for number in np.unique(category).tolist() if number != NONE])
+        return cls(key[order], stack[order], category[order], categories)
 
     def rows_of(self, ids: Int64) -> npt.NDArray[np.intp]:
         """The row of each event, -1 where there is none."""
@@ -135,7 +89,7 @@ class _EventTable:
 
 
 def _columns(
-    db: Database, table: str, suffix: str, wanted: Sequence[str], warnings: list[str]
+    db: Database, table: str, suffix: str, chosen: Sequence[str], warnings: list[str]
 ) -> dict[str, Int64] | None:
     """Columns of a table, with where its rows were; None where the table is not there, or has no times."""
     if table + suffix not in db.tables:
@@ -143,7 +97,7 @@ def _columns(
     if not db.has(table + suffix, "start", "end"):
         warnings.append(f"left out table {table}: it has no columns start and end")
         return None
-    needed = ("start", "end", *wanted, "event_id")
+    needed = ("start", "end", *chosen, "event_id")
     on_track = db.has(table + suffix, "track_id") and not db.has(table + suffix, "pid")
     places = ("track_id",) if on_track else _PLACES
     present = [name if db.has(table + suffix, name) else None for name in (*needed, *places)]
@@ -179,9 +133,7 @@ def _keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...
     return tuple(np.concatenate(parts) for parts in zip(none, *chunks, strict=True))
 
 
-def _regions(
-    db: Database, suffix: str, names: Names, strings: _Texts, events: _EventTable, warnings: list[str]
-) -> Rows | None:
+def _regions(db: Database, suffix: str, names: Codes, events: _EventTable, warnings: list[str]) -> EventColumns | None:
     """Calls and ranges of the host; a range of rocTX is named by its message."""
     columns = _columns(db, REGIONS, suffix, ("name_id",), warnings)
     if columns is None or not len(columns["start"]):
@@ -196,10 +148,9 @@ def _regions(
             marker_kinds.append(kind)
         elif _RUNTIME.search(text) and not _LIBRARY.search(text):
             category[kinds == kind] = Category.RUNTIME
-    texts, inverse = strings.of(columns["name_id"])
-    name = np.array([names[text] for text in texts], dtype=np.int32)[inverse]
+    name = db.text_codes(f"rocpd_string{suffix}", "string", columns["name_id"], names)
+    codes_of_texts = RangeCodes(names)
     if marker_kinds:
-        codes_of_texts = TextCodes(names)
         codes = {
             key: codes_of_texts[message.encode("utf-8", "replace")]
             for key, message in _messages(db, suffix, marker_kinds)
@@ -207,10 +158,10 @@ def _regions(
         marked = np.flatnonzero(np.isin(kinds, marker_kinds))
         found = [codes.get(key, -1) for key in columns["event_id"][marked].tolist()]
         name[marked] = np.where(np.array(found) >= 0, found, name[marked])
-    category[np.isin(name, list(names.torch_ops)) & (category == Category.ANNOTATION)] = Category.CPU_OP
+    category[np.isin(name, list(codes_of_texts.torch_ops)) & (category == Category.ANNOTATION)] = Category.CPU_OP
     is_call = category == Category.RUNTIME
     correlation = np.where(is_call, _positive(events.of_rows(events.stack, row)), -1)
-    return Rows(
+    return EventColumns(
         category,
         name,
         columns["start"],
@@ -229,58 +180,46 @@ def _messages(db: Database, suffix: str, kinds: Sequence[int]) -> Iterator[tuple
         return
     for keys, texts in db.rows(table, ("id", "extdata"), f"WHERE category_id IN ({','.join(map(str, kinds))})"):
         for key, text in zip(keys, texts, strict=True):
-            try:
-                value = json.loads(text)
-            except (TypeError, ValueError, RecursionError):
-                continue
-            if isinstance(value, dict) and isinstance(value.get("message"), str) and value["message"]:
-                yield key, value["message"]
+            message = object_of(text).get("message")
+            if isinstance(message, str) and message:
+                yield key, message
 
 
 def _work(
     db: Database,
     suffix: str,
     table: str,
-    category: Category,
-    named_by: tuple[str, _Texts],
-    names: Names,
+    names: Codes,
     events: _EventTable,
     devices: Mapping[int, int],
     warnings: list[str],
-) -> Rows | None:
+) -> EventColumns | None:
     """Kernels or copies."""
-    column, source = named_by
-    columns = _columns(
-        db, table, suffix, (column, *_ONLY_COPIES) if category is Category.MEMCPY else (column,), warnings
-    )
+    is_copy = table == COPIES
+    needed = ("name_id", "src_agent_id", "dst_agent_id") if is_copy else ("kernel_id",)
+    columns = _columns(db, table, suffix, needed, warnings)
     if columns is None or not len(columns["start"]):
         return None
-    texts, inverse = source.of(columns[column])
-    agent = columns["agent_id"]
-    if category is Category.MEMCPY:
-        texts = [_copy_name(text) for text in texts]
-        agent = _device_of_copy(columns, devices)
+    if is_copy:  # its device is where it goes to, or from where it comes if that is the host
+        name = db.text_codes(f"rocpd_string{suffix}", "string", columns["name_id"], names, _copy_name)
+        source, target = columns["src_agent_id"], columns["dst_agent_id"]
+        agent = np.where(np.isin(target, list(devices)), target, source)
+    else:
+        symbols = f"rocpd_info_kernel_symbol{suffix}"
+        column = "display_name" if db.has(symbols, "display_name") else "kernel_name"
+        name = db.text_codes(symbols, column, columns["kernel_id"], names)
+        agent = columns["agent_id"]
     agents, of_agent = np.unique(agent, return_inverse=True)
-    device = np.array([devices.get(key, -1) for key in agents.tolist()], dtype=np.int32)[of_agent]
-    return Rows(
-        np.full(len(inverse), category, dtype=np.int8),
-        np.array([names[text] for text in texts], dtype=np.int32)[inverse],
+    return EventColumns(
+        np.full(len(name), Category.MEMCPY if is_copy else Category.KERNEL, dtype=np.int8),
+        name,
         columns["start"],
         columns["end"] - columns["start"],
-        device,
+        np.array([devices.get(key, -1) for key in agents.tolist()], dtype=np.int32)[of_agent],
         _streams(columns),
         _positive(events.of_rows(events.stack, events.rows_of(columns["event_id"]))),
         np.where(columns["pid"] == NONE, -1, columns["pid"]),
     )
-
-
-_ONLY_COPIES = ("src_agent_id", "dst_agent_id")
-
-
-def _device_of_copy(columns: Mapping[str, Int64], devices: Mapping[int, int]) -> Int64:
-    """The device of each copy: where it goes to, or from where it comes if that is the host."""
-    source, target = columns["src_agent_id"], columns["dst_agent_id"]
-    return np.where(np.isin(target, list(devices)), target, source)
 
 
 def _streams(columns: Mapping[str, Int64]) -> Int64:

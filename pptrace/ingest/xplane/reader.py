@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.sort_events import sorted_events
-from pptrace.ingest.nsight.event_names import Names
+from pptrace.ingest.common.sort_events import EventColumns, joined_columns, sorted_events
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
-from pptrace.model.damage import Damage, RankDamage
-from pptrace.model.tables import MEMORY, Int64, empty_table
+from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
@@ -70,8 +68,11 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
         damage = source.damage
     space = read_space(bytes(data), _STATS)
     damage = damage or space.damage
-    host = _host_rows(space)
-    devices = dict(sorted(_devices(space), key=lambda device: device[0]))
+    names = Codes()
+    planes = (plane for plane in space.planes if plane.name == _HOST)
+    threads = [_host_lane(plane, *thread) for plane in planes for thread in enumerate(plane.lines, _FIRST_THREAD)]
+    host = _joined(threads, -1, names)
+    devices = dict(sorted(_devices(space, names), key=lambda device: device[0]))
     if not devices and not len(host):
         reason = (
             "empty" if not data else damage or f"{counted(len(space.planes), 'plane')} without events of host or device"
@@ -83,128 +84,64 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
         warnings.append(f"{damage}; kept the {kept} before it, so that devices or the host may be missing")
     begins = [plane.stats.get(_BEGIN, 0) for plane in space.planes if plane.name == _ENVIRONMENT]
     base = next((begin for begin in begins if 0 < begin <= LIMIT_NS), 0)
-    traces = [
-        _trace(path, number, rows, host, space, base, tuple(warnings) if index == 0 else (), len(devices))
-        for index, (number, rows) in enumerate(devices.items() or [(None, host)])
-    ]
+    steps = [code for code, name in enumerate(names.texts) if name.startswith("ProfilerStep#")]
+    parts = {number: [events, _host_of(host, events, len(devices), steps)] for number, events in devices.items()}
+    facts: dict[str, Any] = {HOST_NAME: space.hosts[0]} if space.hosts and space.hosts[0] else {}
+    if len(devices) > 1:
+        facts[ONE_CLOCK] = f"{SESSION}{path}"
+    traces: list[Trace] = []
+    for number, events in parts.items() or [(None, [host])]:
+        ordered = sorted_events(events, names.texts, base)
+        is_first = not traces
+        traces.append(
+            Trace(
+                path=str(path),
+                format=InputFormat.XPLANE,
+                rank=number,
+                producer="JAX (XPlane)",
+                events=ordered.without_comm_args,
+                memory=empty_table(MEMORY),
+                metadata=facts,
+                warnings=(*(warnings if is_first else ()), *ordered.warnings),
+                damage=ordered.damage_with(is_cut=bool(damage) and is_first),
+            )
+        )
     if not any(trace.num_events for trace in traces):
         raise TraceError(f"{path}: no event has a usable time; {_EXPECTED}")
     return tuple(traces)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Events as the columns of :class:`pptrace.ingest.common.sort_events.Columns`, and their names."""
-
-    columns: tuple[npt.NDArray[Any], ...]
-    names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.category)
-
-    @property
-    def category(self) -> npt.NDArray[np.int8]:
-        return self.columns[0]
-
-    @property
-    def name(self) -> npt.NDArray[np.int32]:
-        return self.columns[1]
-
-    @property
-    def correlation(self) -> Int64:
-        return self.columns[6]
-
-    def select(self, rows: npt.NDArray[Any]) -> _Rows:
-        return _Rows(tuple(column[rows] for column in self.columns), self.names)
-
-
-class _Sorted:
-    """Rows as columns for sorting."""
-
-    def __init__(self, parts: Sequence[_Rows]) -> None:
-        self._names = Names()
-        self._parts = parts
-        self._recoded = [
-            np.array([self._names[name] for name in part.names], dtype=np.int32)[part.name]
-            if len(part.name)
-            else part.name
-            for part in parts
-        ]
-
-    def take(self, column: int) -> npt.NDArray[Any]:
-        return np.concatenate(self._recoded if column == 1 else [part.columns[column] for part in self._parts])
-
-    def names(self) -> Sequence[str]:
-        return list(self._names)
-
-
-def _trace(
-    path: Path,
-    number: int | None,
-    rows: _Rows,
-    host: _Rows,
-    space: Space,
-    base: int,
-    warnings: tuple[str, ...],
-    num_devices: int,
-) -> Trace:
-    parts = [rows] if number is None else [rows, _host_of(host, rows, num_devices)]
-    ordered = sorted_events(_Sorted(parts), base)
-    facts: dict[str, Any] = {HOST_NAME: space.hosts[0]} if space.hosts and space.hosts[0] else {}
-    if num_devices > 1:
-        facts[ONE_CLOCK] = f"{SESSION}{path}"
-    is_cut = RankDamage.counted(Damage.CUT_FILE, int(bool(warnings)))
-    return Trace(
-        path=str(path),
-        format=InputFormat.XPLANE,
-        rank=number,
-        producer="JAX (XPlane)",
-        events=ordered.without_comm_args,
-        memory=empty_table(MEMORY),
-        metadata=facts,
-        warnings=(*warnings, *ordered.warnings),
-        damage=RankDamage.joined((ordered.damage, is_cut)),
-    )
-
-
-def _host_of(host: _Rows, device: _Rows, num_devices: int) -> _Rows:
+def _host_of(host: EventColumns, device: EventColumns, num_devices: int, steps: Sequence[int]) -> EventColumns:
     """The host's events for one of its devices: all where it has no other; else its launches and steps, and ranges."""
-    if num_devices == 1:
-        return host if not _has_steps(device) else host.select(~_are_steps(host))
-    is_call = host.category == Category.RUNTIME
-    is_its = ~is_call | (np.isin(host.correlation, device.correlation) & (host.correlation > 0))
-    is_its &= host.category != Category.PYTHON
-    return host.select(is_its & ~_are_steps(host) if _has_steps(device) else is_its)
+    is_its = np.ones(len(host), dtype=np.bool_)
+    if num_devices > 1:
+        is_its = (host.category != Category.RUNTIME) | (
+            np.isin(host.correlation, device.correlation) & (host.correlation > 0)
+        )
+        is_its &= host.category != Category.PYTHON
+    if np.isin(device.name, steps).any():
+        is_its &= ~np.isin(host.name, steps)
+    return host.select(is_its)
 
 
-def _are_steps(rows: _Rows) -> npt.NDArray[np.bool_]:
-    codes = [code for code, name in enumerate(rows.names) if name.startswith("ProfilerStep#")]
-    return np.isin(rows.name, codes)
-
-
-def _has_steps(rows: _Rows) -> bool:
-    return bool(_are_steps(rows).any())
-
-
-def _devices(space: Space) -> Iterator[tuple[int, _Rows]]:
+def _devices(space: Space, names: Codes) -> Iterator[tuple[int, EventColumns]]:
     """The work of each device, by its number on the host."""
     for plane in space.planes:
         if match := _DEVICE.fullmatch(plane.name):
             number = int(match["number"])
-            read = _gpu_lines if match["kind"] == "GPU" else _tpu_lines
-            if rows := _joined(list(read(plane)), number):
-                yield number, rows
+            lanes: list[Lane]
+            if match["kind"] == "GPU":  # its streams; what else is there are sums over them
+                streams = ((line, _STREAM.match(line.name)) for line in plane.lines)
+                names_of = plane.event_names
+                lanes = [(line, _kinds_of_work(line, names_of), int(on[1]), names_of) for line, on in streams if on]
+            else:
+                lanes = list(_tpu_lines(plane))
+            if any(len(line) for line, *_ in lanes):
+                yield number, _joined(lanes, number, names)
 
 
 Lane = tuple[Line, npt.NDArray[np.int8], int, Mapping[int, str]]
 """A line, categories of its events, its lane, and names of its events by key."""
-
-
-def _gpu_lines(plane: Plane) -> Iterator[Lane]:
-    """The streams of a GPU; what else is there are sums over them."""
-    for line in plane.lines:
-        if match := _STREAM.match(line.name):
-            yield line, _kinds_of_work(line, plane.event_names), int(match[1]), plane.event_names
 
 
 def _kinds_of_work(line: Line, names: Mapping[int, str]) -> npt.NDArray[np.int8]:
@@ -242,46 +179,30 @@ def _innermost(line: Line) -> Line:
     return Line(line.id, line.name, line.names[rows], line.start_ns[rows], line.dur_ns[rows], stats)
 
 
-def _joined(lanes: Sequence[Lane], device: int | None) -> _Rows | None:
-    """The events of several lines; None where there are none."""
-    if not any(len(line) for line, *_ in lanes):
-        return None
-    names = Names()
-    columns: list[tuple[npt.NDArray[Any], ...]] = []
+def _joined(lanes: Sequence[Lane], device: int, names: Codes) -> EventColumns:
+    """The events of several lines."""
+    parts = []
     for line, category, lane, texts in lanes:
         used, inverse = np.unique(line.names, return_inverse=True)
-        code = np.array(
-            [names[texts.get(key, "").removesuffix(_SUFFIX_OF_KERNEL) or "unnamed"] for key in used.tolist()],
-            dtype=np.int32,
-        )
+        codes = names.of(texts.get(key, "").removesuffix(_SUFFIX_OF_KERNEL) or "unnamed" for key in used.tolist())
         on_device = category > Category.HOST_LIMIT
         numbers = line.stats.get(_CORRELATION, np.full(len(line), NO_STAT))
         may_launch = on_device | (category == Category.RUNTIME)
-        columns.append(
-            (
+        parts.append(
+            EventColumns(
                 category,
-                code[inverse] if len(used) else np.zeros(0, dtype=np.int32),
+                codes[inverse],
                 line.start_ns,
                 line.dur_ns,
-                np.where(on_device, -1 if device is None else device, -1).astype(np.int32),
+                np.where(on_device, device, -1).astype(np.int32),
                 np.full(len(line), lane, dtype=np.int64),
                 np.where(may_launch & (numbers > 0), numbers, -1),
             )
         )
-    return _Rows(tuple(np.concatenate(parts) for parts in zip(*columns, strict=True)), list(names))
+    return joined_columns(parts)
 
 
-def _host_rows(space: Space) -> _Rows:
-    """The events of the host's threads."""
-    lanes: list[Lane] = []
-    for plane in space.planes:
-        if plane.name == _HOST:
-            lanes += [_host_lane(plane, line, number) for number, line in enumerate(plane.lines, _FIRST_THREAD)]
-    none = np.zeros(0, dtype=np.int64)
-    return _joined(lanes, None) or _Rows((none.astype(np.int8), none.astype(np.int32), *[none] * 5), [])
-
-
-def _host_lane(plane: Plane, line: Line, number: int) -> Lane:
+def _host_lane(plane: Plane, number: int, line: Line) -> Lane:
     """A thread: calls of the driver and of Python by their names, operators by what they run, steps by their number."""
     category = np.full(len(line), Category.ANNOTATION, dtype=np.int8)
     calls = [key for key, name in plane.event_names.items() if _CALL.match(name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,9 @@ from typing import Any
 import pytest
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.chrome.document import RawEvent, decode
-from pptrace.ingest.chrome.ranges import pair
+from pptrace.ingest.chrome.ranges import RawEvent, pair, read_events
 from pptrace.ingest.chrome.reader import read_chrome
-from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.byte_source import ByteSource, first_bytes
 from pptrace.ingest.formats import detect, read_file
 from pptrace.model.traces import Category, InputFormat
 from pptrace.schedule import registry
@@ -27,6 +27,13 @@ MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10
 def event(ph: str, name: str | None, ts: object, pid: object = 0, tid: object = 0, **args: Any) -> dict[str, Any]:
     made = {"ph": ph, "name": name, "ts": ts, "pid": pid, "tid": tid, "args": args}
     return {key: value for key, value in made.items() if value is not None}
+
+
+def decode(text: bytes) -> tuple[list[RawEvent], list[str]]:
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(text)
+        with ByteSource(Path(file.name)) as source:
+            return read_events(source)
 
 
 def paired(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:

@@ -119,6 +119,16 @@ def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "recorder"), [("job.db", "rocprofv3"), ("host.xplane.pb", "jax.profiler"), ("job.sqlite", "nsys export")]
+)
+def test_an_empty_file_is_told_in_the_words_of_its_own_recorder(tmp_path: Path, name: str, recorder: str) -> None:
+    (tmp_path / name).touch()
+    for given in (tmp_path / name, tmp_path):
+        with pytest.raises(TraceError, match=rf"{name}: .*empty.*; expected .*{recorder}"):
+            read_traces(open_inputs([given]))
+
+
 def test_traces_above_hide_those_below(write: Write, op: Op, tmp_path: Path) -> None:
     write([op()], "job/rank0.json")
     write([op()], "job/below/worker1.1.pt.trace.json")

@@ -54,9 +54,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that were really read."""
     names: list[str] = []
 
-    def counted(path: Path, format: Any, effort: Any) -> Any:
+    def counted(path: Path, *options: Any) -> Any:
         names.append(path.name)
-        return read_file(path, format, effort)
+        return read_file(path, *options)
 
     monkeypatch.setattr(read_job, "read_file", counted)
     return names

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from pptrace.ingest.kineto.comm_shapes import Sizes, sizes_of
+from pptrace.ingest.kineto.comm_args import Sizes, sizes_of
 from pptrace.ingest.kineto.event_types import Args
 
 
@@ -20,26 +20,26 @@ def sizes(name: str, types: Any, dims: Any, values: Any = None) -> Sizes:
 @pytest.mark.parametrize(
     ("name", "types", "dims", "values", "wanted"),
     [
-        ("gloo:all_reduce", ["float"], [[4, 6]], [""], Sizes(96, 96, 24)),
-        ("gloo:all_reduce", ["c10::BFloat16", "double"], [[4], []], ["", ""], Sizes(16, 16, 5)),
-        ("gloo:send", ["long int"], [[3]], [""], Sizes(24, 24, 3)),
-        ("gloo:all_reduce", ["float"], [[0]], [""], Sizes(0, 0, 0)),
-        ("c10d::allreduce_", ["TensorList", "", "Scalar"], [[[4, 6], [3]], [], []], ["", "", "-1"], Sizes(-1, -1, 27)),
-        ("c10d::_allgather_base_", ["float", "float", ""], [[12, 6], [4, 6], []], ["", "", ""], Sizes(96, 288, 24)),
-        ("c10d::alltoall_base_", ["float", "float"], [[1, 6], [4, 6]], ["", ""], Sizes(96, 24, 24)),
+        ("gloo:all_reduce", ["float"], [[4, 6]], [""], (96, 96, 24)),
+        ("gloo:all_reduce", ["c10::BFloat16", "double"], [[4], []], ["", ""], (16, 16, 5)),
+        ("gloo:send", ["long int"], [[3]], [""], (24, 24, 3)),
+        ("gloo:all_reduce", ["float"], [[0]], [""], (0, 0, 0)),
+        ("c10d::allreduce_", ["TensorList", "", "Scalar"], [[[4, 6], [3]], [], []], ["", "", "-1"], (-1, -1, 27)),
+        ("c10d::_allgather_base_", ["float", "float", ""], [[12, 6], [4, 6], []], ["", "", ""], (96, 288, 24)),
+        ("c10d::alltoall_base_", ["float", "float"], [[1, 6], [4, 6]], ["", ""], (96, 24, 24)),
         (
             "_c10d_functional::all_gather_into_tensor",
             ["float", "Scalar", ""],
             [[4], [], []],
             ["", "3", ""],
-            Sizes(16, 48, 4),
+            (16, 48, 4),
         ),
         (
             "_c10d_functional::reduce_scatter_tensor",
             ["float", "", "Scalar", ""],
             [[9], [], [], []],
             [""] * 4,
-            Sizes(36, -1, 9),
+            (36, -1, 9),
         ),
     ],
 )
@@ -65,9 +65,9 @@ def test_the_sides_of_a_message_are_told_where_shapes_and_types_are(
     ],
 )
 def test_sizes_that_are_not_certain_are_not_told(name: str, types: Any, dims: Any, values: Any) -> None:
-    assert sizes(name, types, dims, values) == Sizes()
+    assert sizes(name, types, dims, values) == (-1, -1, -1)
 
 
 def test_a_gather_to_an_unknown_number_of_ranks_tells_its_input_alone() -> None:
     name = "_c10d_functional::all_gather_into_tensor"
-    assert sizes(name, ["float", "Scalar"], [[4], []], ["", ""]) == Sizes(-1, -1, 4)
+    assert sizes(name, ["float", "Scalar"], [[4], []], ["", ""]) == (-1, -1, 4)

@@ -15,8 +15,7 @@ import pytest
 
 import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
-from pptrace.ingest.kineto.decode_pool import DecodePool, WorkerError
-from pptrace.ingest.kineto.decode_worker import NUM_SLOTS, SLOT_BYTES
+from pptrace.ingest.kineto.decode_pool import NUM_SLOTS, SLOT_BYTES, DecodePool, WorkerError
 from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.traces import Trace
 from tests.support.extent import ALL
@@ -212,8 +211,8 @@ def test_a_helper_takes_no_more_blocks_than_it_has_room_for_and_none_that_is_too
         assert not pool.offer(memoryview(b"{" * (SLOT_BYTES + 1)))
         accepted = [pool.offer(memoryview(b'{"ph": "X"}' + b" " * 99)) for _ in range(NUM_SLOTS)]
         assert accepted == [True] * NUM_SLOTS
-        (part,) = pool.results()
-        assert part.collected.num_events == NUM_SLOTS
+        ((collected, _),) = pool.results()
+        assert collected.num_events == NUM_SLOTS
 
 
 def test_a_block_that_is_no_list_of_events_is_refused() -> None:

@@ -92,6 +92,14 @@ def test_a_cut_gzip_stream_keeps_every_whole_event(write: Write) -> None:
     assert trace.warnings == (f"trace ends early (gzip stream cut); kept the {len(trace.events)} events before it",)
 
 
+def test_a_damaged_event_does_not_swallow_the_next(write: Write) -> None:
+    texts = [f'{{"ph": "X", "name": "op{index}", "ts": {10 * index}, "dur": 5}}' for index in range(4)]
+    texts[1] = texts[1].replace('"ts":', '"ts"')
+    trace = read_kineto(write(f"[{', '.join(texts)}]".encode(), "trace.json"))
+    assert names_of(trace) == ["op0", "op2", "op3"]
+    assert any("left out 1 event that could not be read" in line for line in trace.warnings)
+
+
 def test_a_damaged_gzip_stream_keeps_what_comes_before(write: Write) -> None:
     packed = bytearray(gzip.compress(in_kineto_layout(3000)))
     middle = len(packed) // 2

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.ingest.nsight.memory_usage import memory_of, read_memory
-from pptrace.ingest.nsight.sqlite import Database
+from pptrace.ingest.common.sqlite import Database
+from pptrace.ingest.nsight.event_tables import read_memory
 
 FIRST, SECOND = 77 << 24, 78 << 24
 ALLOCATES, RELEASES, HOST, DEVICE = 0, 1, 1, 2
@@ -24,10 +24,9 @@ def levels(tmp_path: Path, events: list[Event], columns: str = "") -> dict[int, 
         db.execute(f"CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS ({names})")
         marks = ",".join("?" * len(names.split(",")))
         db.executemany(f"INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES ({marks})", events)
-    with Database(path) as export:
+    with Database(path, "") as export:
         memory = read_memory(export, base_ns=1000)
     assert all((table["reserved_bytes"] == -1).all() for table in memory.values())
-    assert len(memory_of(memory, 5)) == 0
     return {
         pid: list(zip(table["t_ns"].tolist(), table["allocated_bytes"].tolist(), strict=True))
         for pid, table in memory.items()

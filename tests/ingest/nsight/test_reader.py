@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest.common.sqlite import NONE, Database
+from pptrace.ingest.common.sqlite_pages import PageReader
 from pptrace.ingest.nsight.reader import read_nsight
 from pptrace.ingest.nsight.report_export import STREAM_MAGIC
-from pptrace.ingest.nsight.sqlite import NONE, Database
-from pptrace.ingest.nsight.sqlite_pages import PageReader
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.schedule.registry import build
@@ -541,7 +541,7 @@ def test_a_record_that_ends_with_the_file_is_read_from_its_page(tmp_path: Path) 
 
 
 def test_large_tables_are_read_from_their_pages_and_small_ones_by_sqlite(tmp_path: Path) -> None:
-    with Database(large_report(tmp_path / "a.sqlite", 60_000)) as db:
+    with Database(large_report(tmp_path / "a.sqlite", 60_000), "") as db:
         pages = db._pages.integers(db._roots["CUPTI_ACTIVITY_KIND_KERNEL"], [0, 1])
         assert pages is not None
         assert len(pages[0]) == 60_000
@@ -719,7 +719,7 @@ def test_an_export_that_is_refused_is_left_closed(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(sqlite3, "connect", remember)
     with pytest.raises(TraceError, match="damaged"):
-        Database(path)
+        Database(path, "")
     (connection,) = opened
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("SELECT 1")

@@ -17,7 +17,7 @@ import pytest
 from pptrace.analysis.result import RankStep, Report
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import first_bytes
-from pptrace.ingest.common.time_units import to_ns
+from pptrace.ingest.common.exact_numbers import to_ns
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.inputs.resolve import open_inputs
 from pptrace.ingest.job.read_job import read_traces

@@ -115,15 +115,15 @@ class PageReader:
                 return offsets
             if not (kinds == _INTERIOR).all():
                 return None
-            level = np.concatenate([self._children(int(offset)) for offset in offsets])
+            cells = [
+                offset + self._halves[offset + 12 + 2 * np.arange(int(self._halves[offset + 3]))].astype(np.int64)
+                for offset in offsets.tolist()
+            ]
+            at = np.concatenate(
+                [np.append(of_page, offset + 8) for of_page, offset in zip(cells, offsets, strict=True)]
+            )
+            level = self._halves[at].astype(np.int64) << 16 | self._halves[at + 2]
         return None
-
-    def _children(self, offset: int) -> Int64:
-        num_cells = int(self._halves[offset + 3])
-        cells = offset + self._halves[offset + 12 + 2 * np.arange(num_cells)].astype(np.int64)
-        column_indices = np.append(cells, offset + 8)
-        children: Int64 = self._halves[column_indices].astype(np.int64) << 16 | self._halves[column_indices + 2]
-        return children
 
     def _fill(
         self, columns: Sequence[Int64], column_indices: Sequence[int], text: int | None, pages: Int64, counts: Int64
@@ -147,7 +147,13 @@ class PageReader:
         size, at = self._varint2(cells)
         if size is None or (size > self._usable_bytes - 35).any():
             return False
-        at = self._after_varint(at)
+        is_continued = np.ones(len(at), dtype=np.int64)
+        for _ in range(8):  # a varint has at most nine bytes
+            is_continued = is_continued & (self._bytes[at] > 127)
+            if not is_continued.any():
+                break
+            at = at + is_continued
+        at = at + 1
         header = self._bytes[at]
         last_column = max(*column_indices, -1 if text is None else text)
         if len(header) and header.max() > 127:
@@ -155,7 +161,8 @@ class PageReader:
         value = at + header
         first_value, at = value, at + 1
         for column_index in range(last_column + 1):
-            serial, at = self._serial(at)
+            first = self._bytes[at]  # serial types have one byte, or two
+            serial, at = self._varint2(at) if len(first) and first.max() > 127 else (first, at + 1)
             if serial is None:
                 return False
             uniform = len(serial) > 0 and serial.min() == serial.max()
@@ -168,11 +175,6 @@ class PageReader:
                 columns[-2][:] = np.where(is_text, value - _VALUE_BYTES[serial], -1)
                 columns[-1][:] = np.where(is_text, value, -1)
         return not (at > first_value).any()  # no header ends before the last requested column
-
-    def _serial(self, at: Int64) -> tuple[npt.NDArray[Any] | None, Int64]:
-        """(serial types of at most two bytes or None if one is longer, position after them)."""
-        first = self._bytes[at]
-        return self._varint2(at) if len(first) and first.max() > 127 else (first, at + 1)
 
     def _values(self, serial: npt.NDArray[Any], ends: Int64) -> Int64:
         """Decode integers by serial type, from the eight bytes before their ends."""
@@ -197,16 +199,6 @@ class PageReader:
         if (second[long] > 127).any():
             return None, at
         return np.where(long, (first & 127) << 7 | second, first), at + 1 + long
-
-    def _after_varint(self, at: Int64) -> Int64:
-        """Position after a varint of at most nine bytes."""
-        is_continued = np.ones(len(at), dtype=np.int64)
-        for _ in range(8):
-            is_continued = is_continued & (self._bytes[at] > 127)
-            if not is_continued.any():
-                break
-            at = at + is_continued
-        return at + 1
 
 
 def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:

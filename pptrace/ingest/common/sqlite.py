@@ -1,4 +1,4 @@
-"""Read the tables of an Nsight Systems export as numpy arrays.
+"""Read the tables of an SQLite database, as nsys and ROCm's profilers write them, as numpy arrays.
 
     file = SQLite 3 database; which tables exist, not the version, decides what is read
 
@@ -9,7 +9,7 @@ before it are kept and counted in :attr:`Database.damage`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice, repeat
@@ -19,31 +19,34 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.nsight.report_export import SQLITE_MAGIC
-from pptrace.ingest.nsight.sqlite_pages import PageReader
-from pptrace.model.tables import Int64
+from pptrace.ingest.common.byte_source import SQLITE_MAGIC, unreadable
+from pptrace.ingest.common.codes import Codes
+from pptrace.ingest.common.sqlite_pages import PageReader
+from pptrace.model.tables import Int32, Int64
 from pptrace.regular import open_regular
 
 NONE = int(np.iinfo(np.int64).min)
 """Stands for NULL and all other non-integers in a column of integers."""
-EXPECTED_INPUT = "expected the SQLite file that 'nsys export --type sqlite' writes"
+UNNAMED = "unnamed"
+"""Name of events whose own name is missing."""
+
 
 _CHUNK_ROWS = 1 << 16
 _MIN_ROW_BYTES = 4
 _MANY_STRINGS = 1000
 _HEAD_BYTES = 100  # https://www.sqlite.org/fileformat.html#the_database_header
 
-Rows = tuple[Sequence[Any], ...]
+_DENSE_IDS = 1 << 24
 
 DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """Raised by reading a damaged database; the second where sqlite3 puts a damaged name into its message."""
 
 
 class Database:
-    """A read-only connection to an export.
+    """A read-only connection; ``expected_input`` is what errors say of the file that a user should give.
 
     ``tables`` has the columns of each table. ``damage`` has a warning for every table that could only be read in part.
 
@@ -51,7 +54,7 @@ class Database:
         TraceError: the file is empty, no database, encrypted, or damaged beyond reading its list of tables.
     """
 
-    def __init__(self, path: Path, expected_input: str = EXPECTED_INPUT) -> None:
+    def __init__(self, path: Path, expected_input: str) -> None:
         self.path = path
         self.damage: list[str] = []
         size, declared_size = _checked_size(path, expected_input)
@@ -67,8 +70,18 @@ class Database:
                 self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
                 self._connection.execute("PRAGMA trusted_schema = OFF")
                 self._connection.execute("PRAGMA writable_schema = ON")  # or SQLite refuses a truncated file
-                self._roots = self._list_tables()
-                self.tables = {name: self._list_columns(name) for name in self._roots}
+                master = self._connection.execute(
+                    "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
+                ).fetchall()
+                self._roots: dict[str, int] = {
+                    name: root
+                    for name, root in master
+                    if isinstance(name, str) and isinstance(root, int) and '"' not in name
+                }
+                self.tables: dict[str, tuple[str, ...]] = {
+                    name: tuple(row[1] for row in self._connection.execute(f'PRAGMA table_info("{name}")').fetchall())
+                    for name in self._roots
+                }
             except DATABASE_ERRORS:
                 self._connection.close()
                 raise
@@ -90,39 +103,31 @@ class Database:
 
     def integers(self, table: str, columns: Sequence[str | None]) -> tuple[Int64, ...]:
         """Read columns of a table, shape (rows,) each, in the order of its rows; NONE for NULL, and for a column that is None."""
-        present = list(dict.fromkeys(column for column in columns if column is not None))
-        arrays = self._pages.integers(self._roots[table], [self.tables[table].index(column) for column in present])
-        if arrays is None:
-            parts = [tuple(map(as_integers, chunk)) for chunk in self.rows(table, present)]
-            arrays = tuple(np.concatenate(part) for part in zip(*parts, strict=True)) if parts else ()
-        if not arrays:
-            return tuple(np.zeros(0, dtype=np.int64) for _ in columns)
-        by_column = dict(zip(present, arrays, strict=True))
-        missing = np.full(len(arrays[0]), NONE, dtype=np.int64) if None in columns else arrays[0]
-        return tuple(missing if column is None else by_column[column] for column in columns)
+        return self.integers_and_texts(table, columns, None)[0]
 
     def integers_and_texts(
         self, table: str, columns: Sequence[str | None], text: str | None
     ) -> tuple[tuple[Int64, ...], Iterator[bytes | None]]:
         """Read columns as :meth:`integers` does, and a column of texts in UTF-8, None for NULL."""
-        present = [column for column in columns if column is not None]
-        names = self.tables[table]
-        text_index = None if text is None else names.index(text)
-        arrays = self._pages.integers(self._roots[table], [names.index(column) for column in present], text_index)
-        texts: Iterator[bytes | None]
-        if arrays is not None:
-            numbers = arrays[: len(present)]
-            texts = self._texts(*arrays[len(present) :]) if text is not None else repeat(None)
-        else:
-            column_list = [*present, *([text] if text is not None else [])]
-            chunks = list(self.rows(table, column_list))
-            numbers = tuple(
-                np.concatenate([np.zeros(0, dtype=np.int64), *(as_integers(chunk[number]) for chunk in chunks)])
+        present = list(dict.fromkeys(column for column in columns if column is not None))
+        index = self.tables[table].index
+        text_index = None if text is None else index(text)
+        arrays = self._pages.integers(self._roots[table], list(map(index, present)), text_index)
+        texts: Iterator[bytes | None] = repeat(None)
+        if arrays is None:
+            chunks = list(self.rows(table, present if text is None else [*present, text]))
+            none = np.zeros(0, dtype=np.int64)
+            arrays = tuple(
+                np.concatenate([none, *(as_integers(chunk[number]) for chunk in chunks)])
                 for number in range(len(present))
             )
-            texts = (_encoded(value) for chunk in chunks for value in chunk[-1]) if text is not None else repeat(None)
-        by_column = dict(zip(present, numbers, strict=True))
-        missing = np.full(len(numbers[0]), NONE, dtype=np.int64)
+            if text is not None:
+                values = (value for chunk in chunks for value in chunk[-1])
+                texts = (None if value is None else str(value).encode("utf-8", "replace") for value in values)
+        elif text is not None:
+            texts = self._texts(*arrays[len(present) :])
+        by_column = dict(zip(present, arrays[: len(present)], strict=True))
+        missing = np.full(len(arrays[0]), NONE, dtype=np.int64) if None in columns else arrays[0]
         return tuple(missing if column is None else by_column[column] for column in columns), texts
 
     def _texts(self, begins: Int64, ends: Int64) -> Iterator[bytes | None]:
@@ -132,7 +137,7 @@ class Database:
             for begin, end in zip(begins[chunk].tolist(), ends[chunk].tolist(), strict=True):
                 yield None if begin < 0 else self._pages.text(begin, end)
 
-    def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[Rows]:
+    def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[tuple[Sequence[Any], ...]]:
         """Yield columns of a table in chunks of rows, as Python values; ends early where the table is damaged."""
         column_list = ", ".join(f'"{column}"' for column in columns)
         query = f'SELECT {column_list} FROM "{table}" {where}'
@@ -145,18 +150,14 @@ class Database:
                 if num_rows > self._max_rows:  # the pages form a circle
                     raise sqlite3.DatabaseError("more rows than the file has room for")
         except DATABASE_ERRORS as err:
-            if last := self._rows_before_damage(query, num_rows):
+            last: list[tuple[Any, ...]] = []
+            with suppress(*DATABASE_ERRORS):  # the rows up to the damage, one by one
+                last.extend(islice(self._connection.execute(query), num_rows, num_rows + _CHUNK_ROWS))
+            if last:
                 yield tuple(zip(*last, strict=True))
             message = f"table {table} is damaged"
             if not any(line.startswith(message) for line in self.damage):
                 self.damage.append(f"{message} ({_reason(err)}); kept the {num_rows + len(last)} rows before that")
-
-    def _rows_before_damage(self, query: str, num_rows: int) -> list[tuple[Any, ...]]:
-        """Fetch the rows after the first ``num_rows`` up to the damage, one by one."""
-        rows: list[tuple[Any, ...]] = []
-        with suppress(*DATABASE_ERRORS):
-            rows.extend(islice(self._connection.execute(query), num_rows, num_rows + _CHUNK_ROWS))
-        return rows
 
     def all_rows(self, table: str, columns: Sequence[str], where: str = "") -> list[tuple[Any, ...]]:
         """Read all rows of a small table; [] if it or one of the columns is absent."""
@@ -164,35 +165,39 @@ class Database:
             return []
         return [row for chunk in self.rows(table, columns, where) for row in zip(*chunk, strict=True)]
 
-    def strings(self, ids: Sequence[int]) -> Mapping[int, str]:
-        """Read the texts of ``StringIds`` with these ids, as far as they exist."""
-        if not ids or not self.has("StringIds", "id", "value"):
+    def texts(self, table: str, column: str, ids: Sequence[int]) -> Mapping[int, str]:
+        """Read the texts of the rows with these ids, as far as they exist."""
+        if not ids or not self.has(table, "id", column):
             return {}
         if len(ids) <= _MANY_STRINGS:
-            rows = self.all_rows("StringIds", ("id", "value"), f"WHERE id IN ({','.join(map(str, ids))})")
-            return {key: str(value) for key, value in rows}
-        wanted_ids = set(ids)
-        chunks = self.rows("StringIds", ("id", "value"))
-        return {
-            key: str(text) for keys, texts in chunks for key, text in zip(keys, texts, strict=True) if key in wanted_ids
-        }
+            rows = self.all_rows(table, ("id", column), f"WHERE id IN ({','.join(map(str, ids))})")
+            return {key: str(text) for key, text in rows if text is not None}
+        chosen = set(ids)
+        chunks = self.rows(table, ("id", column))
+        pairs = ((key, text) for keys, texts in chunks for key, text in zip(keys, texts, strict=True))
+        return {key: str(text) for key, text in pairs if key in chosen and text is not None}
 
-    def _list_tables(self) -> dict[str, int]:
-        """Root page of each ordinary table, by name; names with quotes are skipped."""
-        rows = self._connection.execute(
-            "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
-        ).fetchall()
-        return {
-            name: root for name, root in rows if isinstance(name, str) and isinstance(root, int) and '"' not in name
-        }
-
-    def _list_columns(self, table: str) -> tuple[str, ...]:
-        rows = self._connection.execute(f'PRAGMA table_info("{table}")').fetchall()
-        return tuple(row[1] for row in rows)
+    def text_codes(
+        self, table: str, column: str, ids: Int64, names: Codes, change: Callable[[str], str] = str
+    ) -> Int32:
+        """The code in ``names`` of each row's text, which its id finds in a table, changed; UNNAMED where there is none."""
+        if not len(ids):
+            return np.zeros(0, dtype=np.int32)
+        used, inverse = _distinct(ids)
+        texts = self.texts(table, column, [number for number in used.tolist() if number != NONE])
+        codes: Int32 = names.of(change(texts.get(number) or UNNAMED) for number in used.tolist())[inverse]
+        return codes
 
 
-def _encoded(value: object) -> bytes | None:
-    return None if value is None else str(value).encode("utf-8", "replace")
+def _distinct(values: Int64) -> tuple[Int64, npt.NDArray[Any]]:
+    """(distinct values, sorted; index of each row's value in them)."""
+    if values.min() < 0 or values.max() >= _DENSE_IDS:
+        used, inverse = np.unique(values, return_inverse=True)
+        return used, inverse
+    used = np.flatnonzero(np.bincount(values))
+    index = np.zeros(int(used[-1]) + 1, dtype=np.int32)
+    index[used] = np.arange(len(used))
+    return used, index[values]
 
 
 def as_integers(values: Sequence[Any]) -> Int64:
