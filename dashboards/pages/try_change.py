@@ -26,7 +26,7 @@ from pptrace.api.whatif import Predictions
 from pptrace.api.wishes import FORM, Value, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
-from pptrace.report.figures import View, timeline
+from pptrace.report.figures import timeline
 from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, span_words, standing_words, whatif_tables
 from pptrace.schedule.registry import SCHEDULES
@@ -39,8 +39,6 @@ _MOST_VERIFIED_S = 10.0
 """Longer steps are left to the command line: six of them are run while a page waits."""
 _HELP = "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one."
 _LABELS_PX = 170
-_MOST_DRAWN = 6_000
-"""Most actions that are drawn one by one before those too short to be seen become blocks."""
 _WHOLE, _TIMES, _SHARES, _TEXTS = (
     {name: option for name, option in FORM.items() if option.takes is value}
     for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.LIST)
@@ -252,9 +250,8 @@ def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
     longest = max(windows, key=lambda window: window.span_ns)
     changed = predictions.study.picture(predictions.changes[0][1])
     extent = max(longest.span_ns, changed.makespan_ns)
-    view = _view(int((data.ops["step"] == step).sum()), longest.start_ns, extent)
-    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, view)
-    simulated = timeline(changed.ops(), extent_ns=extent, view=_view(_num_actions(changed), 0, extent))
+    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, merge_thin=True)
+    simulated = timeline(changed.ops(), extent_ns=extent, merge_thin=True)
     for figure in (measured, simulated):  # time begins at the same place in both
         figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
@@ -272,11 +269,3 @@ def _off(predictions: Predictions, changed: Simulation) -> str:
     if milliseconds(predictions.result.scenarios[0].span_ns) == milliseconds(changed.makespan_ns):
         return ""
     return " by replay; the prediction adds what the replay of the run as it was is off by"
-
-
-def _num_actions(simulation: Simulation) -> int:
-    return sum(map(len, simulation.plan.ranks))
-
-
-def _view(num_ops: int, start_ns: int, extent_ns: int) -> View | None:
-    return View(start_ns, start_ns + extent_ns) if num_ops > _MOST_DRAWN else None

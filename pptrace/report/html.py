@@ -17,11 +17,11 @@ from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report import units
+from pptrace.report.charts.memory import memory_over_time
 from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
-from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.recording.line import recording_line
 from pptrace.report.summary_figures import is_drawn, overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
