@@ -7,6 +7,8 @@ from pptrace.analysis.whole_run import Interconnect
 from pptrace.report import units
 from pptrace.report.tables.table import ReportTable
 
+_MOST_REASONS = 3
+
 
 def links_table(report: Report) -> ReportTable:
     """A row for each pair of ranks, way and axis, over all steps of the report; the one with most waiting first."""
@@ -38,12 +40,8 @@ def links_table(report: Report) -> ReportTable:
         "of peak: what NVLink or PCIe of these devices moves in one direction at most",
         *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
     )
-    return ReportTable(
-        "links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(11, 12, 10, 9, 8)
-    )
-
-
-_MOST_REASONS = 3
+    leave_out = (11, 12, 10, 9, 8)
+    return ReportTable("links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=leave_out)
 
 
 def late_ranks_table(report: Report) -> ReportTable:
@@ -62,7 +60,7 @@ def collectives_table(interconnect: Interconnect) -> ReportTable:
         (
             rate.axis,
             rate.kind,
-            _HOSTS[rate.is_same_host],
+            {True: "same host", False: "several hosts", None: "–"}[rate.is_same_host],
             units.bandwidth(rate.busbw_gbps),
             units.bandwidth(rate.peak_gbps),
             units.percent(rate.share_of_peak),
@@ -72,6 +70,3 @@ def collectives_table(interconnect: Interconnect) -> ReportTable:
     columns = ("axis", "kind", "groups", "bus B/s", "peak B/s", "of peak")
     title = "Bandwidth of collectives, all steps"
     return ReportTable("interconnect", title, columns, tuple(rows), interconnect.reasons, num_labels=3)
-
-
-_HOSTS = {True: "same host", False: "several hosts", None: "–"}

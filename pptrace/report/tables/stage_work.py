@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pptrace.analysis.stage_parts import words_of
 from pptrace.analysis.stage_types import StageCompute, StageOps, StagePart
 from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, more
 
 _MOST_CLASSES = 4
 _NOT_NAMED = "of no part"
@@ -26,10 +26,13 @@ def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
     ]
     whole = amount is Amount.WHOLE
     shown = rows if whole else rows[:MAX_ROWS]
-    more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
     longest = sorted(compute.differences, key=lambda one: -one.more_ns)
     of_stages = [f"stage {one.stage}: {words_of(one)}" for one in (longest if whole else longest[:_MOST_CLASSES])]
-    notes = (*more, *of_stages, "mean compute of an op by kind of work, over all microbatches, steps and replicas")
+    notes = (
+        *more(len(rows) - len(shown)),
+        *of_stages,
+        "mean compute of an op by kind of work, over all microbatches, steps and replicas",
+    )
     return ReportTable("stage-work", "What stages compute", ("stage", "kind", "ops", "ms", ""), tuple(shown), notes, 2)
 
 
@@ -54,9 +57,8 @@ def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
         for part in ops.parts
     ]
     shown = rows if amount is Amount.WHOLE else rows[:MAX_ROWS]
-    more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
     notes = (
-        *more,
+        *more(len(rows) - len(shown)),
         "parts: modules (with_modules, with_stack), ranges of the program, or what kernels repeat",
     )
     columns = ("stage", "kind", "part", "ms", "of the op")
