@@ -113,6 +113,14 @@ def with_minus(text: str) -> str:
     return _SIGN.sub(MINUS, text)
 
 
+def add_bars(figure: go.Figure, values: Sequence[float | None], name: str = "", **options: Any) -> None:
+    """Add horizontal bars, one per row of :func:`names_axis`; ``colour`` is that of each, or one for all."""
+    marker = {"color": options.pop("colour"), "line": {"width": 0}}
+    figure.add_bar(
+        orientation="h", y=list(range(len(values))), x=list(values), name=name or None, marker=marker, **options
+    )
+
+
 def label_bars(figure: go.Figure, ends: Sequence[float], texts: Sequence[str]) -> None:
     """Write a text beyond the end of each horizontal bar, as text of the page and not of the bars, which have one colour each."""
     figure.add_scatter(

@@ -109,13 +109,8 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
         hovertemplate="%{x}: %{y} planned<extra></extra>",
     )
     most = max(value for value in (*planned, *measured) if value is not None)
-    axis = {"range": [0, (most or 1) * _ABOVE_MOST], "tickformat": "d", "dtick": _whole_ticks([*planned, *measured])}
+    axis = {"range": [0, (most or 1) * _ABOVE_MOST], "tickformat": "d", "dtick": max(math.ceil(most / _MOST_TICKS), 1)}
     return lay_out(figure, 300, "", "microbatches in flight", xaxis=columns_axis(len(names)), yaxis=axis)
-
-
-def _whole_ticks(values: Sequence[int | None]) -> int:
-    """Distance of a handful of ticks at whole numbers."""
-    return max(math.ceil(max(value for value in values if value is not None) / _MOST_TICKS), 1)
 
 
 def rank_name(rank: RankMemory) -> str:

@@ -15,38 +15,28 @@ def recording_line(recording: RecordingReport | None) -> str:
         return f"recording: figures are as recorded; what it cost is not known ({KERNELS_MISSING})"
     if recording is None or recording.recorded_step_ns is None:
         return ""
-    without = _without(recording)
+    without = []
+    if recording.unrecorded_step_ns is not None:
+        without.append(f"{units.milliseconds(recording.unrecorded_step_ns)} measured without")
+    if recording.predicted_step_ns is not None and recording.low_ns is not None and recording.high_ns is not None:
+        predicted, low, high = map(
+            units.milliseconds, (recording.predicted_step_ns, recording.low_ns, recording.high_ns)
+        )
+        without.append(f"{predicted} predicted without ({low} to {high})")
     if not without:
         return ""
-    recorded = f"recording: {units.milliseconds(recording.recorded_step_ns)} ms a step while recorded"
-    whose = ""
-    if recording.figures == "unrecorded":
-        whose = "; figures are of the run without it (--as-recorded: of the recording)"
-    slowed = ""
-    if (recording.slowed_after or 1.0) > _SLOWED:
-        slowed = f"; steps after it took {recording.slowed_after:.2f} times as long as those before"
-    otherwise = ""
+    line = f"recording: {units.milliseconds(recording.recorded_step_ns)} ms a step while recorded, {', '.join(without)}"
+    if recording.cost_per_event_ns is not None:
+        source = "as measured" if recording.cost_source == "measured" else "judged from the trace"
+        cost = f"{recording.cost_per_event_ns / 1000:.1f} µs each, {source}"
+        line += f": {recording.events_per_step:,} host events a step at {cost}"
     if recording.differs_otherwise:
-        otherwise = "; the measured ones differ by more than recording can cost: by other work on the machine, or by what they do"
-    return f"{recorded}, {without}{_cost(recording)}{otherwise}{slowed}{whose}"
-
-
-def _without(recording: RecordingReport) -> str:
-    measured, predicted = recording.unrecorded_step_ns, recording.predicted_step_ns
-    parts = []
-    if measured is not None:
-        parts.append(f"{units.milliseconds(measured)} measured without")
-    if predicted is not None and recording.low_ns is not None and recording.high_ns is not None:
-        low, high = (units.milliseconds(ns) for ns in (recording.low_ns, recording.high_ns))
-        parts.append(f"{units.milliseconds(predicted)} predicted without ({low} to {high})")
-    return ", ".join(parts)
-
-
-def _cost(recording: RecordingReport) -> str:
-    if recording.cost_per_event_ns is None:
-        return ""
-    source = "as measured" if recording.cost_source == "measured" else "judged from the trace"
-    return f": {recording.events_per_step:,} host events a step at {recording.cost_per_event_ns / 1000:.1f} µs each, {source}"
+        line += "; the measured ones differ by more than recording can cost: by other work on the machine, or by what they do"
+    if (recording.slowed_after or 1.0) > _SLOWED:
+        line += f"; steps after it took {recording.slowed_after:.2f} times as long as those before"
+    if recording.figures == "unrecorded":
+        line += "; figures are of the run without it (--as-recorded: of the recording)"
+    return line
 
 
 def as_recorded(report: Report) -> str:
