@@ -15,7 +15,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_metrics, add_routes, refuse_metrics
+from dashboards.routes import add_metrics, add_routes
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.recording.audit import damage_in, name_of, place_of
@@ -80,10 +80,7 @@ def create_app(
     schedules.register(app, store)
     keep_step(app)
     add_routes(app.server, store, answers)
-    if has_metrics:
-        add_metrics(app.server, store)
-    else:
-        refuse_metrics(app.server)
+    add_metrics(app.server, store, are_wanted=has_metrics)
     guard(app, hosts, secret)
     app.server.extensions[_STORE] = store
     return app

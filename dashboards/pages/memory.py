@@ -5,8 +5,8 @@ from __future__ import annotations
 from dash import html
 
 from dashboards.answers import Answers
-from dashboards.components import Node, lines, panel
-from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.components import Node
+from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
 from pptrace.report.charts.memory import (
     MOST_RANKS,
@@ -38,11 +38,8 @@ def body(loaded: Loaded) -> list[Node]:
         nothing = empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")
         return [nothing if over_time is None else timed]
     grouped = len(shown_ranks(memory)) < len(memory.ranks)
-    note = (
-        f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
-        if grouped
-        else "each rank's highest step"
-    )
+    many = f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
+    note = many if grouped else "each rank's highest step"
     measured = f"; measured: {kinds}" if (kinds := measured_kinds(memory.ranks)) else ""
     unseen = f"; too small to be seen: {', '.join(names)}" if (names := unseen_parts(memory)) else ""
     table = memory_table(memory, Amount.BRIEF if grouped else Amount.WHOLE)
@@ -59,11 +56,7 @@ def body(loaded: Loaded) -> list[Node]:
         ),
         timed,
         data_table(table, "memory"),
-        *(
-            [panel("What is not known, and why", lines([*map(_in_words, memory.reasons)], "memory-reasons"))]
-            if memory.reasons
-            else []
-        ),
+        *reasons_panel([*map(_in_words, memory.reasons)], "memory-reasons"),
     ]
 
 
