@@ -20,8 +20,7 @@ from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.stage_work import stage_tables
-from pptrace.report.tables.stages import stages_table
+from pptrace.report.tables.stage_work import stage_tables, stages_table
 from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.whatif import span_words
 

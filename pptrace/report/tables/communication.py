@@ -38,7 +38,15 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
         notes += ("not hidden: by compute; what of it keeps a rank waiting is its exposed communication",)
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
-        rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]
+        rows = [
+            (
+                *(axis, kind, str(rank), str(comm.count), units.num_bytes(comm.bytes)),
+                *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, _not_hidden(comm))),
+                units.percent(comm.overlap_ratio),
+                *map(units.bandwidth, (comm.algbw_gbps, comm.busbw_gbps)),
+            )
+            for axis, kind, rank, comm in entries
+        ]
         return ReportTable("comms", "Communication", columns, tuple(rows), notes, 2, leave_out=(10, 7, 11, 3, 6))
     columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most not hidden")
     rows = [
@@ -47,17 +55,6 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     ]
     return ReportTable(
         "comms", "Communication, means over the ranks", columns, tuple(rows), notes, 2, leave_out=(2, 10, 7, 3, 6)
-    )
-
-
-def _comm(comm: CommSummary) -> tuple[str, ...]:
-    return (
-        str(comm.count),
-        units.num_bytes(comm.bytes),
-        *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, _not_hidden(comm))),
-        units.percent(comm.overlap_ratio),
-        units.bandwidth(comm.algbw_gbps),
-        units.bandwidth(comm.busbw_gbps),
     )
 
 

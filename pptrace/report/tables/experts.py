@@ -15,7 +15,7 @@ from pptrace.analysis.expert_parts import (
     RankLoad,
     RoutingGain,
 )
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, ReportTable, largest, more
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Columns, ReportTable, largest, more, rows_of
 from pptrace.report.units import flops, milliseconds, num_bytes, number, percent, ratio
 
 _WHY = {"rows": "most rows", "slow": "slow", "before": "late before", None: ""}
@@ -61,33 +61,28 @@ def layer_name(layer: int | None, stage: int | None, nth: int | None) -> str:
     return "–" if nth is None else f"{of_stage}{nth}"
 
 
+_LAYER_COLUMNS: Columns[LayerLoad] = {
+    "layer": lambda layer: layer_name(layer.layer, layer.stage, layer.nth),
+    "stage": lambda layer: number(layer.stage),
+    "routes": lambda layer: number(None if layer.routes is None else sum(layer.routes)),
+    "hottest expert": lambda layer: number(layer.hottest),
+    "× mean": lambda layer: ratio(layer.expert_ratio),
+    "by chance": lambda layer: ratio(layer.chance_ratio),
+    "idle experts": lambda layer: number(layer.idle_experts),
+    "dropped": lambda layer: percent(layer.dropped_share),
+    "rows of ranks, max / mean": lambda layer: ratio(layer.rank_ratio),
+    "worst microbatch": lambda layer: ratio(layer.worst_rank_ratio),
+}
+
+
 def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     """A row per layer; brief and of many, those with the most uneven rows."""
     layers: Sequence[LayerLoad] = experts.layers
     if amount is Amount.BRIEF:
         layers = largest(layers, MAX_ROWS, lambda layer: max(layer.rank_ratio or 0, layer.expert_ratio or 0))
-    are_dropped = any(layer.dropped_tokens for layer in layers)
-    rows = tuple(
-        (
-            layer_name(layer.layer, layer.stage, layer.nth),
-            number(layer.stage),
-            number(None if layer.routes is None else sum(layer.routes)),
-            number(layer.hottest),
-            ratio(layer.expert_ratio),
-            ratio(layer.chance_ratio),
-            number(layer.idle_experts),
-            percent(layer.dropped_share),
-            ratio(layer.rank_ratio),
-            ratio(layer.worst_rank_ratio),
-            *((percent(layer.dropped_tokens_share),) if are_dropped else ()),
-        )
-        for layer in layers
-    )
-    columns = (
-        *("layer", "stage", "routes", "hottest expert", "× mean", "by chance", "idle experts"),
-        *("dropped", "rows of ranks, max / mean", "worst microbatch"),
-        *(("tokens without expert",) if are_dropped else ()),
-    )
+    columns = _LAYER_COLUMNS
+    if any(layer.dropped_tokens for layer in layers):
+        columns = {**columns, "tokens without expert": lambda layer: percent(layer.dropped_tokens_share)}
     notes = [*_options_note(experts), *more(len(experts.layers) - len(layers))]
     notes.append(
         "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
@@ -102,7 +97,9 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
             f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for "
             f"{milliseconds(gain.equal_bubble_ns)} ms, where now they are for {milliseconds(gain.bubble_ns)} ms"
         )
-    return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+    notes += experts.reasons
+    rows = rows_of(layers, columns)
+    return ReportTable("experts", "Experts, all steps", tuple(columns), rows, tuple(notes), 2, (9, 5, 6))
 
 
 def _spread_table(spreads: Sequence[LayerSpread]) -> ReportTable:
@@ -149,11 +146,6 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     ranks: Sequence[RankLoad] = experts.ranks
     if amount is Amount.BRIEF:
         ranks = largest(ranks, FEW_RANKS, waits_for)
-    columns = (
-        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "FLOP/s", "× others", "waits ms"),
-        *("late before ms", "late after ms", "bytes", "predicted"),
-        *("rows in flight", "× mean in flight"),
-    )
     notes = [
         *more(len(experts.ranks) - len(ranks)),
         "× mean: rows over the mean of its group; × others: how many times as long as others take for as many rows; "
@@ -163,53 +155,58 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     notes += [late] if late else []
     notes += [] if experts.layers else experts.reasons  # which the table of layers has
     leave_out = (12, 11, 6, 13, 8)
-    title = "Ranks with experts, all steps"
-    return ReportTable("expert-ranks", title, columns, tuple(map(_rank_row, ranks)), tuple(notes), 3, leave_out)
+    title, rows = "Ranks with experts, all steps", rows_of(ranks, _RANK_COLUMNS)
+    return ReportTable("expert-ranks", title, tuple(_RANK_COLUMNS), rows, tuple(notes), 3, leave_out)
 
 
-def _rank_row(rank: RankLoad) -> tuple[str, ...]:
+def _experts_of(rank: RankLoad) -> str:
+    """The experts that a rank has, by number."""
     first, num = rank.first_expert, rank.num_experts
-    return (
-        str(rank.rank),
-        number(rank.stage),
-        "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}",
-        number(rank.rows),
-        ratio(rank.ratio),
-        milliseconds(rank.expert_ns),
-        "–" if rank.flops is None or not rank.expert_ns else flops(rank.flops / rank.expert_ns * 1e9),
-        ratio(rank.slowness),
-        milliseconds(rank.waited_ns),
-        milliseconds(rank.caused_before_ns),
-        milliseconds(rank.caused_after_ns),
-        num_bytes(rank.bytes),
-        num_bytes(rank.predicted_bytes),
-        number(rank.in_flight_rows),
-        ratio(rank.in_flight_ratio),
-    )
+    return "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}"
+
+
+def _flops_of(rank: RankLoad) -> str:
+    return "–" if rank.flops is None or not rank.expert_ns else flops(rank.flops / rank.expert_ns * 1e9)
+
+
+_RANK_COLUMNS: Columns[RankLoad] = {
+    "rank": lambda rank: str(rank.rank),
+    "stage": lambda rank: number(rank.stage),
+    "experts": _experts_of,
+    "rows": lambda rank: number(rank.rows),
+    "× mean": lambda rank: ratio(rank.ratio),
+    "in experts ms": lambda rank: milliseconds(rank.expert_ns),
+    "FLOP/s": _flops_of,
+    "× others": lambda rank: ratio(rank.slowness),
+    "waits ms": lambda rank: milliseconds(rank.waited_ns),
+    "late before ms": lambda rank: milliseconds(rank.caused_before_ns),
+    "late after ms": lambda rank: milliseconds(rank.caused_after_ns),
+    "bytes": lambda rank: num_bytes(rank.bytes),
+    "predicted": lambda rank: num_bytes(rank.predicted_bytes),
+    "rows in flight": lambda rank: number(rank.in_flight_rows),
+    "× mean in flight": lambda rank: ratio(rank.in_flight_ratio),
+}
+_CALL_COLUMNS: Columns[ExpertCalls] = {
+    "layer": lambda call: layer_name(call.layer, call.stage, call.nth),
+    "stage": lambda call: number(call.stage),
+    "direction": lambda call: call.direction or "–",
+    "call": lambda call: call.role,
+    "count": lambda call: str(call.count),
+    "bytes": lambda call: num_bytes(call.bytes),
+    "wait ms": lambda call: milliseconds(call.wait_ns),
+    "transfer ms": lambda call: milliseconds(call.transfer_ns),
+    "hidden ms": lambda call: milliseconds(call.hidden_ns),
+    "exposed ms": lambda call: milliseconds(call.exposed_ns),
+    "last rank": lambda call: number(call.last_rank),
+    "in share of calls": lambda call: percent(call.last_share),
+    "why": lambda call: _WHY[call.last_reason],
+}
 
 
 def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
-    columns = (
-        *("layer", "stage", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
-        *("last rank", "in share of calls", "why"),
-    )
     notes = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
-    rows = tuple(
-        (
-            layer_name(call.layer, call.stage, call.nth),
-            number(call.stage),
-            call.direction or "–",
-            call.role,
-            str(call.count),
-            num_bytes(call.bytes),
-            *map(milliseconds, (call.wait_ns, call.transfer_ns, call.hidden_ns, call.exposed_ns)),
-            number(call.last_rank),
-            percent(call.last_share),
-            _WHY[call.last_reason],
-        )
-        for call in calls
-    )
-    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 4)
+    title, rows = "Calls of experts, all ranks and steps", rows_of(calls, _CALL_COLUMNS)
+    return ReportTable("expert-calls", title, tuple(_CALL_COLUMNS), rows, notes, 4)
 
 
 def late_in_most_steps(steps: Sequence[ExpertStep]) -> str:
@@ -233,22 +230,21 @@ def why_late(step: ExpertStep) -> str:
     return _WHY[step.reason]
 
 
+_STEP_COLUMNS: Columns[ExpertStep] = {
+    "step": lambda step: str(step.step),
+    "wait ms": lambda step: milliseconds(step.wait_ns),
+    "late rank": lambda step: number(step.late_rank),
+    "for it ms": lambda step: milliseconds(step.late_ns),
+    "of the waits": lambda step: percent(step.late_share),
+    "why": why_late,
+    "rows of ranks, max / mean": lambda step: ratio(step.rank_ratio),
+}
+
+
 def _steps_table(steps: Sequence[ExpertStep]) -> ReportTable:
-    columns = ("step", "wait ms", "late rank", "for it ms", "of the waits", "why", "rows of ranks, max / mean")
     notes = ("waits of all ranks in dispatches and combines; late rank: the one for which the others waited longest",)
-    rows = tuple(
-        (
-            str(step.step),
-            milliseconds(step.wait_ns),
-            number(step.late_rank),
-            milliseconds(step.late_ns),
-            percent(step.late_share),
-            why_late(step),
-            ratio(step.rank_ratio),
-        )
-        for step in steps
-    )
-    return ReportTable("expert-steps", "Who is late for experts, by step", columns, rows, notes, 1, (6, 5))
+    title, rows = "Who is late for experts, by step", rows_of(steps, _STEP_COLUMNS)
+    return ReportTable("expert-steps", title, tuple(_STEP_COLUMNS), rows, notes, 1, (6, 5))
 
 
 def _traffic_table(traffic: ExpertTraffic) -> ReportTable:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pptrace.analysis.whole_run import MemoryReport, RankMemory
 from pptrace.model.step_memory import MemoryKind
 from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, ReportTable, largest, more
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Columns, ReportTable, largest, more, rows_of
 
 _KINDS = {
     MemoryKind.DEVICE_ALLOCATED: "tensors on the device",
@@ -16,10 +16,19 @@ _KINDS = {
     MemoryKind.ALLOCATED: "allocated since recording began",
     MemoryKind.PROCESS_RESIDENT: "resident memory of the process, interpreter and libraries too",
 }
-_COLUMNS = (
-    *("rank", "stage", "peak", "at start", "in flight", "planned"),
-    *("predicted", "weights", "gradients", "optimizer", "activations"),
-)
+_COLUMNS: Columns[RankMemory] = {
+    "rank": lambda rank: str(rank.rank),
+    "stage": lambda rank: ", ".join(map(str, rank.stages)) or "–",
+    "peak": lambda rank: units.num_bytes(rank.peak_bytes),
+    "at start": lambda rank: units.num_bytes(rank.start_bytes),
+    "in flight": lambda rank: units.text(rank.in_flight.measured),
+    "planned": lambda rank: units.text(rank.in_flight.planned),
+    "predicted": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.total_bytes),
+    "weights": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.weights_bytes),
+    "gradients": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.gradients_bytes),
+    "optimizer": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.optimizer_bytes),
+    "activations": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.activations_bytes),
+}
 
 
 def has_memory(memory: MemoryReport | None) -> bool:
@@ -51,12 +60,13 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
         notes.append(
             "predicted: without temporaries of ops, messages in transit, workspaces of cuBLAS and what the allocator rounds up"
         )
-    rows = [_row(rank) for rank in shown]
-    is_filled = [index < 3 or any(row[index] != "–" for row in rows) for index in range(len(_COLUMNS))]
-    columns = tuple(name for name, filled in zip(_COLUMNS, is_filled, strict=True) if filled)
-    cells = tuple(tuple(cell for cell, filled in zip(row, is_filled, strict=True) if filled) for row in rows)
+    always = ("rank", "stage", "peak")
+    filled = {
+        name: cell for name, cell in _COLUMNS.items() if name in always or any(cell(rank) != "–" for rank in shown)
+    }
+    columns, rows = tuple(filled), rows_of(shown, filled)
     parts = [columns.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns]
-    return ReportTable("memory", title, columns, cells, tuple(notes), num_labels=2, leave_out=tuple(parts))
+    return ReportTable("memory", title, columns, rows, tuple(notes), num_labels=2, leave_out=tuple(parts))
 
 
 def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
@@ -66,17 +76,3 @@ def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
         if rank.stages not in fullest or (rank.peak_bytes or 0) > (fullest[rank.stages].peak_bytes or 0):
             fullest[rank.stages] = rank
     return [rank for _, rank in sorted(fullest.items())]
-
-
-def _row(rank: RankMemory) -> tuple[str, ...]:
-    predicted = rank.predicted
-    parts = ("total_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-    return (
-        str(rank.rank),
-        ", ".join(map(str, rank.stages)) or "–",
-        units.num_bytes(rank.peak_bytes),
-        units.num_bytes(rank.start_bytes),
-        units.text(rank.in_flight.measured),
-        units.text(rank.in_flight.planned),
-        *(units.num_bytes(None if predicted is None else getattr(predicted, name)) for name in parts),
-    )

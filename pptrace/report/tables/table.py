@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar
@@ -52,6 +52,15 @@ class ReportTable:
         """The columns and rows without columns of bars, for pages that show these as pictures."""
         shown = [at for at in range(len(self.columns)) if not any(isinstance(row[at], Bar) for row in self.rows)]
         return [self.columns[at] for at in shown], [[row[at] for at in shown] for row in self.rows]
+
+
+Columns = Mapping[str, Callable[[T], str]]
+"""The columns of a table by their names, each with what it says of the item of a row."""
+
+
+def rows_of(items: Iterable[T], columns: Columns[T]) -> tuple[tuple[str, ...], ...]:
+    """A row for each item."""
+    return tuple(tuple(cell(item) for cell in columns.values()) for item in items)
 
 
 def more(left_out: int) -> list[str]:
