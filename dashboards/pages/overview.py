@@ -18,8 +18,7 @@ from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
-from pptrace.report.recording.audit import audit_line
-from pptrace.report.recording.line import recording_line
+from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn
 from pptrace.report.tables import (

@@ -16,8 +16,7 @@ from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.idle import idle_table
-from pptrace.report.recording.audit import audit_line
-from pptrace.report.recording.line import recording_line
+from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
 from pptrace.report.tables.table import more
 from pptrace.report.text_table import Stripped, render_table

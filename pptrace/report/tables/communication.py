@@ -8,7 +8,7 @@ from statistics import fmean
 
 from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
 from pptrace.report import units
-from pptrace.report.recording.line import as_recorded
+from pptrace.report.recording import as_recorded
 from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, mean_and_extremes, share
 
 _SHOWN_DIFFERENCES = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
 from pptrace.report import units
-from pptrace.report.recording.line import as_recorded
+from pptrace.report.recording import as_recorded
 from pptrace.report.tables.table import Amount, ReportTable, mean, mean_and_extremes, share
 
 _COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")
