@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 def _members(value: Any) -> dict[str, Any]:
     """The members of a dataclass or mapping, as they are."""
-    names = _names_of(type(value))
+    names = _names_of(type(value))  # type: ignore[arg-type]  # a type is hashable
     if names:
         return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):

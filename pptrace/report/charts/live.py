@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -107,7 +108,12 @@ def live_ranks_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
     ):
         hover = f"{name}: %{{x:,.2f}} ms<extra></extra>"
         add_bars(figure, [(ns or 0) / 1e6 for ns in values], name, colour=colour, hovertemplate=hover)
-    options = {"barmode": "stack", "bargap": 0.25, "yaxis": names_axis(names), "xaxis": {"gridcolor": GRID}}
+    options: dict[str, Any] = {
+        "barmode": "stack",
+        "bargap": 0.25,
+        "yaxis": names_axis(names),
+        "xaxis": {"gridcolor": GRID},
+    }
     return lay_out(figure, 110 + 26 * len(names), f"ms of step {step.step}", "", **options)
 
 

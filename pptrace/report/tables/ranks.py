@@ -90,8 +90,8 @@ def _rank_row(group: _RankGroup, step: StepReport, *, grouped: bool, has_between
     if grouped:
         measured = [rank for rank in group.ranks if rank.compute_ns is not None]
         most = max(measured, key=lambda rank: rank.compute_ns or 0, default=None)
-        is_alone = most is None or len(group.ranks) == 1
-        cells.append("" if is_alone else f"rank {most.rank}: {units.milliseconds(most.compute_ns)}")
+        is_alone = len(group.ranks) == 1
+        cells.append("" if most is None or is_alone else f"rank {most.rank}: {units.milliseconds(most.compute_ns)}")
     return (*cells, Bar(tuple((name, share(ns, window) or 0.0) for name, ns in parts if ns is not None)))
 
 
@@ -151,9 +151,9 @@ def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, s
     phases = [rank.phases[name] for rank in group.ranks if name in rank.phases]
     if not phases:
         return ("–", "–", "–", "–")
-    ideals = [None if rank.ideal is None else getattr(rank.ideal, f"{name}_ratio") for rank in group.ranks]
+    ideals = [getattr(rank.ideal, f"{name}_ratio") for rank in group.ranks if rank.ideal is not None]
     ideal_ns = None
-    if compute_ns is not None and None not in ideals:
+    if compute_ns is not None and len(ideals) == len(group.ranks):
         ideal_ns = mean(round(ratio * compute_ns) for ratio in ideals)
     counts = {(phase.num_forward, phase.num_backward) for phase in phases}
     return (

@@ -44,8 +44,8 @@ def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str =
             (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.spans.get("OPTIMIZER")) for rank in step.ranks
         ]
         means = map(mean, zip(*parts, strict=True)) if parts else [None] * 4
-        times = map(units.milliseconds, (step.span_ns, *means))
-        rows.append((str(step.step), *times, labels.get(step.step, "")))
+        cells = map(units.milliseconds, (step.span_ns, *means))
+        rows.append((str(step.step), *cells, labels.get(step.step, "")))
     columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
     return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(5, 4))
 
