@@ -11,7 +11,7 @@ from dashboards.pages import predictions, try_change
 from dashboards.parts import body_of_step, chart, data_table, empty, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.report.charts.causes import blame_chart, causes_chart
-from pptrace.report.figures import waterfall
+from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables import Amount
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.ranks import bounds_table

@@ -15,7 +15,7 @@ from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
-from pptrace.report.figures import waterfall
+from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.units import milliseconds
@@ -44,7 +44,7 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
     """The verdict, the waterfalls of both typical steps side by side, what changed, and the tables."""
     result, other = answers.comparison().result, answers.other
     assert other is not None  # else there is no comparison
-    names = ["A: ", html.Code(loaded.title), "   B: ", html.Code(other.title)]
+    names: list[Node] = ["A: ", html.Code(loaded.title), "   B: ", html.Code(other.title)]
     verdict = html.P(with_minus(result.detail), className="verdict", id="compare-detail")
     head = panel("B against A", verdict, html.P(names, className="note"))
     marks = {part.significant for part in result.parts}

@@ -17,10 +17,9 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.charts.steps import steps_line
-from pptrace.report.figures import overview, waterfall
 from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.step_tiles import step_tiles
-from pptrace.report.summary_figures import MOST_BARS, is_drawn
+from pptrace.report.summary_figures import MOST_BARS, is_drawn, overview, waterfall
 from pptrace.report.tables import (
     Amount,
     ReportTable,
@@ -88,7 +87,8 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
 
 def _verdict(report: Report) -> Node:
     """A bar of what the typical step is made of, and three lines: this, why, and what to do first with a link to its finding."""
-    verdict, parts = verdict_lines(report), []
+    verdict = verdict_lines(report)
+    parts: list[Node] = []
     pieces = [
         html.Span(
             part.label,

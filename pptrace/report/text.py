@@ -17,7 +17,7 @@ from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.idle import idle_table
 from pptrace.report.recording import audit_line, recording_line
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
+from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, unknown_line, warning_lines
 from pptrace.report.tables.table import more
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
@@ -127,7 +127,7 @@ def simulation_table(simulation: Simulation, width: int) -> RenderableType:
         f"{units.milliseconds(simulation.makespan_ns)} ms · bubble ratio {units.ratio(simulation.bubble_ratio)}, "
         f"share {units.percent(simulation.bubble_share)}",
     )
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for rank in simulation.ranks:
         parts = (("compute", rank.compute_ns), ("bubble", rank.bubble_ns))
         bar = Bar(tuple((name, ns / simulation.makespan_ns) for name, ns in parts))

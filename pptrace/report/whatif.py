@@ -133,7 +133,7 @@ def _changes_table(result: WhatIf) -> ReportTable:
     are_listed = any(one.is_choice for one in changes)
     left_out = [one for one in changes if are_listed and one.standing is Standing.LACKING and one.gain_ns <= 0]
     shown = [one for one in changes if one not in left_out]
-    columns = ("change", *_LENGTHS, "bubble", "in flight", "memory", "front", "notes")
+    columns: tuple[str, ...] = ("change", *_LENGTHS, "bubble", "in flight", "memory", "front", "notes")
     lacking = standing_words(Standing.LACKING, result)
     notes = _numbers_of_notes(shown, lacking)
     rows: list[tuple[str, ...]] = []
