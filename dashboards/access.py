@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
 from urllib.parse import quote, urlencode
@@ -75,7 +74,10 @@ class Access:
         if (tried or cookie) and (wait_s := self._guesses.wait_s(request.remote_addr)):
             if self._has_proof(cookie) and hmac.compare_digest(_bytes(start), self._start.encode()):
                 return None
-            return _wait(wait_s)
+            text = f"<h1>Too many wrong tokens</h1><p>Try again in {counted(wait_s, 'second')}.</p>"
+            answer = text_page(text, 429)
+            answer.headers["Retry-After"] = str(wait_s)
+            return answer
         is_secret = [self._is_secret(text) for text in tried]
         if any(is_secret[: len(given)]):
             return self._enter(request)
@@ -114,23 +116,12 @@ class Access:
         return answer
 
 
-def _wait(wait_s: int) -> Response:
-    text = f"<h1>Too many wrong tokens</h1><p>Try again in {counted(wait_s, 'second')}.</p>"
-    answer = text_page(text, 429)
-    answer.headers["Retry-After"] = str(wait_s)
-    return answer
-
-
 def _leading_page(request: Request, status: int = 200) -> Response:
     """A page that leads to the address without the secret, on this server alone."""
-    left = _without_secret(list(request.args.items(multi=True)))
+    left = [(name, value) for name, value in request.args.items(multi=True) if name != QUERY]
     target = escape("/" + quote(request.path.lstrip("/\\")) + (f"?{urlencode(left)}" if left else ""))
     body = f'<h1>pptrace</h1><p><a href="{target}">Open the dashboard</a></p>'
     return text_page(body, status, head=f'<meta http-equiv="refresh" content="0;url={target}">')
-
-
-def _without_secret(query: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in query if name != QUERY]
 
 
 def _digest(purpose: str, secret: str) -> str:

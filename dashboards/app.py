@@ -15,10 +15,9 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_metrics, add_routes, refuse_metrics
+from dashboards.routes import add_metrics, add_routes
 from dashboards.store import Loaded, Store
-from pptrace.analysis.result import Report
-from pptrace.report.recording.audit import damage_in, name_of, place_of
+from pptrace.report.recording import damage_in, name_of, place_of
 from pptrace.report.tables import warning_lines
 from pptrace.report.units import counted, milliseconds, uncertainty
 
@@ -80,10 +79,7 @@ def create_app(
     schedules.register(app, store)
     keep_step(app)
     add_routes(app.server, store, answers)
-    if has_metrics:
-        add_metrics(app.server, store)
-    else:
-        refuse_metrics(app.server)
+    add_metrics(app.server, store, are_wanted=has_metrics)
     guard(app, hosts, secret)
     app.server.extensions[_STORE] = store
     return app
@@ -148,7 +144,10 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         if wanted is not None and loaded.step(wanted):
             chosen: Any = no_update if wanted == step else wanted
         else:
-            chosen = no_update if step is not None and loaded.step(step) else _typical_step(loaded)
+            # Pages begin with the step that the first sentence speaks of.
+            typical = None if loaded.analysis is None else loaded.analysis.report.typical_step
+            is_known = step is not None and loaded.step(step)
+            chosen = no_update if is_known else None if typical is None else typical.step
         box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""
         return loaded.title, _facts(loaded), options, chosen, box, files
 
@@ -171,12 +170,6 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         return timeline.layout() if current == "/timeline" else overview.layout(), *marks
 
 
-def _typical_step(loaded: Loaded) -> int | None:
-    """The step that the first sentence speaks of: pages begin with it."""
-    typical = None if loaded.analysis is None else loaded.analysis.report.typical_step
-    return None if typical is None else typical.step
-
-
 def _facts(loaded: Loaded) -> list[Node]:
     if loaded.analysis is None:
         return []
@@ -188,50 +181,30 @@ def _facts(loaded: Loaded) -> list[Node]:
     ranks = f"{report.mesh.num_ranks}" + (f" ({mesh})" if mesh else "")
     num_read, files = len(report.inputs), "\n".join(item.path for item in report.inputs)
     read = [fact("read", counted(num_read, "trace"), files)] if num_read != report.mesh.num_ranks else []
+    schedule, clock = report.schedule, report.clock
+    known = (("p", report.mesh.pp), ("m", schedule.num_microbatches), ("v", schedule.num_chunks))
+    of_schedule = " ".join(f"{name}={size}" for name, size in known if size is not None)
+    plan = f"{schedule.name} · {of_schedule}" if of_schedule else schedule.name
+    method = _CLOCKS.get(clock.method, clock.method)
+    off = f" {uncertainty(clock.uncertainty_ns)}" if clock.uncertainty_ns else ""
+    of_clock = f"method: {clock.method}; how far the ranks' clocks may differ after alignment"
+    lacking = [*(root.title for root in report.root_causes), *warning_lines(report)]
+    quality = ("complete", "nothing that a figure needs is missing")
+    if lacking:
+        quality = (counted(len(lacking), "warning"), "\n".join(lacking))
+    damage = damage_in(report.recording)
+    of_damage = [f"{name_of(entry)}: {entry.count:,} ({place_of(entry)}): {entry.affects}" for entry in damage]
+    recording = fact("recording", f"damaged: {', '.join(map(name_of, damage))}", "\n".join(of_damage))
     return [
         fact("framework", report.framework),
-        fact("schedule", *_schedule(report)),
+        fact("schedule", plan, f"p ranks, m microbatches, v chunks a rank; source: {schedule.source}"),
         fact("ranks", ranks, files),
-        fact("clock", *_clock(report)),
+        fact("clock", f"{method}{off}", of_clock),
         *read,
-        fact("quality", *_quality(report)),
-        *([fact("recording", *damage)] if (damage := _damage(report)) else []),
+        fact("quality", *quality),
+        *([recording] if damage else []),
         *_run_facts(loaded),
     ]
-
-
-def _schedule(report: Report) -> tuple[str, str]:
-    """The schedule with its p, m and v, and their source."""
-    schedule = report.schedule
-    sizes = (("p", report.mesh.pp), ("m", schedule.num_microbatches), ("v", schedule.num_chunks))
-    text = " ".join(f"{name}={size}" for name, size in sizes if size is not None)
-    hint = f"p ranks, m microbatches, v chunks a rank; source: {schedule.source}"
-    return (f"{schedule.name} · {text}" if text else schedule.name, hint)
-
-
-def _clock(report: Report) -> tuple[str, str]:
-    method = _CLOCKS.get(report.clock.method, report.clock.method)
-    text = f" {uncertainty(report.clock.uncertainty_ns)}" if report.clock.uncertainty_ns else ""
-    return f"{method}{text}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
-
-
-def _quality(report: Report) -> tuple[str, str]:
-    """Number of warnings about what the traces lack, and all of them."""
-    lines = [*(root.title for root in report.root_causes), *warning_lines(report)]
-    return (
-        (counted(len(lines), "warning"), "\n".join(lines))
-        if lines
-        else ("complete", "nothing that a figure needs is missing")
-    )
-
-
-def _damage(report: Report) -> tuple[str, str] | None:
-    """The kinds of damage of the recording, each with where it is and what it affects; None of a whole one."""
-    damage = damage_in(report.recording)
-    if not damage:
-        return None
-    lines = [f"{name_of(entry)}: {entry.count:,} ({place_of(entry)}): {entry.affects}" for entry in damage]
-    return f"damaged: {', '.join(map(name_of, damage))}", "\n".join(lines)
 
 
 def _run_facts(loaded: Loaded) -> list[Node]:

@@ -30,7 +30,8 @@ def require_callback(body: bytes, callbacks: Mapping[str, Any]) -> None:
         _are_dependencies(asked.get("outputs"), None)
         and _are_dependencies(asked.get("inputs"), callback["inputs"])
         and _are_dependencies(asked.get("state", []), callback["state"])
-        and _are_texts(asked.get("changedPropIds", []))
+        and isinstance(changed := asked.get("changedPropIds", []), list)
+        and all(isinstance(name, str) for name in changed)
     )
     if not is_call:
         abort(400, "expected outputs, inputs and state as the page has them")
@@ -66,7 +67,3 @@ def _is_value(name: str, part: str, value: Any) -> bool:
     if name.startswith("plan-") and name != "plan-schedule":
         return value in (None, "") or is_whole or (isinstance(value, float) and math.isfinite(value))
     return value is None or isinstance(value, str)
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)

@@ -10,7 +10,7 @@ from dash import dcc, html
 
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
-from pptrace.report.tables import Bar, ReportTable
+from pptrace.report.tables import ReportTable
 
 Node = Any
 """A Dash component, or text."""
@@ -77,9 +77,7 @@ def _row(tag: str, cells: Sequence[object], is_text: Sequence[bool]) -> str:
 
 def report_table(content: ReportTable, note: str = "") -> Node:
     """A table of the report in a panel; columns of bars, which pictures show, are left out."""
-    is_shown = [not any(isinstance(row[index], Bar) for row in content.rows) for index in range(len(content.columns))]
-    columns = [column for column, shown in zip(content.columns, is_shown, strict=True) if shown]
-    rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in content.rows]
+    columns, rows = content.without_bars()
     return panel(
         content.title,
         table(columns, rows, text_columns=content.num_labels, id=content.key),
@@ -88,21 +86,18 @@ def report_table(content: ReportTable, note: str = "") -> Node:
     )
 
 
-def still_picture(figure: Any, id: str) -> Node:
-    """A figure without buttons, which leaves scrolling to the page."""
-    config: Any = {"displayModeBar": False, "responsive": True}
-    return held(dcc.Graph(id=id, figure=figure, config=config, style=height_of(figure), className="graph"), figure)
-
-
-def held(graph: Node, figure: Any) -> Node:
-    """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
-    return html.Div(graph, style={"minHeight": f"{figure.layout.height}px"})
-
-
-def height_of(figure: Any) -> dict[str, str]:
-    """The figure's height as a style: a responsive figure would else have none. ``--graph-height`` is for wide screens."""
+def graph(figure: Any, id: str, config: Mapping[str, Any] | None = None) -> Node:
+    """A figure with plotly's options, by default without buttons, so that it leaves scrolling to the page."""
+    options: Any = dict(config or {"displayModeBar": False, "responsive": True})
     height = f"{figure.layout.height}px"
-    return {"height": height, "--graph-height": height}
+    # A responsive figure has else no height; --graph-height is for wide screens.
+    style = {"height": height, "--graph-height": height}
+    return dcc.Graph(id=id, figure=figure, config=options, style=style, className="graph")
+
+
+def still_picture(figure: Any, id: str, config: Mapping[str, Any] | None = None) -> Node:
+    """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
+    return html.Div(graph(figure, id, config), style={"minHeight": f"{figure.layout.height}px"})
 
 
 def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:

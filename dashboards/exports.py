@@ -6,7 +6,7 @@ Addresses name a table of a fixed list, never a path: ``/export/links.csv``, ``/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -44,7 +44,13 @@ def register(app: Dash, answers: Answers) -> None:
                 return _download(make(answers), name, mime)
             if kind not in _TYPES:
                 raise LookupError("there is no such file")
-            rows = list(_rows(table, answers))
+            step, options = request.args.get("step"), request.args
+            if table in PAPER_TABLES:
+                rows = list(PAPER_TABLES[table](on_paper(options)))
+            elif table in TABLES:
+                rows = list(TABLES[table].rows(Asked(answers, None if step is None else _whole(step), options)))
+            else:
+                raise LookupError("there is no such file")
         except (PptraceError, ValueError) as err:
             abort(400, str(err))
         except LookupError as err:
@@ -54,24 +60,11 @@ def register(app: Dash, answers: Answers) -> None:
     app.server.add_url_rule("/export/<name>", view_func=export, methods=["GET"])
 
 
-def _rows(table: str, answers: Answers) -> Iterable[Any]:
-    """The rows of a table of the run, or of a schedule on paper.
-
-    Raises:
-        LookupError: there is no such table or step.
-    """
-    if table in PAPER_TABLES:
-        return PAPER_TABLES[table](on_paper(request.args))
-    if table not in TABLES:
-        raise LookupError("there is no such file")
-    return TABLES[table].rows(Asked(answers, _number(request.args.get("step")), request.args))
-
-
-def _number(text: str | None) -> int | None:
+def _whole(step: str) -> int:
     try:
-        return None if text is None else int(text)
+        return int(step)
     except ValueError:
-        raise UsageError(f"step={text!r}: expected a whole number") from None
+        raise UsageError(f"step={step!r}: expected a whole number") from None
 
 
 def _download(text: str, name: str, mime: str) -> Response:
@@ -84,15 +77,14 @@ def table_files(name: str, options: Mapping[str, object] = _NO_OPTIONS) -> Node:
     assert name in TABLES or name in PAPER_TABLES
     query = urlencode({key: value for key, value in options.items() if value not in (None, "")})
     links = [
-        html.A(
-            kind.upper(),
-            href=f"/export/{name}.{kind}" + (f"?{query}" if query else ""),
-            download=f"pptrace-{name}.{kind}",
-            title=f"this table as {kind.upper()}, unrounded",
-        )
-        for kind in _TYPES
+        _link(kind.upper(), f"{name}.{kind}", f"this table as {kind.upper()}, unrounded", query) for kind in _TYPES
     ]
     return html.Span(links, className="files")
+
+
+def _link(label: str, name: str, hint: str, query: str = "") -> Node:
+    href = f"/export/{name}" + (f"?{query}" if query else "")
+    return html.A(label, href=href, download=f"pptrace-{name}", title=hint)
 
 
 def picture_files(id: str) -> Node:
@@ -107,27 +99,17 @@ def picture_files(id: str) -> Node:
 def whole_files(*names: str) -> Node:
     """Links to files of a whole page."""
     assert set(names) <= set(_WHOLE)
-    links = [
-        html.A(
-            name.rpartition(".")[2].upper(), href=f"/export/{name}", download=f"pptrace-{name}", title=f"pptrace-{name}"
-        )
-        for name in names
-    ]
+    links = [_link(name.rpartition(".")[2].upper(), name, f"pptrace-{name}") for name in names]
     return html.Span(links, className="files")
 
 
 def whole_run() -> Node:
     """A button that saves the page as it is shown (``assets/page_file.js``), and links to the report of the whole run."""
     page = html.Button("HTML", id="save-page", type="button", title="as it is shown, one file that loads nothing")
-    files = (("HTML", "report.html", "one file that loads nothing"), ("JSON", "report.json", "pptrace.report/1"))
     links = [
-        html.A(label, href=f"/export/{name}", download=f"pptrace-{name}", title=hint)
-        for label, name, hint in (*files, ("Perfetto", "perfetto.json", "for ui.perfetto.dev"))
+        _link("HTML", "report.html", "one file that loads nothing"),
+        _link("JSON", "report.json", "pptrace.report/1"),
+        _link("Perfetto", "perfetto.json", "for ui.perfetto.dev"),
     ]
-    parts: list[Node] = [
-        "This page as a file:",
-        html.Span([page], className="files"),
-        "This run:",
-        html.Span(links, className="files"),
-    ]
-    return html.Footer(parts, id="whole-run")
+    of_page, of_run = html.Span([page], className="files"), html.Span(links, className="files")
+    return html.Footer(["This page as a file:", of_page, "This run:", of_run], id="whole-run")

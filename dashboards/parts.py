@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash.exceptions import PreventUpdate
 
-from dashboards.components import Node, height_of, lines, panel, report_table
+from dashboards.components import Node, graph, lines, panel, report_table
 from dashboards.exports import picture_files, table_files
+from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable, warning_lines
@@ -27,16 +29,11 @@ def chart(title: str, figure: Any | None, id: str, why_not: str, note: str = "")
     """A figure in a panel with its files, or the reason why there is none."""
     if figure is None:
         return panel(title, html.P(why_not, className="empty", id=id))
-    picture = dcc.Graph(
-        id=id,
-        figure=figure,
-        config={"displayModeBar": False, "responsive": True},
-        style=height_of(figure),
-        className="graph",
-    )
     height = min(figure.layout.height, _MOST_HEIGHT)
     names: Any = {"aria-label": title}
-    box = html.Div(picture, className="picture-box", role="figure", style={"minHeight": f"{height}px"}, **names)
+    box = html.Div(
+        graph(figure, id), className="picture-box", role="figure", style={"minHeight": f"{height}px"}, **names
+    )
     return with_files(panel(title, box, note=note), picture_files(id))
 
 
@@ -97,3 +94,30 @@ def waiting(*children: Node, id: str) -> Node:
         parent_className="filled-later",
         overlay_style={"visibility": "visible", "opacity": 0.5},
     )
+
+
+def body_of_step(app: Dash, store: Store, page: str, make: Callable[[Loaded, int | None], Sequence[Node]]) -> None:
+    """Fill ``PAGE-body`` with what the chosen step has, and again when another one is chosen."""
+
+    @app.callback(Output(f"{page}-body", "children"), Input("step", "value"))
+    def show(step: int | None) -> Any:
+        loaded = store.get()
+        if loaded.analysis is None or (step is None and loaded.steps):
+            raise PreventUpdate
+        return guarded(lambda: make(loaded, step), page.capitalize(), f"{page}-failed")
+
+
+def choose_step_on(app: Dash, picture: str) -> None:
+    """Choose the step that is clicked on a picture of steps (``assets/controls.js``)."""
+    clientside: Any = app.clientside_callback
+    clientside(
+        ClientsideFunction("pptrace", "clickedStep"),
+        Output("step", "value", allow_duplicate=True),
+        Input(picture, "clickData"),
+        prevent_initial_call=True,
+    )
+
+
+def reasons_panel(reasons: Sequence[str], id: str) -> list[Node]:
+    """What is not known, and why; nothing without reasons."""
+    return [panel("What is not known, and why", lines(reasons, id))] if reasons else []

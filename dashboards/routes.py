@@ -37,114 +37,90 @@ _MOST_RANKS = 64
 _MOST_DIGITS = 10
 _EVENT_COLOURS = ("#5B84B1", "#9C8ABF", "#C2A14D", "#8C97A6", COMPUTE, COMMUNICATION, MEMORY, "#7A4FA3", OTHER)
 """Colours of events, by their class."""
-_CACHED = "private, max-age=3600, immutable"
+_CACHED = {"Cache-Control": "private, max-age=3600, immutable"}
 _BYTES = "application/octet-stream"
+
+
+_STEP = "<token>/<source>/<int(signed=True):step>"
+_RANGE = "<int:shift>/<int(signed=True):index>"
+_PLACE = "<table>/<int(signed=True):rank>/<int:lane>/<int(signed=True):start_ns>"
+_ROUTES: Mapping[str, Callable[..., Any]] = {
+    f"tile/{_STEP}/<order>/<int:block>/<int:shift>/<int:index>": lambda timeline, shift, index, **of: timeline.tile(
+        **of, time=_range(shift, index)
+    ),
+    f"groups/{_STEP}/<order>/<int:shift>/<int:index>": lambda timeline, shift, index, **of: timeline.group_tile(
+        **of, time=_range(shift, index)
+    ),
+    "memory/<token>/<order>/<int:block>/<int:shift>/<int:index>": lambda timeline, order, block, shift, index: (
+        timeline.memory_tile(order, block, _range(shift, index))
+    ),
+    "critical/<token>/<int(signed=True):step>": lambda timeline, step: _critical(timeline, step),
+    f"journey/{_STEP}/<int(signed=True):rank>/<int:microbatch>": journey,
+    f"bar/{_STEP}/<table>/<int:row>": details,
+    f"at/{_STEP}/{_PLACE}": lambda timeline, **place: bar_at(timeline, Place(**place)),
+    f"align/{_STEP}/{_PLACE}": lambda timeline, **place: aligned_at(timeline, Place(**place)),
+    "find/<token>": lambda timeline: search(
+        timeline, request.args.get("q", ""), _opened(timeline), request.args.get("from", 0, type=int)
+    ),
+    f"sums/{_STEP}/<int(signed=True):begin>/<int(signed=True):end>": lambda timeline, source, step, begin, end: sums_of(
+        timeline, source, step, _chosen(timeline), _opened(timeline), begin, max(end, begin)
+    ),
+    "lanes/<token>/<int:at>": lambda timeline, at: timeline.events.of(at).describe(),
+    f"events/<token>/<int:at>/{_RANGE}": lambda timeline, at, shift, index: timeline.events.of(at).tile(
+        _range(shift, index)
+    ),
+    "event/<token>/<int(signed=True):rank>/<int:row>": lambda timeline, rank, row: details(
+        timeline, MEASURED, 0, EVENTS, row, rank
+    ),
+}
+"""What is asked of the timeline: bytes of a tile, or values of JSON. A LookupError is answered as not found."""
 
 
 def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     """Add the routes below ``/timeline-data/``; each but the first two has the token of the data that the page shows."""
 
-    def timeline_of(token: str) -> Timeline:
-        timeline = store.timeline(token)
-        if timeline is None:
-            abort(409, "the files have changed; reload the page")
-        return timeline
-
-    def with_change(token: str, source: str) -> Timeline:
-        """The timeline, with a change that it has let go of, or that a server was asked for which has ended since."""
-        timeline = timeline_of(token)
-        if source.startswith(CHANGED) and not timeline.has_change(source):
-            _change(timeline, answers, dict(parse_qsl(source.removeprefix(CHANGED))))
-        return timeline
-
     def add(rule: str, answer: Callable[..., Any]) -> None:
-        server.add_url_rule(f"/timeline-data/{rule}", f"timeline {rule}", _or_not_found(answer), methods=["GET"])
-
-    def opening() -> Any:
-        return jsonify(asdict(store.opening))
+        server.add_url_rule(f"/timeline-data/{rule}", f"timeline {rule}", answer, methods=["GET"])
 
     def about() -> Any:
         loaded = store.get()
         timeline = store.timeline(loaded.token)
         return jsonify(None if timeline is None else {"token": loaded.token, **_about(timeline, answers)})
 
-    def tile(token: str, source: str, step: int, order: str, block: int, shift: int, index: int) -> Response:
-        answer = with_change(token, source).tile(source, step, order, block, _range(shift, index))
-        return _cached(answer)
+    def of_timeline(make: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(token: str, **parts: Any) -> Any:
+            timeline, source = store.timeline(token), parts.get("source", "")
+            if timeline is None:
+                abort(409, "the files have changed; reload the page")
+            try:
+                if source.startswith(CHANGED) and not timeline.has_change(source):
+                    # It was let go of, or made by a server that has ended since.
+                    _change(timeline, answers, dict(parse_qsl(source.removeprefix(CHANGED))))
+                content = make(timeline, **parts)
+            except LookupError:
+                abort(404)
+            return (
+                Response(content, mimetype=_BYTES, headers=_CACHED) if isinstance(content, bytes) else jsonify(content)
+            )
 
-    def groups(token: str, source: str, step: int, order: str, shift: int, index: int) -> Response:
-        return _cached(with_change(token, source).group_tile(source, step, order, _range(shift, index)))
+        return answer
 
-    def memory(token: str, order: str, block: int, shift: int, index: int) -> Response:
-        return _cached(timeline_of(token).memory_tile(order, block, _range(shift, index)))
-
-    def whatif(token: str) -> Any:
-        return jsonify(_change(timeline_of(token), answers, request.args))
-
-    def critical(token: str, step: int) -> Any:
-        return jsonify(_critical(timeline_of(token), step))
-
-    def hops(token: str, source: str, step: int, rank: int, microbatch: int) -> Any:
-        return jsonify(journey(with_change(token, source), source, step, rank, microbatch))
-
-    def bar(token: str, source: str, step: int, table: str, row: int) -> Any:
-        return jsonify(details(with_change(token, source), source, step, table, row))
-
-    def lanes(token: str, at: int) -> Any:
-        return jsonify(timeline_of(token).events.of(at).describe())
-
-    def events(token: str, at: int, shift: int, index: int) -> Response:
-        return _cached(timeline_of(token).events.of(at).tile(_range(shift, index)))
-
-    def event(token: str, rank: int, row: int) -> Any:
-        return jsonify(details(timeline_of(token), MEASURED, 0, EVENTS, row, rank))
-
-    def at(token: str, **place: Any) -> Any:
-        return jsonify(bar_at(with_change(token, place["source"]), Place(**place)))
-
-    def align(token: str, **place: Any) -> Any:
-        return jsonify(aligned_at(with_change(token, place["source"]), Place(**place)))
-
-    def find(token: str) -> Any:
-        timeline = timeline_of(token)
-        ranks = [at for at in _numbers(request.args.get("events", "")) if at in timeline.events.ranks]
-        from_ns = request.args.get("from", 0, type=int)
-        return jsonify(search(timeline, request.args.get("q", ""), ranks[:_MOST_RANKS], from_ns))
-
-    def sums(token: str, source: str, step: int, begin: int, end: int) -> Any:
-        timeline = with_change(token, source)
-        everyone = range(len(timeline.layout.rows))
-        wanted = _numbers(request.args["ranks"]) if "ranks" in request.args else everyone
-        opened = [at for at in _numbers(request.args.get("events", "")) if at in timeline.events.ranks][:_MOST_RANKS]
-        ranks = [at for at in wanted if at in everyone]
-        return jsonify(sums_of(timeline, source, step, ranks, opened, begin, max(end, begin)))
-
-    where = "<token>/<source>/<int(signed=True):step>"
-    add("opening", opening)
+    add("opening", lambda: jsonify(asdict(store.opening)))
     add("about", about)
-    add(f"tile/{where}/<order>/<int:block>/<int:shift>/<int:index>", tile)
-    add(f"groups/{where}/<order>/<int:shift>/<int:index>", groups)
-    add("memory/<token>/<order>/<int:block>/<int:shift>/<int:index>", memory)
-    add("whatif/<token>", whatif)
-    add("critical/<token>/<int(signed=True):step>", critical)
-    add(f"journey/{where}/<int(signed=True):rank>/<int:microbatch>", hops)
-    add(f"bar/{where}/<table>/<int:row>", bar)
-    place = "<table>/<int(signed=True):rank>/<int:lane>/<int(signed=True):start_ns>"
-    add(f"at/{where}/{place}", at)
-    add(f"align/{where}/{place}", align)
-    add("find/<token>", find)
-    add(f"sums/{where}/<int(signed=True):begin>/<int(signed=True):end>", sums)
-    add("lanes/<token>/<int:at>", lanes)
-    add("events/<token>/<int:at>/<int:shift>/<int(signed=True):index>", events)
-    add("event/<token>/<int(signed=True):rank>/<int:row>", event)
+    add("whatif/<token>", of_timeline(lambda timeline: _change(timeline, answers, request.args)))
+    for rule, make in _ROUTES.items():
+        add(rule, of_timeline(make))
 
 
-def add_metrics(server: Flask, store: Store) -> None:
+def add_metrics(server: Flask, store: Store, *, are_wanted: bool) -> None:
     """Add ``/metrics`` for Prometheus: the report of what was opened, read anew where its files have changed, and the last
-    steps of a run that goes on.
+    steps of a run that goes on. Where they are not wanted it says what it takes to have them: a page in their place would
+    puzzle a Prometheus server.
     """
 
     def metrics() -> Response:
+        if not are_wanted:
+            abort(404, "Prometheus is answered by a dashboard that was started with --metrics")
         analysis = store.get().analysis
         text = metrics_of(None if analysis is None else analysis.report)
         if (live := store.live.get()) is not None:
@@ -154,38 +130,27 @@ def add_metrics(server: Flask, store: Store) -> None:
     server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
 
 
-def refuse_metrics(server: Flask) -> None:
-    """Answer ``/metrics`` with what it takes to have them: a page in their place would puzzle a Prometheus server."""
-
-    def metrics() -> Response:
-        abort(404, "Prometheus is answered by a dashboard that was started with --metrics")
-
-    server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
-
-
-def _or_not_found(answer: Callable[..., Any]) -> Callable[..., Any]:
-    def answered(**parts: Any) -> Any:
-        try:
-            return answer(**parts)
-        except LookupError:
-            abort(404)
-
-    return answered
-
-
 def _numbers(text: str) -> list[int]:
     """The whole numbers of a text such as ``0.3.7``."""
     return [int(part) for part in text.split(".") if part.isascii() and part.isdigit() and len(part) < _MOST_DIGITS]
+
+
+def _opened(timeline: Timeline) -> list[int]:
+    """The ranks whose events are open on the page."""
+    return [at for at in _numbers(request.args.get("events", "")) if at in timeline.events.ranks][:_MOST_RANKS]
+
+
+def _chosen(timeline: Timeline) -> list[int]:
+    """The ranks that are asked for; all where none are named."""
+    everyone = range(len(timeline.layout.rows))
+    named = _numbers(request.args["ranks"]) if "ranks" in request.args else everyone
+    return [at for at in named if at in everyone]
 
 
 def _range(shift: int, index: int) -> Range:
     if shift > _MOST_SHIFT or (abs(index) + 1) * NUM_BUCKETS << shift >= 2**62:
         abort(404)
     return Range(shift, index)
-
-
-def _cached(content: bytes) -> Response:
-    return Response(content, mimetype=_BYTES, headers={"Cache-Control": _CACHED})
 
 
 def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:

@@ -96,13 +96,16 @@ def _stage_work(wanted: Asked) -> Iterable[Any]:
             yield from (known | {"name": part.name, "ns": part.ns} for part in parts)
 
 
-def _expert_traffic(wanted: Asked) -> Iterable[Any]:
-    matrix = wanted.answers.run().analysis.expert_traffic
-    return () if matrix is None else matrix.pairs()
+def _of_report(path: str) -> Callable[[Asked], Iterable[Any]]:
+    """The rows that a report has at a path of attributes; none where it lacks a part of it."""
 
+    def rows(wanted: Asked) -> Iterable[Any]:
+        value: Any = wanted.report
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        return value or ()
 
-def _waterfall(wanted: Asked) -> Iterable[Any]:
-    return ({"part": name, "ns": ns} for name, ns in (wanted.the_step().parts or {}).items())
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,12 @@ TABLES: Mapping[str, Table] = {
         "every rank of every step: compute, exposed communication, bubble",
     ),
     "step-differences": Table(_differences, "outliers and changes of level: what those steps have more of"),
-    "findings": Table(lambda wanted: wanted.report.findings, "what stands out, with what it costs a step"),
-    "waterfall": Table(_waterfall, "parts of a step, which sum to its length", is_of_step=True),
+    "findings": Table(_of_report("findings"), "what stands out, with what it costs a step"),
+    "waterfall": Table(
+        lambda wanted: ({"part": name, "ns": ns} for name, ns in (wanted.the_step().parts or {}).items()),
+        "parts of a step, which sum to its length",
+        is_of_step=True,
+    ),
     "causes": Table(
         lambda wanted: wanted.the_step().causes or (), "causes of a step's length with their places", is_of_step=True
     ),
@@ -137,41 +144,42 @@ TABLES: Mapping[str, Table] = {
         "predictions of other schedules, splits, links",
     ),
     "comm-totals": Table(_comm_totals, "communication of whole traces by rank, axis and kind"),
-    "links": Table(
-        lambda wanted: wanted.report.links, "messages from rank to rank: bytes, waiting, latency, bandwidth"
-    ),
-    "late-ranks": Table(lambda wanted: wanted.report.late_ranks, "who comes last to collectives"),
+    "links": Table(_of_report("links"), "messages from rank to rank: bytes, waiting, latency, bandwidth"),
+    "late-ranks": Table(_of_report("late_ranks"), "who comes last to collectives"),
     "interconnect": Table(
-        lambda wanted: () if wanted.report.interconnect is None else wanted.report.interconnect.collectives,
+        _of_report("interconnect.collectives"),
         "bandwidth of collectives against the interconnect's",
     ),
     "memory": Table(
-        lambda wanted: () if wanted.report.memory is None else wanted.report.memory.ranks,
+        _of_report("memory.ranks"),
         "memory of each rank: measured peak and predicted parts, microbatches in flight",
     ),
     "stages": Table(lambda wanted: wanted.answers.stages(), "what an op costs in each stage, by kind"),
     "stage-work": Table(_stage_work, "what the ops of each stage do, by kind of work and part of the model"),
     "experts": Table(
-        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.layers,
+        _of_report("experts.layers"),
         "routes of each layer's experts, rows of ranks, drops",
     ),
     "expert-spread": Table(
-        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.over_layers,
+        _of_report("experts.over_layers"),
         "spread of the figures of experts over the layers of the model",
     ),
     "expert-ranks": Table(
-        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.ranks,
+        _of_report("experts.ranks"),
         "rows of each rank's experts, and who is waited for",
     ),
     "expert-calls": Table(
-        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.calls,
+        _of_report("experts.calls"),
         "calls that bring rows to experts and back",
     ),
     "expert-steps": Table(
-        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.steps,
+        _of_report("experts.steps"),
         "every step: waits in calls of experts, and the rank that they are for",
     ),
-    "expert-traffic": Table(_expert_traffic, "rows of every rank to the experts of every other one in its group"),
+    "expert-traffic": Table(
+        lambda wanted: () if (matrix := wanted.answers.run().analysis.expert_traffic) is None else matrix.pairs(),
+        "rows of every rank to the experts of every other one in its group",
+    ),
     "compared-parts": Table(lambda wanted: wanted.answers.comparison().result.parts, "parts of two runs, side by side"),
     "compared-facts": Table(
         lambda wanted: wanted.answers.comparison().result.facts, "facts that differ between two runs"

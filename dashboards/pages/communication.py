@@ -11,9 +11,9 @@ from dash.exceptions import PreventUpdate
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper
 from dashboards.answers import Answers
 from dashboards.components import Node
-from dashboards.parts import chart, data_table, empty, guarded, no_steps
+from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.result import Report
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
     OfLink,
@@ -28,6 +28,12 @@ from pptrace.report.tables.communication import comm_totals_table, comms_table
 from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 
 _FEW_RANKS = 16
+"""Most ranks that have a row each below the means."""
+_MATRICES = (
+    ("Bytes from rank to rank", OfLink.BYTES, "the size of messages"),
+    ("Transfer time from rank to rank", OfLink.TRANSFER, "how long transfers took"),
+    ("Late senders", OfLink.LATE_SENDER, "any receiver that waited"),
+)
 _NO_LINKS = (
     "No message of this run is known from both ends: the traces have no messages, name no peers, or lack the ranks on the other "
     "side. The warnings of the overview say which."
@@ -44,16 +50,13 @@ def layout(loaded: Loaded, _answers: Answers, query: Query = NOTHING) -> Node:
         className="segments" + ("" if len(axes) > 1 else " gone"),
     )
     name: Any = {"data-name": "Axis of the links"}
-    return html.Div([html.Div(id="comms-body"), html.Div(choice, **name), html.Div(id="links-body"), keeper("links")])
+    return html.Div(
+        [html.Div(id="communication-body"), html.Div(choice, **name), html.Div(id="links-body"), keeper("links")]
+    )
 
 
 def register(app: Dash, store: Store, _answers: Answers) -> None:
-    @app.callback(Output("comms-body", "children"), Input("step", "value"))
-    def show_step(step: int | None) -> Any:
-        loaded = store.get()
-        if loaded.analysis is None or (step is None and loaded.steps):
-            raise PreventUpdate
-        return guarded(lambda: of_step(loaded, step), "Communication", "comms-failed")
+    body_of_step(app, store, "communication", of_step)
 
     @app.callback(Output("links-body", "children"), Input("link-axis", "value"))
     def show_links(axis: str | None) -> Any:
@@ -72,7 +75,9 @@ def of_step(loaded: Loaded, number: int | None) -> list[Node]:
     report = loaded.analysis.report
     step = loaded.step(number) if number is not None else None
     if step is None:
-        return _of_whole_traces(report)
+        if any(entry.comms for entry in report.device):
+            return [data_table(comm_totals_table(report, Amount.WHOLE), "comm-totals")]
+        return [no_steps("No communication in these traces", report)]
     if not any(rank.comms for rank in step.ranks):
         reason = (
             "These ranks communicated nothing, or what recorded them keeps no communication."
@@ -81,34 +86,16 @@ def of_step(loaded: Loaded, number: int | None) -> list[Node]:
         )
         return [empty(f"No communication in step {step.step}", reason, "no-comms")]
     note = f"step {step.step}, means over the ranks"
-    return [
-        chart("Time by axis and kind", comms_chart(step), "comms-chart", "No call of it took any time.", note=note),
-        *_tables(step),
-    ]
-
-
-def _tables(step: StepReport) -> list[Node]:
-    """The means over ranks, and of few ranks each of them."""
     meaning = "overlap: hidden behind compute; bus B/s: by the factors of nccl-tests"
-    of_step = {"step": step.step}
-    shown = [data_table(comms_table(step, Amount.BRIEF), "comms", note=meaning, options=of_step)]
+    options = {"step": step.step}
+    shown = [
+        chart("Time by axis and kind", comms_chart(step), "comms-chart", "No call of it took any time.", note=note),
+        data_table(comms_table(step, Amount.BRIEF), "comms", note=meaning, options=options),
+    ]
     if 1 < len(step.ranks) <= _FEW_RANKS:
         of_ranks = replace(comms_table(step, Amount.WHOLE), title="Communication of each rank")
-        shown.append(data_table(of_ranks, "comms", options=of_step))
+        shown.append(data_table(of_ranks, "comms", options=options))
     return shown
-
-
-def _of_whole_traces(report: Report) -> list[Node]:
-    if any(entry.comms for entry in report.device):
-        return [data_table(comm_totals_table(report, Amount.WHOLE), "comm-totals")]
-    return [no_steps("No communication in these traces", report)]
-
-
-_MATRICES = (
-    ("Bytes from rank to rank", OfLink.BYTES, "the size of messages"),
-    ("Transfer time from rank to rank", OfLink.TRANSFER, "how long transfers took"),
-    ("Late senders", OfLink.LATE_SENDER, "any receiver that waited"),
-)
 
 
 def of_links(report: Report, axis: str | None) -> list[Node]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +13,10 @@ from dashboards.exports import whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
-from pptrace.analysis.compare.result import Comparison, PartChange
-from pptrace.analysis.result import StepReport
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
-from pptrace.report.figures import waterfall
-from pptrace.report.tables import Amount, Bar, ReportTable
+from pptrace.report.summary_figures import waterfall
+from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.units import milliseconds
 
@@ -47,63 +44,37 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
     """The verdict, the waterfalls of both typical steps side by side, what changed, and the tables."""
     result, other = answers.comparison().result, answers.other
     assert other is not None  # else there is no comparison
-    head = panel(
-        "B against A",
-        html.P(with_minus(result.detail), className="verdict", id="compare-detail"),
-        _names(loaded, other),
-    )
+    names: list[Node] = ["A: ", html.Code(loaded.title), "   B: ", html.Code(other.title)]
+    verdict = html.P(with_minus(result.detail), className="verdict", id="compare-detail")
+    head = panel("B against A", verdict, html.P(names, className="note"))
+    marks = {part.significant for part in result.parts}
+    note = "coloured: by more than chance"
+    if True not in marks:
+        note = "not known whether by more than chance" if None in marks else "none by more than chance can explain"
+    charts = [
+        chart("Causes of a typical step", causes_of_both(result), "compare-causes", _NOT_EXPLAINED),
+        chart("Parts that changed most", changes_of_parts(result), "compare-parts", "No part changed.", note=note),
+    ]
     return [
         with_files(head, whole_files("comparison.html", "comparison.json")),
         html.Div([_waterfall("A", loaded, other), _waterfall("B", other, loaded)], className="columns"),
-        html.Div(_charts(result), className="columns ragged"),
+        html.Div(charts, className="columns ragged"),
         *(_table(table) for table in comparison_tables(result, Amount.WHOLE)),
         *([panel("Warnings", lines(result.warnings, "compare-warnings"))] if result.warnings else []),
     ]
 
 
-def _names(a: Loaded, b: Loaded) -> Node:
-    return html.P(["A: ", html.Code(a.title), "   B: ", html.Code(b.title)], className="note")
-
-
 def _table(table: ReportTable) -> Node:
     if table.key != "compared-facts":  # which are texts
-        table = replace(table, rows=tuple(tuple(_signed(cell) for cell in row) for row in table.rows))
+        rows = (tuple(with_minus(cell) if isinstance(cell, str) else cell for cell in row) for row in table.rows)
+        table = replace(table, rows=tuple(rows))
     return data_table(table, table.key) if table.key in TABLES else report_table(table)
 
 
-def _signed(cell: str | Bar) -> str | Bar:
-    return with_minus(cell) if isinstance(cell, str) else cell
-
-
-def _charts(result: Comparison) -> list[Node]:
-    return [
-        chart("Causes of a typical step", causes_of_both(result), "compare-causes", _NOT_EXPLAINED),
-        chart(
-            "Parts that changed most",
-            changes_of_parts(result),
-            "compare-parts",
-            "No part changed.",
-            note=_note_of(result.parts),
-        ),
-    ]
-
-
-def _note_of(parts: Sequence[PartChange]) -> str:
-    """Words on which parts changed by more than chance can explain."""
-    marks = {part.significant for part in parts}
-    if True in marks:
-        return "coloured: by more than chance"
-    return "not known whether by more than chance" if None in marks else "none by more than chance can explain"
-
-
 def _waterfall(name: str, loaded: Loaded, other: Loaded) -> Node:
-    step, against = _typical(loaded), _typical(other)
+    step, against = (None if run.analysis is None else run.analysis.report.typical_step for run in (loaded, other))
     figure = None
     if step is not None and step.length_ns is not None and step.parts is not None:
         figure = waterfall(step, 0 if against is None else against.length_ns or 0)
     note = "" if step is None else f"typical step {step.step}: {milliseconds(step.length_ns)} ms"
     return chart(f"{name}: where the step went", figure, f"compare-waterfall-{name.lower()}", _NOT_EXPLAINED, note=note)
-
-
-def _typical(loaded: Loaded) -> StepReport | None:
-    return None if loaded.analysis is None else loaded.analysis.report.typical_step

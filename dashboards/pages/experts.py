@@ -5,10 +5,9 @@ from __future__ import annotations
 from dash import html
 
 from dashboards.answers import Answers
-from dashboards.components import Node, lines, panel
-from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.components import Node
+from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
-from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.report.charts.experts import (
     MOST_RANKS,
@@ -42,53 +41,28 @@ def body(loaded: Loaded) -> list[Node]:
     assert loaded.analysis is not None
     experts = loaded.analysis.report.experts
     if experts is None:
-        return [
-            empty(
-                "No experts", "Nothing communicates along ep in these traces, and no routes were counted.", "no-experts"
-            )
-        ]
+        reason = "Nothing communicates along ep in these traces, and no routes were counted."
+        return [empty("No experts", reason, "no-experts")]
     no_rows, no_match = (_NO_ROWS, _NO_MATCH) if experts.calls else (_NO_CALLS, _NO_CALLS)
-    of_many = (
-        f"; of more than {MOST_RANKS} ranks, those for which others waited longest"
-        if len(experts.ranks) > MOST_RANKS
-        else ""
+    of_many = f"; of more than {MOST_RANKS} ranks, those for which others waited longest"
+    of_many = of_many if len(experts.ranks) > MOST_RANKS else ""
+    late = late_in_most_steps(experts.steps) or "colour: the rank for which the others waited longest"
+    traffic = loaded.analysis.expert_traffic
+    gain = "" if experts.routing is None else gain_of_equal_rows(experts.routing)
+    sentence = [html.P(f"{gain[0].upper()}{gain[1:]}.", className="verdict", id="routing-gain")] if gain else []
+    charts = (
+        ("Routes of each expert, over the mean of its layer", routes_map(experts), "expert-routes", _NO_ROUTES, _EQUAL),
+        ("Rows of each rank's experts", rows_chart(experts), "expert-rows", no_rows, _OF_GROUP + of_many),
+        ("Who is waited for", lateness_chart(experts), "expert-lateness", no_match, _OF_OTHERS + of_many),
+        ("Who is late, step by step", late_steps_chart(experts), "expert-late-steps", no_match, late),
+        ("Rows from rank to rank", traffic_map(traffic), "expert-matrix", _NO_TRAFFIC, _traffic_note(traffic)),
     )
     return [
-        *_cost(experts),
-        chart(
-            "Routes of each expert, over the mean of its layer",
-            routes_map(experts),
-            "expert-routes",
-            _NO_ROUTES,
-            note=_EQUAL,
-        ),
-        chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", no_rows, note=_OF_GROUP + of_many),
-        chart("Who is waited for", lateness_chart(experts), "expert-lateness", no_match, note=_OF_OTHERS + of_many),
-        chart(
-            "Who is late, step by step",
-            late_steps_chart(experts),
-            "expert-late-steps",
-            no_match,
-            note=late_in_most_steps(experts.steps) or "colour: the rank for which the others waited longest",
-        ),
-        chart(
-            "Rows from rank to rank",
-            traffic_map(loaded.analysis.expert_traffic),
-            "expert-matrix",
-            _NO_TRAFFIC,
-            note=_traffic_note(loaded.analysis.expert_traffic),
-        ),
+        *sentence,
+        *(chart(*entry) for entry in charts),
         *(data_table(table, table.key) for table in expert_tables(experts, Amount.WHOLE)),
-        *([panel("What is not known, and why", lines(experts.reasons, "experts-reasons"))] if experts.reasons else []),
+        *reasons_panel(experts.reasons, "experts-reasons"),
     ]
-
-
-def _cost(experts: ExpertsReport) -> list[Node]:
-    gain = experts.routing
-    if gain is None:
-        return []
-    words = gain_of_equal_rows(gain)
-    return [html.P(f"{words[0].upper()}{words[1:]}.", className="verdict", id="routing-gain")]
 
 
 def _traffic_note(matrix: TrafficMatrix | None) -> str:

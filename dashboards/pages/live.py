@@ -57,7 +57,9 @@ def register(app: Dash, store: Store, _answers: Answers) -> None:
         if state == shown:
             raise PreventUpdate
         if window is None:
-            return [_no_records(store.get())], state, False
+            status = store.get().run.get("status")
+            reason = "The run has written none so far." if status == "running" else "This run kept none."
+            return [empty("No live records", reason, "no-live", *_ADVICE)], state, False
         return guarded(lambda: body(window), "Live", "live-failed"), state, window.is_over
 
 
@@ -69,26 +71,17 @@ def body(window: LiveWindow) -> list[Node]:
         )
         return [empty("No steps yet", reason, "live-waiting")]
     steps = window.steps
+    recent = {slow.rank: slow for step in steps[-_RECENT:] for slow in step.slow_ranks}
+    notes = list(dict.fromkeys(note for step in steps for note in step.notes))
+    notes = notes or [f"{counted(len(steps), 'step')} shown. {_SKIPPED}"]
     return [
-        _alarm(steps[-1].slow_ranks or _recent_alarms(window)),
+        _alarm(steps[-1].slow_ranks or tuple(recent.values())),
         _tiles(window),
         chart("Length of the last steps", live_steps_chart(steps), "live-steps", ""),
         chart("Compute of each rank against its usual one", live_paces_chart(steps), "live-paces", _NO_COMPUTE),
         chart("The last observed step", live_ranks_chart(steps), "live-ranks", _NO_PARTS),
-        *_notes(window),
+        lines(notes, "live-notes"),
     ]
-
-
-def _no_records(loaded: Loaded) -> Node:
-    status = loaded.run.get("status")
-    reason = "The run has written none so far." if status == "running" else "This run kept none."
-    return empty("No live records", reason, "no-live", *_ADVICE)
-
-
-def _recent_alarms(window: LiveWindow) -> tuple[SlowRank, ...]:
-    """Ranks named in the last steps."""
-    named = {slow.rank: slow for step in window.steps[-_RECENT:] for slow in step.slow_ranks}
-    return tuple(named.values())
 
 
 def _alarm(slow_ranks: tuple[SlowRank, ...]) -> Node:
@@ -104,41 +97,19 @@ def _tiles(window: LiveWindow) -> Node:
     deviation = "–" if last.deviation is None else f"{last.deviation:+.1%}"
     slowest = next((step for step in reversed(steps) if step.slowest_rank is not None), None)
     measured, own = window.cost.measured, window.cost.own
-    interval = measured is not None and measured.low is not None and measured.high is not None
-    error = (
-        f"{measured.low:+.1%} to {measured.high:+.1%}"
-        if measured is not None and interval
-        else "interval not known yet"
-    )
+    error = "interval not known yet"
+    if measured is not None and measured.low is not None and measured.high is not None:
+        error = f"{measured.low:+.1%} to {measured.high:+.1%}"
+    cost = "–" if measured is None else f"{measured.share:+.2%}"
+    detail = error if own is None else f"{error}; {own:.2%} counted"
+    meaning = "by unobserved steps in between, with its 95 % interval; and what ranks counted as their own time"
+    rank, when = ("–", "") if slowest is None else (f"rank {slowest.slowest_rank}", f"in step {slowest.step}")
+    length, typical = f"{milliseconds(last.step_ns)} ms", f"usual {milliseconds(round(usual))} ms"
     tiles = (
         ("Last step", str(last.step), window.status or "running", "all ranks have ended it", "live-last"),
-        (
-            "Length",
-            f"{milliseconds(last.step_ns)} ms",
-            f"usual {milliseconds(round(usual))} ms",
-            "of the last step",
-            "live-length",
-        ),
+        ("Length", length, typical, "of the last step", "live-length"),
         ("Deviation", deviation, "from the steps before", "last step over their median", "live-deviation"),
-        (
-            "Computed longest",
-            "–" if slowest is None else f"rank {slowest.slowest_rank}",
-            "" if slowest is None else f"in step {slowest.step}",
-            "in the last observed step",
-            "live-slowest",
-        ),
-        (
-            "Cost of observing",
-            "–" if measured is None else f"{measured.share:+.2%}",
-            error if own is None else f"{error}; {own:.2%} counted",
-            "by unobserved steps in between, with its 95 % interval; and what ranks counted as their own time",
-            "live-cost",
-        ),
+        ("Computed longest", rank, when, "in the last observed step", "live-slowest"),
+        ("Cost of observing", cost, detail, meaning, "live-cost"),
     )
     return html.Div([tile(*entry) for entry in tiles], className="tiles")
-
-
-def _notes(window: LiveWindow) -> list[Node]:
-    notes = list(dict.fromkeys(note for step in window.steps for note in step.notes))
-    shown = f"{counted(len(window.steps), 'step')} shown. {_SKIPPED}" if not notes else ""
-    return [lines([*notes, *([shown] if shown else [])], "live-notes")]

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dash import html
 
 from dashboards.answers import Answers
-from dashboards.components import Node, lines, panel
-from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.components import Node
+from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
-from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks, unseen_parts
-from pptrace.report.memory_figure import memory_over_time
+from pptrace.report.charts.memory import (
+    MOST_RANKS,
+    in_flight_chart,
+    memory_chart,
+    memory_over_time,
+    shown_ranks,
+    unseen_parts,
+)
 from pptrace.report.tables import Amount
 from pptrace.report.tables.memory import measured_kinds, memory_table
 
@@ -32,11 +38,8 @@ def body(loaded: Loaded) -> list[Node]:
         nothing = empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")
         return [nothing if over_time is None else timed]
     grouped = len(shown_ranks(memory)) < len(memory.ranks)
-    note = (
-        f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
-        if grouped
-        else "each rank's highest step"
-    )
+    many = f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
+    note = many if grouped else "each rank's highest step"
     measured = f"; measured: {kinds}" if (kinds := measured_kinds(memory.ranks)) else ""
     unseen = f"; too small to be seen: {', '.join(names)}" if (names := unseen_parts(memory)) else ""
     table = memory_table(memory, Amount.BRIEF if grouped else Amount.WHOLE)
@@ -53,11 +56,7 @@ def body(loaded: Loaded) -> list[Node]:
         ),
         timed,
         data_table(table, "memory"),
-        *(
-            [panel("What is not known, and why", lines([*map(_in_words, memory.reasons)], "memory-reasons"))]
-            if memory.reasons
-            else []
-        ),
+        *reasons_panel([*map(_in_words, memory.reasons)], "memory-reasons"),
     ]
 
 

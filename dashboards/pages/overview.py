@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
-from dash.exceptions import PreventUpdate
+from dash import Dash, dcc, html
 
 from dashboards.components import Node, hang_panel, lines, panel, report_table, still_picture, tile
 from dashboards.evidence import evidence_of
 from dashboards.exports import picture_files, table_files
-from dashboards.parts import shortened, with_files
+from dashboards.parts import body_of_step, choose_step_on, shortened, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.charts.steps import steps_line
-from pptrace.report.figures import overview, waterfall
-from pptrace.report.recording.audit import audit_line
-from pptrace.report.recording.line import recording_line
+from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.step_tiles import step_tiles
-from pptrace.report.summary_figures import MOST_BARS, is_drawn
+from pptrace.report.summary_figures import MOST_BARS, is_drawn, overview, waterfall
 from pptrace.report.tables import (
     Amount,
     ReportTable,
@@ -32,7 +29,19 @@ from pptrace.report.tables import (
     warning_lines,
 )
 from pptrace.report.units import milliseconds
-from pptrace.report.verdict_bar import BarPart, bar_of
+from pptrace.report.verdict_bar import bar_of
+
+_ELSEWHERE: Mapping[str, str] = {
+    "blame": "Bubbles",
+    "comms": "Communication",
+    "links": "Communication",
+    "late-ranks": "Communication",
+    "interconnect": "Communication",
+    "memory": "Memory",
+    "stragglers": "Stages",
+}
+"""The page that has a table, by the table's key, besides those of experts: the overview has a link there in its place."""
+_NOTES = {"phases": "F/B: forwards and backwards of the phase"}
 
 
 def layout() -> Node:
@@ -40,20 +49,8 @@ def layout() -> Node:
 
 
 def register(app: Dash, store: Store) -> None:
-    @app.callback(Output("overview-body", "children"), Input("step", "value"))
-    def show(step: int | None) -> Any:
-        loaded = store.get()
-        if loaded.analysis is None or (step is None and loaded.steps):
-            raise PreventUpdate
-        return body(loaded, step)
-
-    choose: Any = app.clientside_callback
-    choose(
-        ClientsideFunction("pptrace", "clickedStep"),
-        Output("step", "value", allow_duplicate=True),
-        Input("overview-steps", "clickData"),
-        prevent_initial_call=True,
-    )
+    body_of_step(app, store, "overview", body)
+    choose_step_on(app, "overview-steps")
 
 
 def body(loaded: Loaded, number: int | None) -> list[Node]:
@@ -69,14 +66,18 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
                 className="panel problem",
                 id="no-steps",
             ),
-            *_of_whole_traces(report),
+            *(_with_files(table, None) for table in tables_of_run(report, report.typical_step, Amount.WHOLE)),
             _messages(report),
         ]
+    tiles = [
+        tile(item.label, item.value, item.detail, item.meaning, f"tile-{item.name}", "bad" if item.is_bad else "")
+        for item in step_tiles(step, report)
+    ]
     return [
         *_run_problem(loaded, report),
         *([] if report.hang is not None else [_verdict(report)]),
         *_recording(report),
-        _tiles(step, report),
+        html.Div(tiles, className="tiles"),
         _messages(report, step),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
         *_steps(report, step),
@@ -86,26 +87,26 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
 
 def _verdict(report: Report) -> Node:
     """A bar of what the typical step is made of, and three lines: this, why, and what to do first with a link to its finding."""
-    verdict, pieces = verdict_lines(report), bar_of(report.typical_step)
+    verdict = verdict_lines(report)
+    parts: list[Node] = []
+    pieces = [
+        html.Span(
+            part.label,
+            style={"flex": f"{part.share:.4f}", "background": part.colour, "color": part.ink},
+            title=part.text,
+        )
+        for part in bar_of(report.typical_step)
+    ]
     name: Any = {"aria-label": verdict.made_of}
-    bar = html.Div(
-        [_piece(part) for part in pieces],
-        className="verdict-bar",
-        role="img",
-        **name,
-    )
-    link: list[Any] = (
-        [] if verdict.finding is None else [" ", html.A("the finding", href=f"#finding-{verdict.finding}")]
-    )
-    rows = [html.P(verdict.made_of, className="verdict")]
-    rows += [html.P([html.Strong("Why: "), verdict.cause])] if verdict.cause else []
-    rows += [html.P([html.Strong("First: "), verdict.first, *link])] if verdict.first else []
-    return html.Div([*([bar] if pieces else []), *rows], id="verdict")
-
-
-def _piece(part: BarPart) -> Node:
-    style = {"flex": f"{part.share:.4f}", "background": part.colour, "color": part.ink}
-    return html.Span(part.label, style=style, title=part.text)
+    parts += [html.Div(pieces, className="verdict-bar", role="img", **name)] if pieces else []
+    parts.append(html.P(verdict.made_of, className="verdict"))
+    parts += [html.P([html.Strong("Why: "), verdict.cause])] if verdict.cause else []
+    if verdict.first:
+        first: list[Node] = [html.Strong("First: "), verdict.first]
+        if verdict.finding is not None:
+            first += [" ", html.A("the finding", href=f"#finding-{verdict.finding}")]
+        parts.append(html.P(first))
+    return html.Div(parts, id="verdict")
 
 
 def _recording(report: Report) -> list[Node]:
@@ -139,14 +140,6 @@ def _run_problem(loaded: Loaded, report: Report) -> list[Node]:
         return [hang_panel(report.hang, html.P(f"{title}. {text}", className="note"), *items)]
     note = html.P(text, className="note")
     return [html.Section([html.H2(title), note, *items], className="panel problem", id="run-problem")]
-
-
-def _tiles(step: StepReport, report: Report) -> Node:
-    tiles = [
-        tile(item.label, item.value, item.detail, item.meaning, f"tile-{item.name}", "bad" if item.is_bad else "")
-        for item in step_tiles(step, report)
-    ]
-    return html.Div(tiles, className="tiles")
 
 
 def _bars(step: StepReport) -> Node:
@@ -186,50 +179,26 @@ def _findings(report: Report, step: int | None) -> Node:
 
 
 def _finding(finding: Finding, number: int, report: Report, shown: int | None) -> Node:
+    """A finding, with a link to the timeline at its evidence where there is a pipeline to look at."""
     gain = "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step"
-    head = html.Div(
-        [
-            html.Span(str(finding.severity), className=f"badge {finding.severity}"),
-            html.Strong(finding.title),
-            html.Span(gain, className="gain"),
-            *_show_me(finding, report, shown),
-        ],
-        className="finding-head",
-    )
-    return html.Div([head, html.P(finding.detail)], className="finding", id=f"finding-{number}")
-
-
-def _show_me(finding: Finding, report: Report, shown: int | None) -> list[Node]:
-    """A link to the timeline at the finding's evidence; none where there is no pipeline to look at."""
     address = evidence_of(finding, report, shown)
-    return [] if address is None else [dcc.Link("show me", href=address, className="show-me")]
-
-
-def _warnings(report: Report) -> Node:
-    items = warning_lines(report)
-    none = "None but the root cause." if report.root_causes else "None."
-    content = lines(items, "warning-lines") if items else html.P(none, className="empty")
-    return panel("Warnings", content, note="what the traces lack", id="warnings")
+    head = [
+        html.Span(str(finding.severity), className=f"badge {finding.severity}"),
+        html.Strong(finding.title),
+        html.Span(gain, className="gain"),
+        *([] if address is None else [dcc.Link("show me", href=address, className="show-me")]),
+    ]
+    parts = [html.Div(head, className="finding-head"), html.P(finding.detail)]
+    return html.Div(parts, className="finding", id=f"finding-{number}")
 
 
 def _messages(report: Report, step: StepReport | None = None) -> Node:
-    return html.Div(
-        [_findings(report, None if step is None else step.step), _warnings(report)],
-        className="columns wide-left ragged",
-    )
-
-
-_ELSEWHERE: Mapping[str, str] = {
-    "blame": "Bubbles",
-    "comms": "Communication",
-    "links": "Communication",
-    "late-ranks": "Communication",
-    "interconnect": "Communication",
-    "memory": "Memory",
-    "stragglers": "Stages",
-}
-"""The page that has a table, by the table's key, besides those of experts: the overview has a link there in its place."""
-_NOTES = {"phases": "F/B: forwards and backwards of the phase"}
+    items = warning_lines(report)
+    none = "None but the root cause." if report.root_causes else "None."
+    content = lines(items, "warning-lines") if items else html.P(none, className="empty")
+    warnings = panel("Warnings", content, note="what the traces lack", id="warnings")
+    findings = _findings(report, None if step is None else step.step)
+    return html.Div([findings, warnings], className="columns wide-left ragged")
 
 
 def _tables(report: Report, step: StepReport) -> list[Node]:
@@ -245,28 +214,20 @@ def _tables(report: Report, step: StepReport) -> list[Node]:
     for table in (*of_step, *of_run):
         if (page := _page_of(table)) is not None:
             titles.setdefault(page, []).append(table.title)
-    return [*here, *_links(titles)]
+    if not titles:
+        return here
+    items = [
+        html.Li([dcc.Link(name, href=f"/{name.lower()}"), f": {'; '.join(of_page)}"])
+        for name, of_page in titles.items()
+    ]
+    return [*here, panel("On other pages", html.Ul(items, className="lines"), id="other-pages")]
 
 
 def _page_of(content: ReportTable) -> str | None:
     return "Experts" if content.key.startswith("expert") else _ELSEWHERE.get(content.key)
 
 
-def _links(titles: Mapping[str, Sequence[str]]) -> list[Node]:
-    """Names of pages with what they have more about the run."""
-    items = [
-        html.Li([dcc.Link(name, href=f"/{name.lower()}"), f": {'; '.join(of_page)}"])
-        for name, of_page in titles.items()
-    ]
-    return [panel("On other pages", html.Ul(items, className="lines"), id="other-pages")] if items else []
-
-
 def _with_files(content: ReportTable, step: int | None) -> Node:
     """A table with its files, if it has any."""
     box, options = report_table(shortened(content), _NOTES.get(content.key, "")), {} if step is None else {"step": step}
     return with_files(box, table_files(content.key, options)) if content.key in TABLES else box
-
-
-def _of_whole_traces(report: Report) -> list[Node]:
-    """All tables of traces without steps."""
-    return [_with_files(table, None) for table in tables_of_run(report, report.typical_step, Amount.WHOLE)]

@@ -75,13 +75,10 @@ def _answer(answers: Answers, assumed: Mapping[str, object], shown: str | None, 
     place = "gone" if progress.is_over else "predicting"
     most = "1" if progress.num_changes is None else f"{progress.num_changes}"
     button = "Go on" if is_paused else "Stop"
-    return (body, place, f"{progress.done}", most, _count(progress), button, is_paused or progress.is_over, state)
-
-
-def _count(progress: Progress) -> str:
-    if progress.num_changes is None:
-        return "Finding out what can be changed …"
-    return f"{progress.done} of {counted(progress.num_changes, 'change')} predicted"
+    count = "Finding out what can be changed …"
+    if progress.num_changes is not None:
+        count = f"{progress.done} of {counted(progress.num_changes, 'change')} predicted"
+    return (body, place, f"{progress.done}", most, count, button, is_paused or progress.is_over, state)
 
 
 def changes(progress: Progress, assumed: Mapping[str, object]) -> list[Node]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dash import dcc, html
 
@@ -57,13 +56,17 @@ def layout(loaded: Loaded) -> Node:
         parts.insert(0, hang_panel(hang))
     columns = []
     if loaded.run:
-        columns.append(_run_panel(loaded.run))
+        known = [[label, _text(loaded.run[name])] for name, label in _FACTS if loaded.run.get(name) is not None]
+        columns.append(panel("The run, from run.json", table(("", ""), known, text_columns=2, id="run-facts")))
     columns.append(_files_panel(loaded.files))
     if not loaded.run:
         columns.append(_openable_panel())
     ranks = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
     if ranks:
-        parts.append(_ranks_panel(ranks))
+        names = ("rank", "status", "trace", "error", "note")
+        rows = [[_text(entry.get(name)) for name in names] for entry in ranks]
+        content = table([*map(str.capitalize, names)], rows, text_columns=len(names), id="run-ranks")
+        parts.append(panel("Ranks", content))
     return html.Div([*parts, html.Div(columns, className="columns ragged")])
 
 
@@ -81,18 +84,6 @@ def _openable_panel() -> Node:
     schedules = html.P(["Without a trace, ", dcc.Link("Schedules", href="/schedules"), " draws any schedule on paper."])
     content = table(("", ""), _OPENABLE, text_columns=2, id="openable")
     return panel("What can be opened", content, schedules, note="pptrace dashboard PATH…")
-
-
-def _run_panel(run: Mapping[str, Any]) -> Node:
-    rows = [[label, _text(run[name])] for name, label in _FACTS if run.get(name) is not None]
-    return panel("The run, from run.json", table(("", ""), rows, text_columns=2, id="run-facts"))
-
-
-def _ranks_panel(ranks: list[Mapping[str, Any]]) -> Node:
-    names = ("rank", "status", "trace", "error", "note")
-    rows = [[_text(entry.get(name)) for name in names] for entry in ranks]
-    columns = [name.capitalize() for name in names]
-    return panel("Ranks", table(columns, rows, text_columns=len(names), id="run-ranks"))
 
 
 def _files_panel(files: tuple[InputFile, ...]) -> Node:

@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
-from dashboards.components import Node, height_of, held, panel, report_table, still_picture
+from dashboards.components import Node, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import OnPaper, on_paper
 from dashboards.parts import waiting, with_files
@@ -118,9 +118,7 @@ def _plan(form: OnPaper) -> list[Node]:
         f"{units.percent(step.bubble_share)} of the step · at most "
         f"{counted(int(max(step.ranks.peak_inflight_microbatches)), 'activation')} of a chunk on a rank"
     )
-    config: Any = dict(CONFIG)
-    graph = dcc.Graph(id="plan-timeline", figure=figure, config=config, style=height_of(figure), className="graph")
-    drawn = panel(form.schedule, held(graph, figure), note=note, id="plan-drawn")
+    drawn = panel(form.schedule, still_picture(figure, "plan-timeline", CONFIG), note=note, id="plan-drawn")
     idle = idle_table(step.simulation, units.milliseconds, "ms")
     tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
     return [_with_both_files(drawn, "plan-timeline", "plan-ops", form), *tables]

@@ -20,26 +20,19 @@ from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.stage_work import stage_tables
-from pptrace.report.tables.stages import stages_table
+from pptrace.report.tables.stage_work import stage_tables, stages_table
 from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.whatif import span_words
-from pptrace.schedule.plan import Plan
 
 _MOST_LINES = 12
 
 
 def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
     parts = guarded(lambda: body(loaded, answers, query), "Stages", "stages-failed")
-    return html.Div([*parts, *_stragglers(loaded)], id="stages-body")
-
-
-def _stragglers(loaded: Loaded) -> list[Node]:
-    """The study of stragglers, which is kept of runs whose ops are not."""
-    slow = None if loaded.analysis is None else loaded.analysis.report.stragglers
-    if slow is None or not has_slowdown(slow):
-        return []
-    return [data_table(stragglers_table(slow, Amount.WHOLE), "stragglers")]
+    slow = None if loaded.analysis is None else loaded.analysis.report.stragglers  # kept of runs whose ops are not
+    if slow is not None and has_slowdown(slow):
+        parts.append(data_table(stragglers_table(slow, Amount.WHOLE), "stragglers"))
+    return html.Div(parts, id="stages-body")
 
 
 def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]:
@@ -47,35 +40,24 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
     assert loaded.analysis is not None
     costs = answers.stages()
     if not costs:
-        return [_no_stages(loaded.analysis.report)]
+        title, report = "No stages in these traces", loaded.analysis.report
+        if not report.steps:
+            return [no_steps(title, report)]
+        return [empty(title, "The steps have no ops of a pipeline whose stages are known.", "no-stages")]
     samples = answers.stage_samples()
     points = stage_points(samples)
-    note = (
-        "bars: the median op; whiskers: eight in ten ops"
-        if points is None
-        else "points: ops; lines: medians of each group of them"
-    )
-    groups = [] if points is None else [_groups(samples)]
-    field = dcc.Input(
-        id="stage-layers",
-        type="text",
-        value=query.get("layers"),
-        debounce=True,
-        maxLength=400,
-        placeholder="e.g. 8,8,8,8",
-    )
-    label = html.Label(
-        [html.Span("Layers today"), field], className="plan-list", title="layers of each stage of the model"
-    )
+    note = "bars: the median op; whiskers: eight in ten ops"
+    if points is not None:
+        note = "points: ops; lines: medians of each group of them"
+    text: Any = {"type": "text", "debounce": True, "maxLength": 400, "placeholder": "e.g. 8,8,8,8"}
+    field = dcc.Input(id="stage-layers", value=query.get("layers"), **text)
+    hint = "layers of each stage of the model"
+    label = html.Label([html.Span("Layers today"), field], className="plan-list", title=hint)
+    fields = html.Div([label, keeper("stages")], className="plan-fields")
     return [
         chart("What a microbatch costs in each stage", points or stages_chart(costs), "stages-chart", "", note=note),
-        *groups,
-        panel(
-            "Advised split",
-            html.Div([label, keeper("stages")], className="plan-fields"),
-            waiting(id="split-body"),
-            id="split",
-        ),
+        *([] if points is None else [_groups(samples)]),
+        panel("Advised split", fields, waiting(id="split-body"), id="split"),
         data_table(stages_table(costs), "stages"),
         *_work(loaded.analysis.report),
     ]
@@ -103,13 +85,6 @@ def _groups(samples: Sequence[OpSample]) -> Node:
     )
 
 
-def _no_stages(report: Report) -> Node:
-    title = "No stages in these traces"
-    if not report.steps:
-        return no_steps(title, report)
-    return empty(title, "The steps have no ops of a pipeline whose stages are known.", "no-stages")
-
-
 def register(app: Dash, _store: Store, answers: Answers) -> None:
     @app.callback(Output("split-body", "children"), Input("stage-layers", "value"))
     def advise(layers: str | None) -> Any:
@@ -123,35 +98,24 @@ def advice(answers: Answers, layers: str | None) -> list[Node]:
     wishes = wishes_of({"layers": layers})
     study = answers.study(wishes)
     today = study.costs.layers
+    best, reason = study.best_split, ""
     if today is None:
-        return _no_split("The trace does not say how many layers its stages have; write them above.")
-    best = study.best_split
-    if best is None:
-        return _no_split("No split of these layers over these stages can be advised.")
+        reason = "The trace does not say how many layers its stages have; write them above."
+    elif best is None:
+        reason = "No split of these layers over these stages can be advised."
+    if today is None or best is None:
+        return [html.P(reason, className="empty", id="split-unknown")]
     if best == today:
         return [html.P(f"{_commas(today)} is the best split already, by the measured costs.", id="split-best")]
-    return [_gain(answers, today, Wishes(split=best, layers=wishes.layers)), _to_paste(best, study.costs.plan)]
-
-
-def _no_split(reason: str) -> list[Node]:
-    return [html.P(reason, className="empty", id="split-unknown")]
-
-
-def _gain(answers: Answers, today: tuple[int, ...], wishes: Wishes) -> Node:
-    result = answers.whatif(wishes).result
+    result = answers.whatif(Wishes(split=best, layers=wishes.layers)).result
     gain = span_words(result.scenarios[0], result) if result.scenarios else "its gain cannot be predicted"
-    line = f"{_commas(wishes.split or ())} layers in place of {_commas(today)}: {gain}"
-    return html.P(line, className="verdict", id="split-best")
-
-
-def _to_paste(split: tuple[int, ...], plan: Plan) -> Node:
-    options = paste_options(split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
-    return html.Table(html.Tbody([_row(*entry) for entry in options]), id="split-paste")
-
-
-def _row(framework: str, option: str) -> Node:
-    copy = dcc.Clipboard(content=option, title=f"copy for {framework}")
-    return html.Tr([html.Td(framework), html.Td(html.Code(option)), html.Td(copy)])
+    line = f"{_commas(best)} layers in place of {_commas(today)}: {gain}"
+    plan, rows = study.costs.plan, []
+    for framework, option in paste_options(best, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan)):
+        copy = dcc.Clipboard(content=option, title=f"copy for {framework}")
+        rows.append(html.Tr([html.Td(framework), html.Td(html.Code(option)), html.Td(copy)]))
+    verdict = html.P(line, className="verdict", id="split-best")
+    return [verdict, html.Table(html.Tbody(rows), id="split-paste")]
 
 
 def _commas(numbers: Sequence[int]) -> str:

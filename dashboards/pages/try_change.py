@@ -27,11 +27,10 @@ from pptrace.api.whatif import Predictions
 from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
-from pptrace.report.figures import View, timeline
+from pptrace.report.figures import timeline
 from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, span_words, standing_words, whatif_tables
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator import Simulation
 from pptrace.workflow.analyse import Analysis
 
 _VERIFY = "runs this plan in real processes of this machine: ops sleep as long as they took, messages have their size"
@@ -40,8 +39,6 @@ _MOST_VERIFIED_S = 10.0
 """Longer steps are left to the command line: six of them are run while a page waits."""
 _HELP = "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one."
 _LABELS_PX = 170
-_MOST_DRAWN = 6_000
-"""Most actions that are drawn one by one before those too short to be seen become blocks."""
 _WHOLE, _TIMES, _SHARES, _TEXTS = (
     {name: option for name, option in FORM.items() if option.takes is value}
     for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.LIST)
@@ -93,7 +90,12 @@ def _controls(loaded: Loaded, query: Query) -> Node:
         slider = [_borders(split, query)] if split and name == "split" else []
         label = html.Label([html.Span(option.label), text], title=option.hint, className="plan-list")
         fields.append(html.Div([label, *slider], className="plan-list"))
-    fields += [_share(name, query) for name in _SHARES]
+    for name, option in _SHARES.items():
+        typed = number_of(query, name)
+        number = dcc.Input(id=field(name), type="number", value=typed, min=0, max=1, step="any", debounce=True)
+        fields.append(
+            html.Div(html.Label([html.Span(option.label), number], title=option.hint), className="plan-field")
+        )
     return html.Div(fields, className="plan-fields")
 
 
@@ -109,15 +111,6 @@ def _number(name: str, today: int, reach: range, query: Query) -> Node:
     place = min(max(place, reach.start), reach.stop - 1)
     slider = dcc.Slider(id=_slider(name), min=reach.start, max=reach.stop - 1, value=place, **_SLIDER)
     return html.Div([html.Label([html.Span(option.label), number], title=option.hint), slider], className="plan-field")
-
-
-def _share(name: str, query: Query) -> Node:
-    """A field of a part of something, from 0 to 1."""
-    option = FORM[name]
-    number = dcc.Input(
-        id=field(name), type="number", value=number_of(query, name), min=0, max=1, step="any", debounce=True
-    )
-    return html.Div(html.Label([html.Span(option.label), number], title=option.hint), className="plan-field")
 
 
 def _layers_today(loaded: Loaded) -> Sequence[int]:
@@ -193,13 +186,14 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
 
 def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
     one, result = predictions.result.scenarios[0], predictions.result
-    gain = f"{_gain(one.gain_ns)} for the same work ({standing_words(one.standing, result)})"
-    text = f"{one.name}: {span_words(one, result)}, {gain}"
+    gain = f"a {'gain' if one.gain_ns >= 0 else 'loss'} of {milliseconds(abs(one.gain_ns))} ms"
+    standing = standing_words(one.standing, result)
+    text = f"{one.name}: {span_words(one, result)}, {gain} for the same work ({standing})"
     line = f"pptrace whatif PATH {command_of(wishes)} --verify"
     command = html.P(["The same on the command line: ", html.Code(line)], className="note")
-    on_axis = dcc.Link(
-        "On the timeline, below the measured step", href=_on_timeline(predictions, form), id="try-timeline"
-    )
+    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
+    address = f"/timeline?{urlencode(query)}"
+    on_axis = dcc.Link("On the timeline, below the measured step", href=address, id="try-timeline")
     verify = html.Button("Verify", id="try-verify", type="button", className="tool", title=_VERIFY)
     box = panel(
         "Predicted",
@@ -238,46 +232,23 @@ def _is_of_this_machine(address: str | None) -> bool:
         return False
 
 
-def _on_timeline(predictions: Predictions, form: Mapping[str, object]) -> str:
-    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
-    return f"/timeline?{urlencode(query)}"
-
-
-def _gain(ns: int) -> str:
-    return f"a {'gain' if ns >= 0 else 'loss'} of {milliseconds(abs(ns))} ms"
-
-
 def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
     step, data = predictions.study.typical_step, analysis.data
     windows = [window for window in analysis.windows if window.step == step]
     longest = max(windows, key=lambda window: window.span_ns)
     changed = predictions.study.picture(predictions.changes[0][1])
     extent = max(longest.span_ns, changed.makespan_ns)
-    view = _view(int((data.ops["step"] == step).sum()), longest.start_ns, extent)
-    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, view)
-    simulated = timeline(changed.ops(), extent_ns=extent, view=_view(_num_actions(changed), 0, extent))
+    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, merge_thin=True)
+    simulated = timeline(changed.ops(), extent_ns=extent, merge_thin=True)
     for figure in (measured, simulated):  # time begins at the same place in both
         figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
     note = f"pipeline of step {step}{several}: {milliseconds(longest.span_ns)} ms"
     length = milliseconds(changed.makespan_ns)
-    changed_note = f"pipeline of step {step} with the change: {length} ms{_off(predictions, changed)}"
+    changed_note = f"pipeline of step {step} with the change: {length} ms"
+    if milliseconds(predictions.result.scenarios[0].span_ns) != length:
+        changed_note += " by replay; the prediction adds what the replay of the run as it was is off by"
     return [
         chart("Measured", measured, "try-measured", "", note=note),
         chart("Simulated", simulated, "try-simulated", "", note=changed_note),
     ]
-
-
-def _off(predictions: Predictions, changed: Simulation) -> str:
-    """The reason why the picture and the prediction are not equally long, where they are not."""
-    if milliseconds(predictions.result.scenarios[0].span_ns) == milliseconds(changed.makespan_ns):
-        return ""
-    return " by replay; the prediction adds what the replay of the run as it was is off by"
-
-
-def _num_actions(simulation: Simulation) -> int:
-    return sum(map(len, simulation.plan.ranks))
-
-
-def _view(num_ops: int, start_ns: int, extent_ns: int) -> View | None:
-    return View(start_ns, start_ns + extent_ns) if num_ops > _MOST_DRAWN else None

@@ -45,7 +45,8 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int, ra
     elif table == EVENTS:
         lines += [("on", of_table.lanes[int(tracks.lane[track])]), ("kind", CLASS_NAMES[int(tracks.group[row])])]
     else:
-        lines += _of_back(of_table, row, int(tracks.lane[track]))
+        name = of_table.texts[of_table.lanes[int(tracks.lane[track])]][int(tracks.group[row])]
+        lines += [("why", STATES[name])] if name in STATES else []
     return lines
 
 
@@ -72,20 +73,15 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
     kind, microbatch = table.texts["kind"][columns["kind"][row]], int(columns["microbatch"][row])
     if microbatch >= 0 and source != PLANNED:
         rank = timeline.layout.rows[at].rank
-        own = [
-            hop
-            for hop in journey(timeline, source, known["step"], rank, microbatch)
-            if hop["row"] == row and hop["table"] == OPS
-        ]
-        if own and own[0]["late_ns"] is not None:
-            lines.append(
-                ("than in the plan", f"{_signed(own[0]['late_ns'])} later, {_signed(own[0]['longer_ns'])} longer")
-            )
-    return lines + (
-        _of_slack(timeline, known["step"], at, start) + _of_blame(timeline, known, kind, microbatch, at)
-        if source == MEASURED
-        else []
-    )
+        for hop in journey(timeline, source, known["step"], rank, microbatch):
+            if hop["row"] == row and hop["table"] == OPS and hop["late_ns"] is not None:
+                late, longer = (f"{hop[name] / 1e6:+,.3f} ms" for name in ("late_ns", "longer_ns"))
+                lines.append(("than in the plan", f"{late} later, {longer} longer"))
+                break
+    if source == MEASURED:
+        lines += _of_slack(timeline, known["step"], at, start)
+        lines += _of_blame(timeline, known, kind, microbatch, at)
+    return lines
 
 
 def _of_gaps(timeline: Timeline, at: int, start: int, end: int) -> Lines:
@@ -100,10 +96,6 @@ def _of_gaps(timeline: Timeline, at: int, start: int, end: int) -> Lines:
             for code, name in enumerate(STATES):
                 lengths[name] += int(inside[tracks.group[rows] == code].sum())
     return [(f"in it, {name}", f"{milliseconds(ns)} ms") for name, ns in lengths.items() if ns]
-
-
-def _signed(ns: int) -> str:
-    return f"{ns / 1e6:+,.3f} ms"
 
 
 def _of_slack(timeline: Timeline, step: int, at: int, start: int) -> Lines:
@@ -165,26 +157,13 @@ def _back_title(table: Table, row: int) -> str:
     tracks = table.tracks
     lane = table.lanes[int(tracks.lane[tracks.track_of(row)])]
     name = table.texts[lane][int(tracks.group[row])]
-    return {"phases": name, "bubbles": _sentence(name), "gaps": f"{_sentence(name)}, in an op"}[lane]
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _event_title(table: Table, row: int) -> str:
-    return str(table.texts["name"][int(table.tracks.columns["name"][row])])
+    words = f"{name[:1].upper()}{name[1:]}"
+    return {"phases": name, "bubbles": words, "gaps": f"{words}, in an op"}[lane]
 
 
 _TITLES: Mapping[str, Callable[[Table, int], str]] = {
     OPS: _op_title,
     COMMS: _comm_title,
     BACK: _back_title,
-    EVENTS: _event_title,
+    EVENTS: lambda table, row: str(table.texts["name"][int(table.tracks.columns["name"][row])]),
 }
-
-
-def _of_back(table: Table, row: int, lane: int) -> Lines:
-    name = table.texts[table.lanes[lane]][int(table.tracks.group[row])]
-    text = STATES.get(name, "")
-    return [("why", text)] if text else []

@@ -30,6 +30,7 @@ _WORDS = {"forward": "F", "backward": "B", "receive": "recv"}
 _ACTION = re.compile(r"(\d{1,9})(F|B|I|W)(\d{1,9})", re.ASCII | re.IGNORECASE)
 _TOKEN = re.compile(r"[A-Za-z_]+|\d{1,9}(?:[FBIWfbiw]\d{1,9})?", re.ASCII)
 _NO_NAME = re.compile(r"\b(?:(?:rank|step|stage|chunk|mb|microbatch)\s*\d{1,9}|longest)\b", re.ASCII | re.IGNORECASE)
+_FIELD = re.compile(r"\b(rank|step|stage|chunk|mb|microbatch)\s*(\d{1,9})\b", re.ASCII | re.IGNORECASE)
 _LEAST_LETTERS = 2
 _EXPOSED = "exposed transfer"
 
@@ -57,11 +58,13 @@ def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: in
     """
     wanted, kinds, unknown, by_length = _read(text[:_MOST_CHARACTERS])
     tables = timeline.measured.tables
-    known_kinds = {text.lower() for name in (OPS, COMMS) for text in _names(tables[name])}
+    names_of_kinds = (*tables[OPS].texts["kind"], *tables[COMMS].texts["kind"], *tables[COMMS].texts["axis"])
+    known_kinds = {name.lower() for name in names_of_kinds}
     strange = sorted(kind for kind in kinds if kind not in known_kinds)
     hits: list[_Hits] = []
     if unknown or strange:
-        fields = {field: value for field, value in wanted.items() if f"{field} {value}" in _fields_of(text)}
+        written = {(_FIELDS[name.lower()], int(value)) for name, value in _FIELD.findall(text)}
+        fields = {field: value for field, value in wanted.items() if (field, value) in written}
         words = _NO_NAME.sub(" ", text[:_MOST_CHARACTERS]).lower()
         for names in ([words], words.split(",")):  # names of kernels have commas too
             hits = hits or [hit for name in names for hit in _named(timeline, " ".join(name.split()), ranks, fields)]
@@ -69,14 +72,6 @@ def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: in
     elif wanted or kinds or by_length:
         hits = [_Hits(name, tables[name], _matching(timeline, tables[name], wanted, kinds)) for name in (OPS, COMMS)]
     return _answer(hits, unknown, by_length, from_ns)
-
-
-def _fields_of(text: str) -> set[str]:
-    """The fields of a text with their numbers, each as ``rank 3``."""
-    return {
-        f"{_FIELDS[name.lower()]} {int(value)}"
-        for name, value in re.findall(r"\b(rank|step|stage|chunk|mb|microbatch)\s*(\d{1,9})\b", text, re.ASCII | re.I)
-    }
 
 
 def _answer(hits: Sequence[_Hits], unknown: list[str], by_length: bool, from_ns: int) -> dict[str, Any]:
@@ -178,8 +173,10 @@ def _of_fields(timeline: Timeline, table: Table, wanted: dict[str, int]) -> Arra
         elif field in tracks.columns:
             fits &= tracks.columns[field] == value
         elif field == "step" and value in timeline.spans:
-            low, high = (time - timeline.origin_ns for time in _period(timeline, value))
-            fits &= (tracks.start < high) & (tracks.start + tracks.length > low)
+            low, high = timeline.spans[value]  # to the start of the next step; to its own end where none follows
+            high = max(high, min((other for other, _ in timeline.spans.values() if other >= high), default=high))
+            begins, ends = tracks.start + timeline.origin_ns, tracks.start + timeline.origin_ns + tracks.length
+            fits &= (begins < high) & (ends > low)
         else:
             fits[:] = False
     return fits
@@ -210,16 +207,6 @@ def _read(text: str) -> tuple[dict[str, int], set[str], list[str], bool]:
             kinds.add(_WORDS.get(word, word).lower())
             field = "microbatch"
     return wanted, kinds, unknown, by_length
-
-
-def _names(table: Table) -> tuple[str, ...]:
-    return (*table.texts["kind"], *table.texts.get("axis", ()))
-
-
-def _period(timeline: Timeline, step: int) -> tuple[int, int]:
-    """The time of a step to the start of the next one; to its own end where none follows."""
-    low, high = timeline.spans[step]
-    return low, max(high, min((other for other, _ in timeline.spans.values() if other >= high), default=high))
 
 
 def _matching(timeline: Timeline, table: Table, wanted: dict[str, int], kinds: set[str]) -> Array:

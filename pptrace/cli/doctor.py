@@ -114,7 +114,7 @@ def command(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, no
 
 
 def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cache: bool) -> None:
-    from pptrace.report.recording.audit import audit_of, audit_text
+    from pptrace.report.recording import audit_of, audit_text
     from pptrace.report.tables import warning_lines
     from pptrace.workflow.load import load
 

@@ -17,29 +17,25 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.result import StepReport
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.report.colours import FONT, HOVER_LABEL
-from pptrace.report.detail import MOST_BARS, View, rows_near, select_detail
-from pptrace.report.idle_traces import idle_traces
+from pptrace.report.blocks import MOST_BARS, WIDTH_PX, with_blocks
+from pptrace.report.charts.base import lay_out, names_axis
 from pptrace.report.summary_figures import note, overview, rank_label, waterfall
 from pptrace.report.timeline_traces import (
-    ALONE,
-    OPS_BAND,
+    OPS_ABOVE_COMMS,
+    OPS_ALONE,
     Rows,
     block_traces,
     bubble_traces,
     comm_traces,
-    compute_by_rank,
-    exposed_traces,
+    gap_traces,
     op_traces,
     phase_traces,
 )
 from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane
-from pptrace.timeline.phases import PhaseSpan, phase_spans
+from pptrace.timeline.phases import phase_spans
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
-
-__all__ = ["CONFIG", "STEP_FIGURES", "View", "note", "overview", "row_labels", "step_timeline", "timeline", "waterfall"]
 
 CONFIG: Mapping[str, Any] = {
     "displaylogo": False,
@@ -58,7 +54,8 @@ def timeline(
     windows: Sequence[StepWindow] | None = None,
     lanes: Mapping[int, Lane] | None = None,
     extent_ns: int | None = None,
-    view: View | None = None,
+    *,
+    merge_thin: bool = False,
 ) -> go.Figure:
     """Draw one step.
 
@@ -68,8 +65,7 @@ def timeline(
         windows: the step's windows, one per pipeline; None takes all of ``ops`` as one pipeline in one step.
         lanes: what each rank did, to distinguish bubbles from communication; None takes all time without ops as bubble.
         extent_ns: how much of time to show, so that two pictures can be compared; None shows the longest window.
-        view: the visible time range, for steps of many thousand ops: ops too short to be seen in it are drawn as blocks,
-            and ops far outside of it not at all. None draws every op.
+        merge_thin: of steps of more than 6,000 ops, draw those that are too short to be seen as blocks.
 
     Times of the picture are ms from the earliest window's start.
     """
@@ -77,35 +73,36 @@ def timeline(
     step_ops = _of_windows(ops, shown)
     if step_ops.empty:
         return note("No pipeline ops to draw")
-    step_comms = _of_windows(comms, shown) if comms is not None else None
-    has_comms = step_comms is not None and len(step_comms) > 0
-    rows = Rows(_row_positions(shown), min(window.start_ns for window in shown), OPS_BAND if has_comms else ALONE)
-    phases = _phases(step_ops, shown)
-    traces = [*phase_traces(phases, rows), *bubble_traces(step_ops, phases, shown, lanes, rows, view)]
-    drawn = select_detail(step_ops, view) if view is not None else None
-    if drawn is not None:
-        traces += block_traces(drawn.blocks, rows)
-    traces += op_traces(step_ops if drawn is None else drawn.ops, rows, num_chunks=int(step_ops["chunk"].max()) + 1)
-    if drawn is None or drawn.blocks.empty:
-        traces += idle_traces(step_ops, shown, lanes, rows, view)
-        traces += exposed_traces(shown, lanes, rows, view)
-    if step_comms is not None and has_comms:
-        shown_comms = step_comms if view is None else rows_near(step_comms, view)
-        if view is None or len(shown_comms) <= MOST_BARS:
-            traces += comm_traces(shown_comms, rows)
-    figure = go.Figure(traces)
-    _lay_out(figure, rows, row_labels(step_ops), shown, extent_ns, _last_ms(step_ops, step_comms, rows))
-    return figure
-
-
-def _phases(ops: pd.DataFrame, windows: Sequence[StepWindow]) -> dict[int, tuple[PhaseSpan, ...]]:
-    """The phases of each rank whose ops all have one."""
-    return {
+    step_comms = _of_windows(comms, shown) if comms is not None else step_ops.iloc[:0]
+    positions: dict[int, float] = {}
+    for number, window in enumerate(shown):
+        for rank in window.ranks:
+            positions.setdefault(rank, len(positions) + 0.35 * number)
+    origin_ns = min(window.start_ns for window in shown)
+    rows = Rows(positions, origin_ns, OPS_ABOVE_COMMS if len(step_comms) else OPS_ALONE)
+    shown_ns = max(window.end_ns for window in shown) - origin_ns if extent_ns is None else extent_ns
+    merge_thin = merge_thin and len(step_ops) > MOST_BARS
+    pixel_ns = max(shown_ns, 1) / WIDTH_PX if merge_thin else None
+    in_pipeline = step_ops[step_ops["kind"].isin(COMPUTE_KINDS)]
+    compute = [
+        (window, int(str(rank)), rank_ops)
+        for window in shown
+        for rank, rank_ops in in_pipeline[in_pipeline["rank"].isin(window.ranks)].groupby("rank")
+    ]
+    phases = {
         rank: tuple(phase_spans(slice_of(rank_ops), window))
-        for window in windows
-        for rank, rank_ops in compute_by_rank(ops, window).items()
+        for window, rank, rank_ops in compute
         if (rank_ops["phase"] != "").all()
     }
+    drawn, blocks = with_blocks(step_ops, origin_ns, shown_ns) if merge_thin else (step_ops, step_ops.iloc[:0])
+    traces = [*phase_traces(phases, rows), *bubble_traces(compute, phases, lanes or {}, rows, pixel_ns or 0.0)]
+    traces += [*block_traces(blocks, rows), *op_traces(drawn, rows, num_chunks=int(step_ops["chunk"].max()) + 1)]
+    if blocks.empty:
+        traces += gap_traces(compute, shown, lanes or {}, rows, pixel_ns)
+    if len(step_comms) and not (merge_thin and len(step_comms) > MOST_BARS):
+        traces += comm_traces(step_comms, rows)
+    last_ns = max(int(table["end_ns"].max()) for table in (step_ops, step_comms) if len(table))
+    return _lay_out(go.Figure(traces), rows, row_labels(step_ops), shown, shown_ns, last_ns)
 
 
 def step_timeline(analysis: Analysis, step: StepReport) -> go.Figure:
@@ -148,78 +145,45 @@ def _of_windows(table: pd.DataFrame, windows: Sequence[StepWindow]) -> pd.DataFr
     return table[table["rank"].isin(ranks) & table["step"].isin(steps)]
 
 
-def _row_positions(windows: Sequence[StepWindow]) -> dict[int, float]:
-    positions: dict[int, float] = {}
-    for number, window in enumerate(windows):
-        for rank in window.ranks:
-            positions.setdefault(rank, len(positions) + 0.35 * number)
-    return positions
-
-
-def _last_ms(ops: pd.DataFrame, comms: pd.DataFrame | None, rows: Rows) -> float:
-    ends = [int(ops["end_ns"].max())]
-    if comms is not None and len(comms):
-        ends.append(int(comms["end_ns"].max()))
-    return float(rows.ms(max(ends)))
-
-
 def _lay_out(
     figure: go.Figure,
     rows: Rows,
     labels: Mapping[int, str],
     windows: Sequence[StepWindow],
-    extent_ns: int | None,
-    last_ms: float,
-) -> None:
+    shown_ns: int,
+    last_ns: int,
+) -> go.Figure:
+    """The axes: that of time shows ``shown_ns`` and can be moved to ``last_ns``; a dotted line is the step's end."""
     span_ms = (max(window.end_ns for window in windows) - rows.origin_ns) / 1e6
+    shown_ms, last_ms = shown_ns / 1e6, float(rows.ms(last_ns))
+    low, high = -0.008 * shown_ms, 1.008 * shown_ms
     row_px = min(max(560 / rows.height, 26), 112)
-    figure.update_layout(
-        template="none",
-        font={"family": FONT},
+    names = [labels.get(rank, f"<b>rank {rank}</b>") for rank in rows.position]
+    lay_out(
+        figure,
+        round(row_px * rows.height + 110),
+        "ms from the start of the step",
+        can_zoom=True,
         barmode="overlay",
-        height=round(row_px * rows.height + 110),
         margin={"l": 20, "r": 20, "t": 46, "b": 54},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        hovermode="closest",
-        hoverlabel=dict(HOVER_LABEL),
-        dragmode="zoom",
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#8a93a0", "activecolor": "#2C7A8C"},
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
         uniformtext={"mode": "hide", "minsize": 10},
-        xaxis=_time_axis(span_ms if extent_ns is None else extent_ns / 1e6, last_ms),
-        yaxis=_rank_axis(rows, labels),
+        xaxis={
+            "range": [low, high],
+            "autorangeoptions": {"clipmin": low, "clipmax": high, "include": [low, high]},
+            "minallowed": -0.05 * shown_ms,
+            "maxallowed": 1.05 * max(last_ms, shown_ms),
+            "showgrid": True,
+            "ticks": "outside",
+            "tickcolor": "rgba(128, 134, 145, 0.5)",
+        },
+        yaxis={
+            **names_axis(names),
+            "tickvals": list(rows.position.values()),
+            "range": [rows.height - 0.5, -0.5],
+            "fixedrange": True,
+        },
     )
     if last_ms > span_ms:
         figure.add_vline(x=span_ms, line={"color": "rgba(128, 134, 145, 0.9)", "width": 1, "dash": "dot"})
-
-
-def _time_axis(shown_ms: float, last_ms: float) -> dict[str, Any]:
-    """The time axis, which shows ``shown_ms`` and can be moved to ``last_ms``."""
-    low, high = -0.008 * shown_ms, 1.008 * shown_ms
-    return {
-        "title": {"text": "ms from the start of the step", "standoff": 10},
-        "range": [low, high],
-        "autorangeoptions": {"clipmin": low, "clipmax": high, "include": [low, high]},
-        "minallowed": -0.05 * shown_ms,
-        "maxallowed": 1.05 * max(last_ms, shown_ms),
-        "showgrid": True,
-        "gridcolor": "rgba(128, 134, 145, 0.25)",
-        "zeroline": False,
-        "ticks": "outside",
-        "tickcolor": "rgba(128, 134, 145, 0.5)",
-    }
-
-
-def _rank_axis(rows: Rows, labels: Mapping[int, str]) -> dict[str, Any]:
-    return {
-        "tickmode": "array",
-        "tickvals": list(rows.position.values()),
-        "ticktext": [labels.get(rank, f"<b>rank {rank}</b>") for rank in rows.position],
-        "range": [rows.height - 0.5, -0.5],
-        "fixedrange": True,
-        "automargin": True,
-        "showgrid": False,
-        "zeroline": False,
-        "ticklabelstandoff": 6,
-    }
+    return figure

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
 
 from pptrace.hang_diagnosis.words import rank_text
-from pptrace.report.colours import FONT, IDEAL, OTHER, WAIT
+from pptrace.report.charts.base import lay_out
+from pptrace.report.colours import IDEAL, OTHER, WAIT
+from pptrace.report.units import text
 
 EDGE_COLUMNS = ("who waits", "in", "of group", "number", "for")
 
 _MOST_ROWS = 60
 _MOST_NODES = 16
-_HEIGHT = 300
 
 
 def edge_rows(hang: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -26,7 +27,7 @@ def edge_rows(hang: Mapping[str, Any]) -> list[tuple[str, ...]]:
         ranks_by_call.setdefault(key, []).append(edge["rank"])
     ordered = sorted(ranks_by_call.items(), key=lambda item: -len(item[1]))
     rows: list[tuple[str, ...]] = [
-        (rank_text(ranks), _text(call), _text(group), _text(seq), rank_text(others) if others else "–")
+        (rank_text(ranks), *map(text, (call, group, seq)), rank_text(others) if others else "–")
         for (call, group, seq, others), ranks in ordered[:_MOST_ROWS]
     ]
     left = len(ordered) - len(rows)
@@ -41,46 +42,35 @@ def wait_graph(hang: Mapping[str, Any]) -> go.Figure | None:
         return None
     turn = 2 * math.pi / len(ranks)
     position = {rank: (math.sin(turn * index), math.cos(turn * index)) for index, rank in enumerate(ranks)}
-    figure = go.Figure(_nodes(ranks, position, hang["ranks"]))
+    figure = go.Figure(
+        go.Scatter(
+            x=[position[rank][0] for rank in ranks],
+            y=[position[rank][1] for rank in ranks],
+            mode="markers+text",
+            text=[str(rank) for rank in ranks],
+            textfont={"color": "#ffffff", "size": 14},
+            marker={
+                "size": 34,
+                "color": [IDEAL if rank in hang["ranks"] else "#56708F" for rank in ranks],
+                "line": {"color": WAIT, "width": 1},
+            },
+            hovertext=[f"rank {rank}: {'to blame' if rank in hang['ranks'] else 'waits'}" for rank in ranks],
+            hoverinfo="text",
+            cliponaxis=False,
+        )
+    )
     for waiting, other in sorted(arrows):
         (x0, y0), (x1, y1) = position[waiting], position[other]
         figure.add_annotation(
             x=x1, y=y1, ax=x0, ay=y0, xref="x", yref="y", axref="x", ayref="y", text="", standoff=19, startstandoff=19,
             showarrow=True, arrowhead=2, arrowsize=1.3, arrowwidth=1.5, arrowcolor=OTHER,
         )  # fmt: skip
-    hidden = {"visible": False, "range": [-1.3, 1.3], "fixedrange": True}
-    figure.update_layout(
-        template="none",
-        font={"family": FONT},
-        height=_HEIGHT,
+    hidden = {"visible": False, "range": [-1.3, 1.3]}
+    return lay_out(
+        figure,
+        300,
         margin={"l": 0, "r": 0, "t": 0, "b": 0},
         showlegend=False,
-        dragmode=False,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
         xaxis=hidden,
         yaxis={**hidden, "scaleanchor": "x"},
     )
-    return figure
-
-
-def _nodes(ranks: Sequence[int], position: Mapping[int, tuple[float, float]], guilty: Sequence[int]) -> go.Scatter:
-    return go.Scatter(
-        x=[position[rank][0] for rank in ranks],
-        y=[position[rank][1] for rank in ranks],
-        mode="markers+text",
-        text=[str(rank) for rank in ranks],
-        textfont={"color": "#ffffff", "size": 14},
-        marker={
-            "size": 34,
-            "color": [IDEAL if rank in guilty else "#56708F" for rank in ranks],
-            "line": {"color": WAIT, "width": 1},
-        },
-        hovertext=[f"rank {rank}: {'to blame' if rank in guilty else 'waits'}" for rank in ranks],
-        hoverinfo="text",
-        cliponaxis=False,
-    )
-
-
-def _text(value: object) -> str:
-    return "–" if value is None or value == "" else str(value)

@@ -17,18 +17,17 @@ from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report import units
+from pptrace.report.charts.memory import memory_over_time
 from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
-from pptrace.report.memory_figure import memory_over_time
-from pptrace.report.recording.line import recording_line
+from pptrace.report.recording import recording_line
 from pptrace.report.summary_figures import is_drawn, overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import (
     Amount,
-    Bar,
     ReportTable,
     tables_of_run,
     tables_of_step,
@@ -44,6 +43,9 @@ from pptrace.simulator.sweep.run import Sweep
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
 
+_HEIGHT = 450
+"""plotly's default, px."""
+
 
 def report_page(analysis: Analysis) -> str:
     """The report as a page, with a timeline of every step; times are ms."""
@@ -53,7 +55,9 @@ def report_page(analysis: Analysis) -> str:
     if typical is not None and len(report.steps) > 1:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
-    parts += [_of_whole_traces(report), _memory(analysis)]
+    parts += map(_report_table, tables_of_run(report, typical, Amount.WHOLE))
+    if (memory := memory_over_time(analysis.data.memory)) is not None:
+        parts.append(f"<h3>Memory over time</h3>{_figure(memory)}")
     parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
 
@@ -69,15 +73,10 @@ def simulation_page(simulation: Simulation) -> str:
         ("bubble ratio", units.ratio(simulation.bubble_ratio)),
         ("bubble share", units.percent(simulation.bubble_share)),
     )
-    rows = [
-        (
-            rank.rank,
-            units.milliseconds(rank.compute_ns),
-            units.milliseconds(rank.bubble_ns),
-            rank.peak_inflight_microbatches,
-        )
-        for rank in simulation.ranks
-    ]
+    rows = []
+    for rank in simulation.ranks:
+        times = map(units.milliseconds, (rank.compute_ns, rank.bubble_ns))
+        rows.append((rank.rank, *times, rank.peak_inflight_microbatches))
     parts = [
         f"<h1>{escape(plan.name)} <small>simulated</small></h1>{_facts(facts)}",
         _figure(timeline(simulation.ops())),
@@ -134,11 +133,8 @@ def _figure(figure: Any) -> str:
     )
 
 
-_HEIGHT = 450
-"""plotly's default, px."""
-
-
 def _header(report: Report) -> str:
+    """The title, the verdict below a bar of what the step is made of, and the facts about the run."""
     mesh, schedule, clock = report.mesh, report.schedule, report.clock
     facts = [("framework", report.framework), ("ranks", str(mesh.num_ranks))]
     facts += [(axis, str(size)) for axis, size in mesh.axes.items() if size is not None and (size > 1 or axis == "pp")]
@@ -147,25 +143,24 @@ def _header(report: Report) -> str:
     error = "unknown" if clock.uncertainty_ns is None else units.uncertainty(clock.uncertainty_ns)
     facts += [] if _has_no_pipeline(report) else [("plan from", str(schedule.source))]
     facts += [("clock", f"{clock.method}, {error}")]
-    heading = f"<h1>{escape(_title(report))} <small>where the step went</small></h1>"
-    line = recording_line(report.recording)
-    recording = f'<p class="note">{escape(line.capitalize())}.</p>' if line else ""
-    return f"{heading}{_verdict(report)}{recording}{_facts(facts)}"
-
-
-def _verdict(report: Report) -> str:
-    """A bar of what the step is made of, and the verdict in three lines."""
     verdict = verdict_lines(report)
     pieces = "".join(
         f'<span style="flex:{part.share:.4f};background:{part.colour};color:{part.ink}" title="{escape(part.text)}">'
         f"{escape(part.label)}</span>"
         for part in bar_of(report.typical_step if report.hang is None else None)
     )
-    bar = f'<div class="verdict-bar" role="img" aria-label="{escape(verdict.made_of)}">{pieces}</div>' if pieces else ""
-    link = "" if verdict.finding is None else f' <a href="#finding-{verdict.finding}">the finding</a>'
-    why = f"<p><b>Why:</b> {escape(verdict.cause)}</p>" if verdict.cause else ""
-    first = f"<p><b>First:</b> {escape(verdict.first)}{link}</p>" if verdict.first else ""
-    return f'{bar}<p class="verdict">{escape(verdict.made_of)}</p>{why}{first}'
+    parts = [f"<h1>{escape(_title(report))} <small>where the step went</small></h1>"]
+    if pieces:
+        parts.append(f'<div class="verdict-bar" role="img" aria-label="{escape(verdict.made_of)}">{pieces}</div>')
+    parts.append(f'<p class="verdict">{escape(verdict.made_of)}</p>')
+    if verdict.cause:
+        parts.append(f"<p><b>Why:</b> {escape(verdict.cause)}</p>")
+    if verdict.first:
+        link = "" if verdict.finding is None else f' <a href="#finding-{verdict.finding}">the finding</a>'
+        parts.append(f"<p><b>First:</b> {escape(verdict.first)}{link}</p>")
+    if line := recording_line(report.recording):
+        parts.append(f'<p class="note">{escape(line.capitalize())}.</p>')
+    return "".join([*parts, _facts(facts)])
 
 
 def _has_no_pipeline(report: Report) -> bool:
@@ -181,14 +176,11 @@ def _title(report: Report) -> str:
 
 def _hang(hang: Mapping[str, Any]) -> str:
     """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
-    graph = wait_graph(hang)
-    rows = edge_rows(hang)
+    graph, rows, table = wait_graph(hang), edge_rows(hang), ""
     blamed = f"<p>to blame: {escape(rank_text(hang['ranks']))}</p>" if hang["ranks"] else ""
-    table = (
-        f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{_figure(graph) if graph is not None else ""}</div>'
-        if rows
-        else ""
-    )
+    if rows:
+        drawn = "" if graph is None else _figure(graph)
+        table = f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{drawn}</div>'
     return f'<section class="hang"><h2>The run hung</h2><p><b>{escape(str(hang["detail"]))}</b></p>{blamed}{table}</section>'
 
 
@@ -212,22 +204,9 @@ def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
 
 def _report_table(table: ReportTable) -> str:
     """A table of the report; columns of bars, which the figures show, are left out."""
-    is_shown = [not any(isinstance(row[index], Bar) for row in table.rows) for index in range(len(table.columns))]
-    columns = [column for column, shown in zip(table.columns, is_shown, strict=True) if shown]
-    rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in table.rows]
+    columns, rows = table.without_bars()
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
-
-
-def _of_whole_traces(report: Report) -> str:
-    """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
-    return "".join(map(_report_table, tables_of_run(report, report.typical_step, Amount.WHOLE)))
-
-
-def _memory(analysis: Analysis) -> str:
-    """Memory over time, where the traces have memory events."""
-    figure = memory_over_time(analysis.data.memory)
-    return "" if figure is None else f"<h3>Memory over time</h3>{_figure(figure)}"
 
 
 def _findings(report: Report) -> str:
@@ -257,20 +236,15 @@ def _warnings(lines: Sequence[str]) -> str:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
     """A table: to the left its first columns, which are labels, and remarks without a head; to the right numbers."""
+    marks = [' class="label"' if index < num_labels or not name else "" for index, name in enumerate(columns)]
 
     def cells(tag: str, texts: Sequence[object]) -> str:
-        is_label = [index < num_labels or not column for index, column in enumerate(columns)]
-        return "".join(
-            f"<{tag}{_LABEL if label else ''}>{escape(str(text))}</{tag}>"
-            for label, text in zip(is_label, texts, strict=True)
-        )
+        each = zip(marks, texts, strict=True)
+        return "".join(f"<{tag}{mark}>{escape(str(text))}</{tag}>" for mark, text in each)
 
-    head = cells("th", columns)
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-_LABEL = ' class="label"'
+    head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def _page(title: str, parts: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ from itertools import chain
 from pptrace.report.tables.table import ReportTable
 from pptrace.schedule.actions import Action, Key
 from pptrace.schedule.needs import needs_of
-from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Timed
 from pptrace.simulator import IdleCause, IdlePart, Simulation, idle_by_cause, idle_parts
 
@@ -38,7 +37,9 @@ def idle_table(simulation: Simulation, written: Callable[[int], str], unit: str)
     causes = [cause for cause in IdleCause if total[cause]]
     if not causes:
         return None
-    ranks = _some(range(len(of_ranks)))
+    ranks: Sequence[int] = range(len(of_ranks))
+    if len(ranks) > _MOST_RANKS:  # the first and the last among them
+        ranks = [index * (len(ranks) - 1) // (_MOST_RANKS - 1) for index in range(_MOST_RANKS)]
     labelled = [*((str(rank), of_ranks[rank]) for rank in ranks), ("all", total)]
     rows = tuple(
         (label, *(written(of_row[cause]) for cause in causes), written(sum(of_row.values())))
@@ -49,13 +50,6 @@ def idle_table(simulation: Simulation, written: Callable[[int], str], unit: str)
     notes = ["; ".join(notes), *([f"… {left_out} more ranks"] if left_out else [])]
     columns = ("rank", *(str(cause) for cause in causes), "bubble")
     return ReportTable("idle", f"Idle by cause, {unit}", columns, rows, tuple(notes))
-
-
-def _some(ranks: range) -> Sequence[int]:
-    """At most so many ranks that a screen holds them, the first and the last among them."""
-    if len(ranks) <= _MOST_RANKS:
-        return ranks
-    return [index * (len(ranks) - 1) // (_MOST_RANKS - 1) for index in range(_MOST_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +65,35 @@ class Explained:
     why: str = ""
 
 
+_Ended = Mapping[Key, tuple[int, Timed]]
+"""The rank and the time of each action."""
+
+
 def explain_plan(simulation: Simulation, written: Callable[[int], str]) -> tuple[tuple[Explained, ...], ...]:
     """The whole step of each rank: what runs, what that needed, and why nothing runs; ``written`` gives ns as text."""
-    ended = {
+    ended: _Ended = {
         half.key: (rank, timed)
         for rank, of_rank in enumerate(simulation.ranks)
         for timed in of_rank.timeline
         for half in timed.action.halves
     }
-    return tuple(
-        tuple(_of_rank(simulation, rank, parts, ended, written)) for rank, parts in enumerate(idle_parts(simulation))
-    )
 
+    def needs(action: Action) -> str:
+        """The actions whose outputs an action reads, with rank and end."""
+        found = [ended[key] for keys in needs_of(simulation.plan, action) for key in keys if key in ended]
+        return ", ".join(f"{timed.action} (rank {rank}, ended {written(timed.end)})" for rank, timed in found)
 
-_Ended = Mapping[Key, tuple[int, Timed]]
-
-
-def _of_rank(
-    simulation: Simulation, rank: int, parts: Sequence[IdlePart], ended: _Ended, written: Callable[[int], str]
-) -> list[Explained]:
-    actions = [
-        Explained(
-            rank, timed.start, timed.end, str(timed.action), _needs(simulation.plan, timed.action, ended, written)
-        )
-        for timed in simulation.ranks[rank].timeline
-    ]
-    idle = [
-        Explained(rank, part.start_ns, part.end_ns, "", cause=str(part.cause), why=_why(part, ended, written))
-        for part in parts
-    ]
-    return sorted([*actions, *idle], key=lambda part: (part.start_ns, part.end_ns))
-
-
-def _needs(plan: Plan, action: Action, ended: _Ended, written: Callable[[int], str]) -> str:
-    """The actions whose outputs an action reads, with rank and end."""
-    found = [ended[key] for keys in needs_of(plan, action) for key in keys if key in ended]
-    return ", ".join(f"{timed.action} (rank {rank}, ended {written(timed.end)})" for rank, timed in found)
+    explained = []
+    for rank, parts in enumerate(idle_parts(simulation)):
+        of_rank = [
+            Explained(rank, timed.start, timed.end, str(timed.action), needs(timed.action))
+            for timed in simulation.ranks[rank].timeline
+        ]
+        for part in parts:
+            why = _why(part, ended, written)
+            of_rank.append(Explained(rank, part.start_ns, part.end_ns, "", cause=str(part.cause), why=why))
+        explained.append(tuple(sorted(of_rank, key=lambda part: (part.start_ns, part.end_ns))))
+    return tuple(explained)
 
 
 def _why(part: IdlePart, ended: _Ended, written: Callable[[int], str]) -> str:

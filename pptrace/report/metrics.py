@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from pptrace.analysis.live_cost import LiveCosts
@@ -21,41 +20,20 @@ from pptrace.workflow.live.follow import LiveStepFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NS = 1e9
-_TYPICAL, _LAST = "typical", "last"
+_RANK_PARTS = {"compute": "compute_ns", "exposed_communication": "exposed_comm_ns", "bubble": "bubble_ns"}
 
-Labels = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    """A gauge with its samples: (labels, value), None where the value is not known."""
-
-    name: str
-    meaning: str
-    samples: Iterable[tuple[Labels, float | None]]
-
-    def lines(self) -> Iterator[str]:
-        samples = [
-            f"pptrace_{self.name}{_labels(labels)} {float(value)!r}"
-            for labels, value in self.samples
-            if value is not None
-        ]
-        if samples:
-            yield f"# HELP pptrace_{self.name} {_escaped(self.meaning)}"
-            yield f"# TYPE pptrace_{self.name} gauge"
-            yield from samples
+Samples = Iterable[tuple[Mapping[str, object], float | None]]
+"""(labels, value) of a gauge, None where the value is not known."""
 
 
 def metrics_of(report: Report | None) -> str:
     """All metrics of a report; of None that there is none."""
-    metrics = [
-        _Metric("report_available", "1 where the traces could be analysed, else 0.", [({}, int(report is not None))])
-    ]
-    if report is not None:
-        steps = {_TYPICAL: report.typical_step, _LAST: report.steps[-1] if report.steps else None}
-        known = {name: step for name, step in steps.items() if step is not None}
-        metrics += [*_run(report), *_steps(known), *_ranks(known), *_communication(known), *_findings(report)]
-    return _text_of(metrics)
+    text = _gauge("report_available", "1 where the traces could be analysed, else 0.", [({}, int(report is not None))])
+    if report is None:
+        return text
+    steps = {"typical": report.typical_step, "last": report.steps[-1] if report.steps else None}
+    known = {name: step for name, step in steps.items() if step is not None}
+    return text + "".join([*_run(report), *_steps(known), *_ranks(known), *_communication(known), *_findings(report)])
 
 
 def live_metrics_of(steps: Sequence[LiveStepFigures], costs: LiveCosts) -> str:
@@ -72,30 +50,29 @@ def live_metrics_of(steps: Sequence[LiveStepFigures], costs: LiveCosts) -> str:
     ]
     excesses = [({"rank": one.rank, "than": one.than}, one.excess) for one in slow]
     cost = None if costs.measured is None else costs.measured.share
-    metrics = [
-        _Metric("live_step_number", "Last step that all ranks have ended.", [({}, last.step)]),
-        _Metric(
-            "live_step_duration_seconds", "Length of that step: the longest of the ranks'.", [({}, last.step_ns / _NS)]
-        ),
-        _Metric("live_rank_part_seconds", "What a rank did in the last observed step.", parts),
-        _Metric("live_slow_ranks", "Ranks that are named as slow in the last observed step.", [({}, len(slow))]),
-        _Metric("live_slow_rank_excess_ratio", "How much longer the ops of a slow rank take.", excesses),
-        _Metric(
+    length = "Length of that step: the longest of the ranks'."
+    gauges = (
+        _gauge("live_step_number", "Last step that all ranks have ended.", [({}, last.step)]),
+        _gauge("live_step_duration_seconds", length, [({}, last.step_ns / _NS)]),
+        _gauge("live_rank_part_seconds", "What a rank did in the last observed step.", parts),
+        _gauge("live_slow_ranks", "Ranks that are named as slow in the last observed step.", [({}, len(slow))]),
+        _gauge("live_slow_rank_excess_ratio", "How much longer the ops of a slow rank take.", excesses),
+        _gauge(
             "live_observing_cost_ratio", "What observing adds to a step, by unobserved steps in between.", [({}, cost)]
         ),
-    ]
-    return _text_of(metrics)
+    )
+    return "".join(gauges)
 
 
-def _text_of(metrics: Iterable[_Metric]) -> str:
-    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
-
-
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    quoted = [f'{name}="{_quoted(str(value))}"' for name, value in labels.items()]
-    return f"{{{','.join(quoted)}}}"
+def _gauge(name: str, meaning: str, samples: Samples) -> str:
+    """A gauge with its samples as text; "" where no value is known."""
+    lines = []
+    for labels, value in samples:
+        if value is not None:
+            quoted = ",".join(f'{label}="{_quoted(str(text))}"' for label, text in labels.items())
+            lines.append(f"pptrace_{name}{f'{{{quoted}}}' if labels else ''} {float(value)!r}\n")
+    head = f"# HELP pptrace_{name} {_escaped(meaning)}\n# TYPE pptrace_{name} gauge\n"
+    return head + "".join(lines) if lines else ""
 
 
 def _quoted(text: str) -> str:
@@ -111,30 +88,30 @@ def _seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / _NS
 
 
-def _run(report: Report) -> Iterator[_Metric]:
+def _run(report: Report) -> Iterator[str]:
     about = {
         "framework": report.framework,
         "schedule": report.schedule.name,
         "clock": report.clock.method,
         "version": report.pptrace_version,
     }
-    yield _Metric("run_info", "Framework, schedule, clock and pptrace's version, as labels.", [(about, 1)])
-    yield _Metric("run_ranks", "Ranks of the run, with and without a trace.", [({}, report.mesh.num_ranks)])
-    yield _Metric("run_steps", "Steps in the report.", [({}, len(report.steps))])
-    yield _Metric("run_warnings", "Warnings about what the traces lack.", [({}, len(report.warnings))])
+    yield _gauge("run_info", "Framework, schedule, clock and pptrace's version, as labels.", [(about, 1)])
+    yield _gauge("run_ranks", "Ranks of the run, with and without a trace.", [({}, report.mesh.num_ranks)])
+    yield _gauge("run_steps", "Steps in the report.", [({}, len(report.steps))])
+    yield _gauge("run_warnings", "Warnings about what the traces lack.", [({}, len(report.warnings))])
     uncertainty = _seconds(report.clock.uncertainty_ns)
-    yield _Metric(
+    yield _gauge(
         "clock_uncertainty_seconds", "How far the ranks' clocks may differ after alignment.", [({}, uncertainty)]
     )
-    yield _Metric("run_hung", "1 where the run hung, else 0.", [({}, int(report.hang is not None))])
+    yield _gauge("run_hung", "1 where the run hung, else 0.", [({}, int(report.hang is not None))])
     peaks = () if report.memory is None else report.memory.ranks
     memory = [({"rank": row.rank, "kind": row.kind}, row.peak_bytes) for row in peaks]
-    yield _Metric("rank_peak_memory_bytes", "Highest measured memory of a rank, in any step.", memory)
+    yield _gauge("rank_peak_memory_bytes", "Highest measured memory of a rank, in any step.", memory)
 
 
-def _steps(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
-    def of_each(name: str, meaning: str, values: Mapping[str, float | None]) -> _Metric:
-        return _Metric(name, meaning, [({"step": which}, value) for which, value in values.items()])
+def _steps(steps: Mapping[str, StepReport]) -> Iterator[str]:
+    def of_each(name: str, meaning: str, values: Mapping[str, float | None]) -> str:
+        return _gauge(name, meaning, [({"step": which}, value) for which, value in values.items()])
 
     yield of_each("step_number", "Number of the step.", {which: step.step for which, step in steps.items()})
     spans = {which: _seconds(step.length_ns) for which, step in steps.items()}
@@ -154,32 +131,34 @@ def _steps(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
         for which, step in steps.items()
         for part, ns in (step.parts or {}).items()
     ]
-    yield _Metric("step_part_seconds", "Part of the step by cause; the parts sum to its length.", parts)
+    yield _gauge("step_part_seconds", "Part of the step by cause; the parts sum to its length.", parts)
 
 
-_RANK_PARTS = {"compute": "compute_ns", "exposed_communication": "exposed_comm_ns", "bubble": "bubble_ns"}
-
-
-def _ranks(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
+def _ranks(steps: Mapping[str, StepReport]) -> Iterator[str]:
     parts = [
-        ({"step": which, "rank": rank.rank, "stage": _text(rank.stage), "part": part}, _seconds(getattr(rank, name)))
+        (
+            {"step": which, "rank": rank.rank, "stage": "" if rank.stage is None else rank.stage, "part": part},
+            _seconds(getattr(rank, name)),
+        )
         for which, step in steps.items()
         for rank in step.ranks
         for part, name in _RANK_PARTS.items()
     ]
-    yield _Metric("rank_part_seconds", "What a rank did in its window of the step; the parts sum to the window.", parts)
+    yield _gauge("rank_part_seconds", "What a rank did in its window of the step; the parts sum to the window.", parts)
     slowest = []
     for which, step in steps.items():
         known = [(rank.compute_ns, rank) for rank in step.ranks if rank.compute_ns is not None]
         if known:
             most, rank = max(known, key=lambda entry: entry[0])
-            slowest.append(({"step": which, "rank": rank.rank, "stage": _text(rank.stage)}, _seconds(most)))
-    yield _Metric(
+            slowest.append(
+                ({"step": which, "rank": rank.rank, "stage": "" if rank.stage is None else rank.stage}, _seconds(most))
+            )
+    yield _gauge(
         "slowest_rank_compute_seconds", "Compute of the rank that has most of it, which the labels name.", slowest
     )
 
 
-def _communication(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
+def _communication(steps: Mapping[str, StepReport]) -> Iterator[str]:
     """Mean over the ranks that communicate on an axis: exposed, hidden and waiting time of all its kinds."""
     for part, meaning in (
         ("exposed", "Transfers that overlap no compute"),
@@ -190,7 +169,7 @@ def _communication(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
         for which, step in steps.items():
             for axis, times in _by_axis(step, f"{part}_ns").items():
                 samples.append(({"step": which, "axis": axis}, None if times is None else fmean(times) / _NS))
-        yield _Metric(f"communication_{part}_seconds", f"{meaning}, by axis, mean over the ranks that use it.", samples)
+        yield _gauge(f"communication_{part}_seconds", f"{meaning}, by axis, mean over the ranks that use it.", samples)
 
 
 def _by_axis(step: StepReport, name: str) -> dict[str, list[int] | None]:
@@ -207,10 +186,10 @@ def _by_axis(step: StepReport, name: str) -> dict[str, list[int] | None]:
     return times
 
 
-def _findings(report: Report) -> Iterator[_Metric]:
+def _findings(report: Report) -> Iterator[str]:
     counts = Counter(finding.severity for finding in report.findings)
     by_severity = [({"severity": severity.value}, counts[severity]) for severity in Severity]
-    yield _Metric("findings", "Findings about the run, by severity.", by_severity)
+    yield _gauge("findings", "Findings about the run, by severity.", by_severity)
     gains: dict[tuple[str, str], int] = {}
     for finding in report.findings:
         if finding.gain_ns is not None:
@@ -218,8 +197,4 @@ def _findings(report: Report) -> Iterator[_Metric]:
             key = str(finding.evidence.get("cause") or finding.title), where
             gains[key] = max(gains.get(key, 0), finding.gain_ns)
     samples = [({"cause": cause, "where": where}, _seconds(ns)) for (cause, where), ns in gains.items()]
-    yield _Metric("finding_gain_seconds", "What a step would get back without this cause, at most.", samples)
-
-
-def _text(number: int | None) -> str:
-    return "" if number is None else str(number)
+    yield _gauge("finding_gain_seconds", "What a step would get back without this cause, at most.", samples)

@@ -43,15 +43,19 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
         args |= {"wait_us": wait_us, "transfer_us": transfer_us}
         events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, thread, origin) | {"args": args})
         if comm.match >= 0 and comm.kind in P2P:
-            events.append(_flow(comm, thread, origin))
-    events += [_memory(level, origin) for level in analysis.data.memory.itertuples()]
+            is_send = comm.kind == "send"
+            times_us = {"ts": ((comm.start_ns if is_send else comm.end_ns) - origin) / 1e3}
+            ends = {"ph": "s" if is_send else "f", "name": "p2p", "cat": "p2p", "id": int(comm.match)}
+            events.append(
+                {**ends, "pid": int(comm.rank), "tid": thread, **times_us, **({} if is_send else {"bp": "e"})}
+            )
+    level: Any
+    for level in analysis.data.memory.itertuples():
+        sizes = {"allocated": level.allocated_bytes, "reserved": level.reserved_bytes}
+        known = {name: num_bytes for name, num_bytes in sizes.items() if num_bytes >= 0}
+        time_us = (level.t_ns - origin) / 1e3
+        events.append({"ph": "C", "name": "memory", "pid": level.rank, "ts": time_us, "args": known})
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _memory(level: Any, origin: int) -> dict[str, Any]:
-    sizes = {"allocated": level.allocated_bytes, "reserved": level.reserved_bytes}
-    known = {name: num_bytes for name, num_bytes in sizes.items() if num_bytes >= 0}
-    return {"ph": "C", "name": "memory", "pid": level.rank, "ts": (level.t_ns - origin) / 1e3, "args": known}
 
 
 def _threads(comms: pd.DataFrame) -> list[int]:
@@ -93,16 +97,3 @@ def _slice(name: str, category: str, row: Any, thread: int, origin: int) -> dict
         "ts": (row.start_ns - origin) / 1e3,
         "dur": (row.end_ns - row.start_ns) / 1e3,
     }
-
-
-def _flow(comm: Any, thread: int, origin: int) -> dict[str, Any]:
-    sends = comm.kind == "send"
-    return {
-        "ph": "s" if sends else "f",
-        "name": "p2p",
-        "cat": "p2p",
-        "id": int(comm.match),
-        "pid": int(comm.rank),
-        "tid": thread,
-        "ts": ((comm.start_ns if sends else comm.end_ns) - origin) / 1e3,
-    } | ({} if sends else {"bp": "e"})

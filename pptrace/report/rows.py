@@ -37,25 +37,16 @@ def csv_of(rows: Iterable[Row]) -> str:
 
 
 def _cells(row: Row, before: str = "") -> Iterable[tuple[str, object]]:
-    for name, value in _members(row):
-        column = f"{before}{name}"
+    members = row if isinstance(row, Mapping) else {entry.name: getattr(row, entry.name) for entry in fields(row)}
+    for name, value in members.items():
         if is_dataclass(value) and not isinstance(value, type):
-            yield from _cells(value, f"{column}_")
-        else:
-            yield column, _cell(value)
-
-
-def _members(row: Row) -> Iterable[tuple[str, Any]]:
-    if isinstance(row, Mapping):
-        return ((str(name), value) for name, value in row.items())
-    return ((entry.name, getattr(row, entry.name)) for entry in fields(row))
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, Mapping):
-        value = ", ".join(f"{name} {part}" for name, part in value.items())
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        value = " ".join(str(part) for part in value)
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return "" if value is None else value
+            yield from _cells(value, f"{before}{name}_")
+            continue
+        cell = value
+        if isinstance(value, Mapping):
+            cell = ", ".join(f"{key} {part}" for key, part in value.items())
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            cell = " ".join(map(str, value))
+        if isinstance(cell, str) and cell.startswith(_FORMULA):
+            cell = f"'{cell}"
+        yield f"{before}{name}", "" if cell is None else cell

@@ -31,32 +31,24 @@ def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
 
     A step without a pipeline has shares of compute and of the rest instead of bubbles.
     """
-    return (
-        *_lengths(step, report),
-        *((_bubble(step),) if step.has_pipeline else _plain(step)),
-        _slowest(step),
-        _exposed(step),
-    )
+    return (*_lengths(step, report), *_shares(step), _slowest(step), _exposed(step))
 
 
 def _lengths(step: StepReport, report: Report) -> Iterator[Tile]:
     """The step from its start to the next one's, where that is known; and its span."""
-    periods = [other.period_ns for other in report.steps if other.period_ns is not None]
     if step.period_ns is not None:
         meaning = "From the start of the step to that of the next one: what counts for throughput"
         is_predicted = report.recording is not None and report.recording.figures == "unrecorded"
-        among = f"{_among(periods)}; predicted without recording" if is_predicted else _among(periods)
+        among = _among([other.period_ns for other in report.steps if other.period_ns is not None])
+        among += "; predicted without recording" if is_predicted else ""
         yield Tile("period", "Step", f"{milliseconds(step.period_ns)} ms", among, meaning)
     if step.has_pipeline or step.period_ns is None:
-        spans = [other.span_ns for other in report.steps if other.span_ns is not None]
-        meaning = "From the first op's start to the last one's end, over all ranks of the pipeline"
-        yield Tile(
-            "span",
-            "Pipeline span" if step.has_pipeline else "Step",
-            f"{milliseconds(step.span_ns)} ms",
-            _among(spans),
-            meaning if step.has_pipeline else "The longest of the ranks' steps",
-        )
+        among = _among([other.span_ns for other in report.steps if other.span_ns is not None])
+        label, meaning = "Step", "The longest of the ranks' steps"
+        if step.has_pipeline:
+            label = "Pipeline span"
+            meaning = "From the first op's start to the last one's end, over all ranks of the pipeline"
+        yield Tile("span", label, f"{milliseconds(step.span_ns)} ms", among, meaning)
 
 
 def _among(lengths: Sequence[int]) -> str:
@@ -65,44 +57,29 @@ def _among(lengths: Sequence[int]) -> str:
     return f"{milliseconds(min(lengths))} – {milliseconds(max(lengths))} ms over {len(lengths)} steps"
 
 
-def _bubble(step: StepReport) -> Tile:
-    bubble = step.bubble
-    is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
-    return Tile(
-        "share",
-        "Bubble",
-        percent(bubble.share),
-        f"ideal {percent(bubble.ideal_share)}",
-        "Bubble over the pipeline's span, of all ranks. Ideal: this plan with F = I = W and free messages",
-        is_over,
-    )
-
-
-def _plain(step: StepReport) -> tuple[Tile, Tile]:
-    """Shares of the ranks' steps, all together."""
+def _shares(step: StepReport) -> tuple[Tile, ...]:
+    """The share of bubble; without a pipeline those of compute and of the rest in the ranks' steps, all together."""
+    if step.has_pipeline:
+        bubble = step.bubble
+        ratio, ideal = bubble.ratio, bubble.ideal_ratio
+        is_over = ratio is not None and ideal is not None and ratio > _TIGHT * ideal
+        meaning = "Bubble over the pipeline's span, of all ranks. Ideal: this plan with F = I = W and free messages"
+        detail = f"ideal {percent(bubble.ideal_share)}"
+        return (Tile("share", "Bubble", percent(bubble.share), detail, meaning, is_over),)
+    compute, rest = (percent(_share(step, field)) for field in ("compute_ns", "bubble_ns"))
+    of_compute = "Share of the steps in operators (host) or kernels (device), all ranks together"
+    of_rest = "Share of the steps in neither compute nor exposed communication: waiting for other ranks, input, Python"
     return (
-        Tile(
-            "compute",
-            "Compute",
-            percent(_share(step, [rank.compute_ns for rank in step.ranks])),
-            "of the ranks' steps",
-            "Share of the steps in operators (host) or kernels (device), all ranks together",
-        ),
-        Tile(
-            "rest",
-            "Rest",
-            percent(_share(step, [rank.bubble_ns for rank in step.ranks])),
-            "other ranks, input, Python",
-            "Share of the steps in neither compute nor exposed communication: waiting for other ranks, input, Python",
-        ),
+        Tile("compute", "Compute", compute, "of the ranks' steps", of_compute),
+        Tile("rest", "Rest", rest, "other ranks, input, Python", of_rest),
     )
 
 
-def _share(step: StepReport, times: Sequence[int | None]) -> float | None:
-    """The sum of the ranks' times as a share of their windows; None where a time is unknown."""
+def _share(step: StepReport, field: str) -> float | None:
+    """The sum of a time of the ranks as a share of their windows; None where it is not known of one."""
     window = sum(rank.window_ns for rank in step.ranks)
-    measured = [time for time in times if time is not None]
-    return sum(measured) / window if window and len(measured) == len(times) else None
+    times = [getattr(rank, field) for rank in step.ranks]
+    return sum(times) / window if window and None not in times else None
 
 
 def _slowest(step: StepReport) -> Tile:
@@ -120,22 +97,16 @@ def _slowest(step: StepReport) -> Tile:
 def _exposed(step: StepReport) -> Tile:
     unknown = [rank.rank for rank in step.ranks if rank.exposed_comm_ns is None]
     most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0, default=None)
-    missing = f"not known of rank{'' if len(unknown) == 1 else 's'} {numbered(unknown)}"
     detail = "" if most is None else f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms"
-    of_ranks = _share(step, [rank.exposed_comm_ns for rank in step.ranks])
+    of_ranks = _share(step, "exposed_comm_ns")
+    value = percent(of_ranks)
+    meaning = "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble"
     if (parts := step.parts) is not None and step.length_ns and of_ranks is not None:
-        return Tile(
-            "exposed",
-            "Exposed communication",
-            percent(parts["communication"] / step.length_ns),
-            f"of the ranks' time {percent(of_ranks)}, {detail}",
+        value, detail = percent(parts["communication"] / step.length_ns), f"of the ranks' time {value}, {detail}"
+        meaning = (
             "What the step would be shorter by without transfers that no compute hides. Of the ranks' time: such transfers, all "
-            "ranks together. Waiting for the other side is bubble",
+            "ranks together. Waiting for the other side is bubble"
         )
-    return Tile(
-        "exposed",
-        "Exposed communication",
-        percent(of_ranks),
-        missing if unknown else detail,
-        "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble",
-    )
+    elif unknown:
+        detail = f"not known of rank{'' if len(unknown) == 1 else 's'} {numbered(unknown)}"
+    return Tile("exposed", "Exposed communication", value, detail, meaning)

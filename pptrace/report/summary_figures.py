@@ -3,59 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.step_parts import OUTSIDE
-from pptrace.report.colours import (
-    BUBBLE,
-    COMMUNICATION,
-    COMPUTE,
-    FONT,
-    GAIN,
-    HOVER_LABEL,
-    IDEAL,
-    OTHER,
-    OUTSIDE_COLOUR,
-    PART_COLOURS,
-)
+from pptrace.report.charts.base import QUIET, lay_out, names_axis
+from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, GAIN, IDEAL, OTHER, OUTSIDE_COLOUR, PART_COLOURS
 from pptrace.report.units import counted, milliseconds, percent
-
-_LABEL_WIDTH = 0.36
-_GRID = "rgba(128, 134, 145, 0.25)"
-_BASE: Mapping[str, Any] = {
-    "template": "none",
-    "font": {"family": FONT},
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "hovermode": "closest",
-    "hoverlabel": dict(HOVER_LABEL),
-}
-_PARTS = (
-    ("compute_ns", "Compute", COMPUTE),
-    ("exposed_comm_ns", "Exposed communication", COMMUNICATION),
-    ("bubble_ns", "Bubble", BUBBLE),
-)
-_REST = ("bubble_ns", "Rest: other ranks, input, Python", BUBBLE)
-"""The third part of a step without a pipeline, which has no bubbles."""
-_EITHER = ("not_compute_ns", "Bubble or exposed communication", BUBBLE)
-
 
 MOST_BARS = 48
 """Most ranks that have a bar each."""
-
-
-@dataclass(frozen=True, slots=True)
-class BarRow:
-    """A row of the overview: ``label`` next to it, ``name`` where it is pointed at, and the window that is drawn."""
-
-    label: str
-    name: str
-    window: RankStep
+_MOST_TEXTS = 12
+"""Most rows that are high enough for the texts of their bars."""
+_TEXT_HEIGHT = 0.25
+"""Half of a text's height, in rows."""
+_LABEL_WIDTH = 0.36
+"""Width of a label of the waterfall, as a share of the picture's."""
+_PARTS = {
+    "compute_ns": ("Compute", COMPUTE),
+    "exposed_comm_ns": ("Exposed communication", COMMUNICATION),
+    "bubble_ns": ("Bubble", BUBBLE),
+}
+_REST = ("Rest: other ranks, input, Python", BUBBLE)
+"""The third part of a step without a pipeline, which has no bubbles."""
+_EITHER = ("Bubble or exposed communication", BUBBLE)
+_Row = tuple[str, str, RankStep]
+"""A row of the overview: its label, its name where it is pointed at, and the window that is drawn."""
 
 
 def overview(step: StepReport) -> go.Figure:
@@ -63,47 +40,47 @@ def overview(step: StepReport) -> go.Figure:
 
     Of more than :data:`MOST_BARS` ranks, the means of each stage, and below them the ranks that stand out.
     """
-    rows = rows_of(step)
-    ranks = [row.window for row in rows]
-    parts = [*(_PARTS if step.has_pipeline else (*_PARTS[:2], _REST))]
-    parts += [_EITHER] if any(_not_split(rank) for rank in ranks) else []
-    figure = go.Figure([_part_bars(rows, field, name, colour) for field, name, colour in parts])
-    _mark_ideal(figure, step, ranks)
-    figure.update_layout(
-        **_BASE,
-        barmode="stack",
-        height=round(min(max(210 / max(len(ranks), 1), 22), 70) * len(ranks) + 102),
-        margin={"l": 16, "r": 16, "t": 42, "b": 46},
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
-        uniformtext={"mode": "hide", "minsize": 10},
-        dragmode=False,
-        xaxis={
-            "title": {"text": "ms", "standoff": 6},
-            "range": [0, max((rank.window_ns for rank in ranks), default=0) / 1e6 * 1.005],
-            "gridcolor": _GRID,
-            "zeroline": False,
-            "fixedrange": True,
-        },
-        yaxis=_rows([row.label for row in rows]),
-    )
-    return figure
-
-
-def rows_of(step: StepReport) -> list[BarRow]:
-    """Each rank; of many, the mean window of the ranks of each stage, and the ranks with the most and the least of a part."""
     if len(step.ranks) <= MOST_BARS:
-        return [BarRow(_rank_name(rank), f"rank {rank.rank}", rank) for rank in step.ranks]
+        rows = [(rank_label(rank.rank, _stages_of(rank)), f"rank {rank.rank}", rank) for rank in step.ranks]
+    else:
+        rows = [*_means_of_stages(step), *_extremes(step)]
+    ranks = [rank for _, _, rank in rows]
+    parts = _PARTS | ({} if step.has_pipeline else {"bubble_ns": _REST})
+    if any(_is_not_split(rank) for rank in ranks):
+        parts |= {"not_compute_ns": _EITHER}
+    figure = go.Figure([_part_bars(rows, field, name, colour) for field, (name, colour) in parts.items()])
+    _mark_ideal(figure, step, ranks)
+    return lay_out(
+        figure,
+        round(min(max(210 / max(len(ranks), 1), 22), 70) * len(ranks) + 102),
+        "ms",
+        barmode="stack",
+        uniformtext={"mode": "hide", "minsize": 10},
+        xaxis_range=[0, max((rank.window_ns for rank in ranks), default=0) / 1e6 * 1.005],
+        yaxis=names_axis([label for label, _, _ in rows]),
+    )
+
+
+def is_drawn(key: str, step: StepReport) -> bool:
+    """Return whether the figures of a step show a table of it: that of ranks where each has a bar."""
+    return key == "waterfall" or (key == "ranks" and len(step.ranks) <= MOST_BARS)
+
+
+def _means_of_stages(step: StepReport) -> Iterator[_Row]:
+    """The mean window of the ranks of each stage; a part that one of them does not know is None."""
     groups: dict[int | None, list[RankStep]] = {}
     for rank in sorted(step.ranks, key=lambda rank: (rank.stage is None, rank.stage or 0, rank.rank)):
         groups.setdefault(rank.stage, []).append(rank)
-    rows = []
     for members in groups.values():
+        means: dict[str, Any] = {}
+        for field in ("window_ns", *_PARTS, "not_compute_ns"):
+            values = [getattr(rank, field) for rank in members]
+            means[field] = None if None in values else round(sum(values) / len(values))
         name, count = _stages_text(_stages_of(members[0])) or "no stage", counted(len(members), "rank")
-        rows.append(BarRow(f"<b>{name}</b>  {count}", f"{name}, mean of {count}", _mean_window(members)))
-    return [*rows, *_extremes(step)]
+        yield f"<b>{name}</b>  {count}", f"{name}, mean of {count}", replace(members[0], **means)
 
 
-def _extremes(step: StepReport) -> Iterator[BarRow]:
+def _extremes(step: StepReport) -> Iterator[_Row]:
     """The ranks with the most compute, the least of it, and the most of the other parts."""
     rest = "bubble" if step.has_pipeline else "rest"
     for text, field, choose in (
@@ -112,47 +89,27 @@ def _extremes(step: StepReport) -> Iterator[BarRow]:
         ("most exposed communication", "exposed_comm_ns", max),
         (f"most {rest}", "bubble_ns", max),
     ):
-        known = [rank for rank in step.ranks if getattr(rank, field) is not None]
+        known = {index: ns for index, rank in enumerate(step.ranks) if (ns := getattr(rank, field)) is not None}
         if known:
-            index = choose(range(len(known)), key=[getattr(rank, field) for rank in known].__getitem__)
-            rank = known[index]
-            yield BarRow(f"<b>rank {rank.rank}</b>  {text}", f"rank {rank.rank}, {text}", rank)
+            rank = step.ranks[choose(known, key=known.__getitem__)]
+            yield f"<b>rank {rank.rank}</b>  {text}", f"rank {rank.rank}, {text}", rank
 
 
-def is_drawn(key: str, step: StepReport) -> bool:
-    """Return whether the figures of a step show a table of it: that of ranks where each has a bar."""
-    return key == "waterfall" or (key == "ranks" and len(step.ranks) <= MOST_BARS)
-
-
-def _mean_window(ranks: Sequence[RankStep]) -> RankStep:
-    """The means of the windows of ranks and of their parts; a part that one of them does not know is None."""
-
-    def mean(field: str) -> int | None:
-        values = [getattr(rank, field) for rank in ranks]
-        return None if None in values else round(sum(values) / len(values))
-
-    parts: dict[str, Any] = {
-        field: mean(field) for field in ("compute_ns", "exposed_comm_ns", "bubble_ns", "not_compute_ns")
-    }
-    return replace(ranks[0], window_ns=mean("window_ns") or 0, **parts)
-
-
-def _not_split(rank: RankStep) -> bool:
+def _is_not_split(rank: RankStep) -> bool:
     """Return whether only the sum of a rank's bubble and exposed communication is known."""
     return rank.bubble_ns is None and rank.not_compute_ns is not None
 
 
-def _part_bars(rows: Sequence[BarRow], field: str, name: str, colour: str) -> go.Bar:
-    """One part of every row's window."""
-    ranks = [row.window for row in rows]
-    shown = [rank for rank in ranks if field != _EITHER[0] or _not_split(rank)]
-    values = [(getattr(rank, field) or 0) if rank in shown else 0 for rank in ranks]  # unknown parts are left empty
-    shares = [
-        percent(value / rank.window_ns if rank.window_ns else 0.0) for value, rank in zip(values, ranks, strict=True)
-    ]
+def _part_bars(rows: Sequence[_Row], field: str, name: str, colour: str) -> go.Bar:
+    """One part of every row's window; unknown parts are left empty."""
+    values, shares = [], []
+    for _, _, rank in rows:
+        ns = getattr(rank, field) or 0
+        values.append(ns if field != "not_compute_ns" or _is_not_split(rank) else 0)
+        shares.append(percent(values[-1] / rank.window_ns if rank.window_ns else 0.0))
     return go.Bar(
         orientation="h",
-        y=list(range(len(ranks))),
+        y=list(range(len(rows))),
         x=[value / 1e6 for value in values],
         name=name,
         marker={"color": colour, "line": {"width": 0}},
@@ -163,25 +120,20 @@ def _part_bars(rows: Sequence[BarRow], field: str, name: str, colour: str) -> go
         textangle=0,
         insidetextfont={"color": "#5c6470" if colour == BUBBLE else "#ffffff", "size": 13},
         customdata=[
-            [row.name, milliseconds(value), share] for row, value, share in zip(rows, values, shares, strict=True)
+            [name, milliseconds(ns), share] for (_, name, _), ns, share in zip(rows, values, shares, strict=True)
         ],
         hovertemplate=f"<b>{name}</b><br>%{{customdata[0]}}: %{{customdata[1]}} ms, %{{customdata[2]}} of the step"
         "<extra></extra>",
     )
 
 
-def _rank_name(rank: RankStep) -> str:
-    """The rank and its stages."""
-    return rank_label(rank.rank, _stages_of(rank))
+def rank_label(rank: int, stages: Sequence[int]) -> str:
+    """The label of a rank's row: the rank and its stages."""
+    return f"<b>rank {rank}</b>  {_stages_text(stages)}".rstrip()
 
 
 def _stages_of(rank: RankStep) -> list[int]:
     return sorted({op.stage for op in rank.ops if op.stage is not None}) or ([] if rank.stage is None else [rank.stage])
-
-
-def rank_label(rank: int, stages: Sequence[int]) -> str:
-    """The label of a rank's row."""
-    return f"<b>rank {rank}</b>  {_stages_text(stages)}".rstrip()
 
 
 def _stages_text(stages: Sequence[int]) -> str:
@@ -191,43 +143,29 @@ def _stages_text(stages: Sequence[int]) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {names}"
 
 
-_MOST_TEXTS = 12
-"""Most rows that are high enough for the texts of their bars."""
-_TEXT_HEIGHT = 0.25
-"""Half of a text's height, in rows."""
-
-
 def _mark_ideal(figure: go.Figure, step: StepReport, windows: Sequence[RankStep]) -> None:
     """Draw a line in each row where the bubble would begin if it had the plan's ideal share of the window.
 
     It spares the middle of rows that have room for texts.
     """
     share = step.bubble.ideal_share
-    if len(step.ranks) == 1 and _not_split(step.ranks[0]) and step.ranks[0].ideal is not None:
+    if len(step.ranks) == 1 and _is_not_split(step.ranks[0]) and step.ranks[0].ideal is not None:
         share = step.ranks[0].ideal.own_share  # the window is that of this one rank
     if share is None:
         return
     x: list[float | None] = []
     y: list[float | None] = []
+    above_and_below = ((-0.47, -_TEXT_HEIGHT), (_TEXT_HEIGHT, 0.47))
     for row, rank in enumerate(windows):
         ideal_start = rank.window_ns * (1 - share) / 1e6
-        for begin, end in (
-            ((-0.47, -_TEXT_HEIGHT), (_TEXT_HEIGHT, 0.47)) if len(windows) <= _MOST_TEXTS else ((-0.47, 0.47),)
-        ):
+        for begin, end in above_and_below if len(windows) <= _MOST_TEXTS else ((-0.47, 0.47),):
             x += [ideal_start, ideal_start, None]
             y += [row + begin, row + end, None]
-    figure.add_scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": IDEAL, "width": 2},
-        name=f"Ideal bubble would begin here ({percent(share)})",
-        hoverinfo="skip",
-    )
+    line, name = {"color": IDEAL, "width": 2}, f"Ideal bubble would begin here ({percent(share)})"
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, name=name, hoverinfo="skip")
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One bar of the waterfall, ns: it begins where the one above it ends."""
 
     name: str
@@ -274,24 +212,16 @@ def waterfall(step: StepReport, extent_ns: int = 0) -> go.Figure:
             hovertemplate="<b>%{customdata[0]}</b> · %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
         )
     )
-    _label_outside(figure, parts, positions)
-    _connect(figure, parts)
-    figure.update_layout(
-        **_BASE,
+    _label_outside_and_connect(figure, parts, positions)
+    return lay_out(
+        figure,
+        34 * len(parts) + 74,
+        "ms",
         showlegend=False,
-        height=34 * len(parts) + 74,
         margin={"l": 16, "r": 16, "t": 12, "b": 46},
-        dragmode=False,
-        xaxis={
-            "title": {"text": "ms", "standoff": 6},
-            "range": [min(part.low for part in parts) / 1e6, whole / 1e6 * 1.03],
-            "gridcolor": _GRID,
-            "zeroline": False,
-            "fixedrange": True,
-        },
-        yaxis=_rows([part.name for part in parts]),
+        xaxis_range=[min(part.low for part in parts) / 1e6, whole / 1e6 * 1.03],
+        yaxis=names_axis([part.name for part in parts]),
     )
-    return figure
 
 
 def _waterfall_parts(step: StepReport, measured: Mapping[str, int], length_ns: int) -> list[_Part]:
@@ -300,25 +230,17 @@ def _waterfall_parts(step: StepReport, measured: Mapping[str, int], length_ns: i
     at = 0
     for part, value in measured.items():
         words = words_of_part(step, part)
-        of_cause = PART_COLOURS.get(cause_of_part(step, part), OUTSIDE_COLOUR)
         detail = words.phrase + (f" ({words.detail})" if words.detail else "") + place_of_part(step, part)
         name = words.label.capitalize().replace("Outside ", "Outside: ")
-        colour = of_cause if value >= 0 else GAIN
-        parts.append(_Part(name, detail, colour, at, value, _label(value, length_ns, first=not parts)))
+        colour = PART_COLOURS.get(cause_of_part(step, part), OUTSIDE_COLOUR) if value >= 0 else GAIN
+        sign, share = "−" if value < 0 else "+" if parts else "", percent(abs(value) / (length_ns or 1))
+        label = f"{sign}{milliseconds(abs(value))} ms · {'−' if value < 0 and share != percent(0) else ''}{share}"
+        parts.append(_Part(name, detail, colour, at, value, label))
         at += value
     is_period = any(part.startswith(OUTSIDE) for part in measured)
-    detail = (
-        "from its start to the start of the next one"
-        if is_period
-        else "from the first op's start to the last one's end"
-    )
+    next_start, last_end = "its start to the start of the next one", "the first op's start to the last one's end"
+    detail = f"from {next_start if is_period else last_end}"
     return [*parts, _Part("Step", detail, OTHER, 0, length_ns, f"{milliseconds(length_ns)} ms")]
-
-
-def _label(value: int, total: int, *, first: bool) -> str:
-    sign = "−" if value < 0 else "" if first else "+"
-    share = percent(abs(value) / (total or 1))
-    return f"{sign}{milliseconds(abs(value))} ms · {'−' if value < 0 and share != percent(0) else ''}{share}"
 
 
 def _label_position(part: _Part, whole: int) -> str:
@@ -328,13 +250,9 @@ def _label_position(part: _Part, whole: int) -> str:
     return "middle left" if part.low >= _LABEL_WIDTH * whole else "inside"
 
 
-def _label_outside(figure: go.Figure, parts: Sequence[_Part], positions: Sequence[str]) -> None:
-    """Draw the labels that are left or right of their bars."""
-    outside = [
-        (row, part, position)
-        for row, (part, position) in enumerate(zip(parts, positions, strict=True))
-        if position != "inside"
-    ]
+def _label_outside_and_connect(figure: go.Figure, parts: Sequence[_Part], positions: Sequence[str]) -> None:
+    """Draw the labels left or right of their bars, and thin lines from the end of each part to the beginning of the next."""
+    outside = [(row, *both) for row, both in enumerate(zip(parts, positions, strict=True)) if both[1] != "inside"]
     figure.add_scatter(
         x=[(part.high if position == "middle right" else part.low) / 1e6 for _, part, position in outside],
         y=[row for row, _, _ in outside],
@@ -345,44 +263,18 @@ def _label_outside(figure: go.Figure, parts: Sequence[_Part], positions: Sequenc
         hoverinfo="skip",
         cliponaxis=False,
     )
-
-
-def _connect(figure: go.Figure, parts: Sequence[_Part]) -> None:
-    """Thin lines from the end of each part to the beginning of the next."""
     x: list[float | None] = []
     y: list[float | None] = []
     for row, part in enumerate(parts[:-1]):
         end = (part.start + part.value) / 1e6
         x += [end, end, None]
         y += [row, row + 1, None]
-    line = {"color": "rgba(128, 134, 145, 0.7)", "width": 1, "dash": "dot"}
-    figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip")
+    figure.add_scatter(x=x, y=y, mode="lines", line={"color": QUIET, "width": 1, "dash": "dot"}, hoverinfo="skip")
 
 
-def _rows(names: Sequence[str]) -> dict[str, Any]:
-    """A vertical axis with one name per row, from the top down."""
-    return {
-        "tickmode": "array",
-        "tickvals": list(range(len(names))),
-        "ticktext": list(names),
-        "range": [len(names) - 0.5, -0.5],
-        "automargin": True,
-        "zeroline": False,
-        "showgrid": False,
-        "fixedrange": True,
-        "ticklabelstandoff": 6,
-    }
-
-
-def note(text: str, height: int = 160) -> go.Figure:
+def note(text: str) -> go.Figure:
     """An empty picture that says why it is empty."""
     figure = go.Figure()
     figure.add_annotation(text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 14})
-    figure.update_layout(
-        **_BASE,
-        height=height,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        xaxis={"visible": False},
-        yaxis={"visible": False},
-    )
-    return figure
+    margin = {"l": 8, "r": 8, "t": 8, "b": 8}
+    return lay_out(figure, 160, margin=margin, xaxis_visible=False, yaxis_visible=False)

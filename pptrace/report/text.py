@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -11,15 +11,14 @@ from rich.text import Text
 
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.result import Report, ScheduleSummary, Severity
+from pptrace.analysis.result import Report, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.idle import idle_table
-from pptrace.report.recording.audit import audit_line
-from pptrace.report.recording.line import recording_line
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
-from pptrace.report.tables.table import MORE
+from pptrace.report.recording import audit_line, recording_line
+from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, unknown_line, warning_lines
+from pptrace.report.tables.table import more
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation
@@ -40,28 +39,15 @@ _MOST_WARNINGS = 8
 
 def print_report(report: Report, console: Console, amount: Amount = Amount.BRIEF) -> None:
     """Print a report top-down: the verdict, what ran, the findings, then the tables and the warnings."""
-    for part in _parts(report, amount, console.width):
-        console.print(Stripped(part))
-
-
-def _parts(report: Report, amount: Amount, width: int) -> Iterable[RenderableType]:
-    yield from _verdict(report)
-    if report.hang is not None:
-        yield Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in lines(report.hang)))
-    yield _header(report)
-    yield _findings(report, amount)
-    for table in tables_of(report, report.typical_step, amount):
-        yield render_table(table, width)
-    yield _warnings(report, amount)
-
-
-def _verdict(report: Report) -> Iterable[RenderableType]:
     verdict = verdict_lines(report)
-    yield Text(verdict.made_of, style="bold")
-    if verdict.cause:
-        yield Text.assemble(("Why: ", "bold"), verdict.cause)
-    if verdict.first:
-        yield Text.assemble(("First: ", "bold"), verdict.first)
+    parts: list[RenderableType] = [Text(verdict.made_of, style="bold")]
+    parts += [Text.assemble(("Why: ", "bold"), verdict.cause)] if verdict.cause else []
+    parts += [Text.assemble(("First: ", "bold"), verdict.first)] if verdict.first else []
+    parts += [] if report.hang is None else [Padding(Text(line), (0, 0, 0, 2)) for line in lines(report.hang)]
+    parts += [_header(report), _findings(report, amount)]
+    parts += [render_table(table, console.width) for table in tables_of(report, report.typical_step, amount)]
+    for part in (*parts, _warnings(warning_lines(report), amount)):
+        console.print(Stripped(part))
 
 
 def _header(report: Report) -> RenderableType:
@@ -72,7 +58,12 @@ def _header(report: Report) -> RenderableType:
     line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")
     if schedule.num_microbatches is not None or schedule.candidates:
         line.append(f" · {schedule.name}", style="bold")
-        line.append(_sizes(schedule))
+        if schedule.num_microbatches is not None:
+            line.append(f", {units.counted(schedule.num_microbatches, 'microbatch', 'microbatches')}")
+        if schedule.num_stages is not None:
+            line.append(f", {units.counted(schedule.num_stages, 'stage')}")
+        names = dict.fromkeys(candidate.name for candidate in schedule.candidates)
+        line.append(f" ({_SOURCES.get(schedule.source) or ' or '.join(names) or schedule.source})")
     clock = report.clock
     error = "unknown" if clock.uncertainty_ns is None else units.uncertainty(clock.uncertainty_ns)
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
@@ -80,31 +71,13 @@ def _header(report: Report) -> RenderableType:
         lines.append(Text(line_of_recording, style="dim"))
     if damage := audit_line(report.recording):
         lines.append(Text(damage, style="yellow"))
-    if lacking := _lacking(report):
-        lines.append(Text(f"{lacking}: see the warnings at the end", style="yellow"))
+    lacking = ""
+    if len(report.device) < mesh.num_ranks or any(info.warnings for info in report.inputs):
+        lacking = "parts of the run are missing or damaged"
+    elif any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):
+        lacking = "bubbles are not known"
+    lines += [Text(f"{lacking}: see the warnings at the end", style="yellow")] if lacking else []
     return Group(*lines)
-
-
-def _sizes(schedule: ScheduleSummary) -> str:
-    """A schedule's known sizes and its source; its candidates where it is not certain."""
-    sizes = ""
-    if schedule.num_microbatches is not None:
-        sizes += f", {units.counted(schedule.num_microbatches, 'microbatch', 'microbatches')}"
-    if schedule.num_stages is not None:
-        sizes += f", {units.counted(schedule.num_stages, 'stage')}"
-    if schedule.source in _SOURCES:
-        return f"{sizes} ({_SOURCES[schedule.source]})"
-    names = dict.fromkeys(candidate.name for candidate in schedule.candidates)
-    return f"{sizes} ({' or '.join(names)})" if names else f"{sizes} ({schedule.source})"
-
-
-def _lacking(report: Report) -> str:
-    """One line on what restricts the figures; "" where nothing does."""
-    if len(report.device) < report.mesh.num_ranks or any(info.warnings for info in report.inputs):
-        return "parts of the run are missing or damaged"
-    if any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):
-        return "bubbles are not known"
-    return ""
 
 
 def _findings(report: Report, amount: Amount) -> RenderableType:
@@ -121,23 +94,17 @@ def _findings(report: Report, amount: Amount) -> RenderableType:
             indent = 2 if root is not None else 0
             lines.append(Padding(head, (0, 0, 0, indent)))
             lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, indent + 2)))
-    if left_out := len(report.findings) - len(shown):
-        lines.append(Text(MORE.format(left_out), style="dim"))
+    lines += [Text(note, style="dim") for note in more(len(report.findings) - len(shown))]
     if unknown := unknown_line(report):
         lines.append(Text(unknown, style="dim"))
     return Group(Text("\nFindings, gains as means over all steps", style="bold"), *lines) if lines else Group()
 
 
-def _warnings(report: Report, amount: Amount) -> RenderableType:
-    return _warning_lines(warning_lines(report), amount)
-
-
-def _warning_lines(every: Sequence[str], amount: Amount) -> RenderableType:
+def _warnings(every: Sequence[str], amount: Amount) -> RenderableType:
     shown = every if amount is Amount.WHOLE else every[:_MOST_WARNINGS]
     if not shown:
         return Group()
-    more = [MORE.format(len(every) - len(shown))] if len(every) > len(shown) else []
-    texts = (Text(line, style="yellow") for line in [*(f"! {line}" for line in shown), *more])
+    texts = [Text(line, style="yellow") for line in [*(f"! {line}" for line in shown), *more(len(every) - len(shown))]]
     return Group(Text("\nWarnings", style="bold"), *texts)
 
 
@@ -148,7 +115,7 @@ def print_comparison(comparison: Comparison, console: Console, amount: Amount = 
     console.print(Stripped(Text(comparison.detail, style="bold")))
     for table in comparison_tables(comparison, amount):
         console.print(Stripped(render_table(table, console.width)))
-    console.print(Stripped(_warning_lines(comparison.warnings, amount)))
+    console.print(Stripped(_warnings(comparison.warnings, amount)))
 
 
 def simulation_table(simulation: Simulation, width: int) -> RenderableType:
@@ -160,24 +127,15 @@ def simulation_table(simulation: Simulation, width: int) -> RenderableType:
         f"{units.milliseconds(simulation.makespan_ns)} ms · bubble ratio {units.ratio(simulation.bubble_ratio)}, "
         f"share {units.percent(simulation.bubble_share)}",
     )
-    rows = tuple(
-        (
-            str(rank.rank),
-            units.milliseconds(rank.compute_ns),
-            units.milliseconds(rank.bubble_ns),
-            units.percent(rank.bubble_ns / simulation.makespan_ns),
-            str(rank.peak_inflight_microbatches),
-            Bar(
-                (
-                    ("compute", rank.compute_ns / simulation.makespan_ns),
-                    ("bubble", rank.bubble_ns / simulation.makespan_ns),
-                )
-            ),
-        )
-        for rank in simulation.ranks
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for rank in simulation.ranks:
+        parts = (("compute", rank.compute_ns), ("bubble", rank.bubble_ns))
+        bar = Bar(tuple((name, ns / simulation.makespan_ns) for name, ns in parts))
+        times = (units.milliseconds(ns) for _, ns in parts)
+        share = units.percent(rank.bubble_ns / simulation.makespan_ns)
+        rows.append((str(rank.rank), *times, share, str(rank.peak_inflight_microbatches), bar))
     columns = ("rank", "compute ms", "bubble ms", "bubble share", "peak in flight", "")
-    tables = [ReportTable("ranks", "Ranks", columns, rows), idle_table(simulation, units.milliseconds, "ms")]
+    tables = [ReportTable("ranks", "Ranks", columns, tuple(rows)), idle_table(simulation, units.milliseconds, "ms")]
     return Stripped(Group(head, *(render_table(table, width) for table in tables if table is not None)))
 
 

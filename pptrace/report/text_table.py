@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -10,15 +10,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.report.tables import Bar, Cell, ReportTable
+from pptrace.report.tables import Bar, ReportTable
 
 _COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
-_GLYPHS = {
-    "compute": "█",
-    "exposed": "▒",
-    "bubble": "░",
-    "either of both": "·",
-}  # so that a bar can be read without colours
+_GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░", "either of both": "·"}
+"""So that a bar can be read without colours."""
 _BAR_WIDTHS = (10, 30)
 """Characters of a bar: at least, else it is left out, and at most."""
 _PROSE_WIDTH = 24
@@ -36,124 +32,84 @@ class Stripped:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in console.render_lines(self._content, options, pad=False):
-            yield from _without_blanks(line)
+            while line and not line[-1].text.rstrip():
+                line.pop()
+            yield from line[:-1]
+            for last in line[-1:]:
+                yield Segment(last.text.rstrip(), last.style)
             yield Segment.line()
 
 
-def _without_blanks(line: list[Segment]) -> list[Segment]:
-    kept = list(line)
-    while kept:
-        last = kept.pop()
-        if text := last.text.rstrip():
-            return [*kept, Segment(text, last.style)]
-    return kept
+class _Columns:
+    """What the columns of a table hold: bars, numbers, prose (columns without a name), or labels; and how wide they are."""
+
+    def __init__(self, table: ReportTable) -> None:
+        self.table, self.all = table, list(range(len(table.columns)))
+        named = [bool(name.strip()) for name in table.columns]
+        self.bars = {at for at in self.all if any(isinstance(row[at], Bar) for row in table.rows)}
+        self.numbers = {at for at in self.all if at >= table.num_labels and named[at]}
+        self.prose = {at for at in self.all if at >= table.num_labels and not named[at]} - self.bars
+        texts = [[row[at] for row in table.rows if isinstance(row[at], str)] for at in self.all]
+        self.longest = [max(map(cell_len, (table.columns[at].strip(), *texts[at]))) for at in self.all]  # type: ignore[arg-type]
+
+    def least(self, at: int, number_width: int) -> int:
+        """The characters that a column needs."""
+        if at in self.bars:
+            return _BAR_WIDTHS[0]
+        if at in self.prose:
+            return min(self.longest[at], _PROSE_WIDTH)
+        return max(self.longest[at], number_width) if at in self.numbers else self.longest[at]
+
+    def width(self, shown: Collection[int], number_width: int) -> int:
+        return sum(self.least(at, number_width) for at in shown) + _GAP * (len(shown) - 1)
+
+    def fitting(self, width: int) -> tuple[list[int], int]:
+        """The columns that fit, and the least width of numbers: narrow ones first, then columns are left out: bars and what the
+        table says can go, then the numbers from the right; never its labels, nor its first number.
+        """
+        shown, names = self.all, self.table.columns
+        if self.width(shown, _NUMBER_WIDTH) <= width:
+            return shown, _NUMBER_WIDTH
+        for at in (*sorted(self.bars), *self.table.leave_out, *range(len(names) - 1, self.table.num_labels, -1)):
+            if self.width(shown, 0) <= width:
+                break
+            # Columns with one head, as those of several phases, are left out together.
+            shown = [other for other in shown if other != at and not (names[at].strip() and names[other] == names[at])]
+        return shown, 0
 
 
 def render_table(table: ReportTable, width: int) -> RenderableType:
     """A table in at most ``width`` columns of text, with the legend of its bars and its notes below."""
-    shown, number_width = _fitting(table, width)
-    fits = _total(table, shown, number_width) <= width
-    bar_width = _bar_width(table, shown, number_width, width)
-    drawn = Table(
-        title=f"\n{table.title}",
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=None,
-        pad_edge=False,
-    )
-    for index in shown:
-        number = _is_number(table, index)
-        drawn.add_column(
-            Text(table.columns[index]),
-            justify="right" if number else "left",
-            no_wrap=number or (fits and not _is_prose(table, index)),
-            overflow="fold",
-            min_width=_least(table, index, number_width),
-        )
-    for row in table.rows:
-        style = None if any(row[1:]) else "bold"  # the heading of the rows below it
-        drawn.add_row(*(_cell(row[index], bar_width) for index in shown), style=style)
-    bars = [row[index] for row in table.rows for index in shown]
-    names = dict.fromkeys(name for cell in bars if isinstance(cell, Bar) for name, _ in cell.parts)
-    below = [_legend(names)] if len(names) > 1 else []
-    lacking = dict.fromkeys(
-        name.strip() for index, name in enumerate(table.columns) if index not in shown and name.strip()
-    )
-    notes = [*table.notes, *([f"some columns need a wider terminal: {', '.join(lacking)}"] if lacking else [])]
-    return Group(drawn, *below, *(Text(note, style="dim") for note in notes))
-
-
-def _fitting(table: ReportTable, width: int) -> tuple[list[int], int]:
-    """The columns that fit, and the least width of numbers: narrow ones first, then columns are left out in their order."""
-    shown = list(range(len(table.columns)))
-    if _total(table, shown, _NUMBER_WIDTH) <= width:
-        return shown, _NUMBER_WIDTH
-    for index in _order_to_leave_out(table):
-        if _total(table, shown, 0) <= width:
-            break
-        shown = [other for other in shown if other != index and not _same_head(table, other, index)]
-    return shown, 0
-
-
-def _same_head(table: ReportTable, first: int, second: int) -> bool:
-    """Return whether two columns have one head, as those of several phases: they are left out together."""
-    return bool(table.columns[first].strip()) and table.columns[first] == table.columns[second]
-
-
-def _order_to_leave_out(table: ReportTable) -> list[int]:
-    """Bars and what the table says can go, then the numbers from the right; never its labels, nor its first number."""
-    bars = [index for index in range(len(table.columns)) if _is_bar(table, index)]
-    others = range(len(table.columns) - 1, table.num_labels, -1)
-    return list(dict.fromkeys([*bars, *table.leave_out, *others]))
-
-
-def _total(table: ReportTable, shown: Collection[int], number_width: int) -> int:
-    return sum(_least(table, index, number_width) for index in shown) + _GAP * (len(shown) - 1)
-
-
-def _least(table: ReportTable, index: int, number_width: int) -> int:
-    if _is_bar(table, index):
-        return _BAR_WIDTHS[0]
-    longest = _longest(table, index)
-    if _is_prose(table, index):
-        return min(longest, _PROSE_WIDTH)
-    return max(longest, number_width) if _is_number(table, index) else longest
-
-
-def _longest(table: ReportTable, index: int) -> int:
-    texts = (cell for row in table.rows if isinstance(cell := row[index], str))
-    return max(cell_len(text) for text in (table.columns[index].strip(), *texts))
-
-
-def _bar_width(table: ReportTable, shown: Sequence[int], number_width: int, width: int) -> int:
-    """The characters of a bar: what the other columns leave, prose in one line where that leaves enough."""
+    columns = _Columns(table)
+    shown, number_width = columns.fitting(width)
+    fits = columns.width(shown, number_width) <= width
     least, most = _BAR_WIDTHS
-    others = [index for index in shown if not _is_bar(table, index)]
-    widths = [
-        _longest(table, index) if _is_prose(table, index) else _least(table, index, number_width) for index in others
-    ]
-    return max(least, min(most, width - sum(widths) - _GAP * (len(shown) - 1)))
-
-
-def _is_bar(table: ReportTable, index: int) -> bool:
-    return any(isinstance(row[index], Bar) for row in table.rows)
-
-
-def _is_number(table: ReportTable, index: int) -> bool:
-    return index >= table.num_labels and bool(table.columns[index].strip())
-
-
-def _is_prose(table: ReportTable, index: int) -> bool:
-    return index >= table.num_labels and not table.columns[index].strip() and not _is_bar(table, index)
-
-
-def _cell(cell: Cell, bar_width: int) -> Text:
-    return _bar(cell, bar_width) if isinstance(cell, Bar) else Text(cell)
-
-
-def _legend(names: Iterable[str]) -> Text:
-    return Text.assemble(*(part for name in names for part in ((f"{_GLYPHS[name]} ", _COLOURS[name]), f"{name}  ")))
+    others = [at for at in shown if at not in columns.bars]
+    needed = [columns.longest[at] if at in columns.prose else columns.least(at, number_width) for at in others]
+    bar_width = max(least, min(most, width - sum(needed) - _GAP * (len(shown) - 1)))
+    title = {"title": f"\n{table.title}", "title_justify": "left", "title_style": "bold"}
+    drawn = Table(**title, header_style="dim", box=None, pad_edge=False)  # type: ignore[arg-type]
+    for at in shown:
+        is_number = at in columns.numbers
+        drawn.add_column(
+            Text(table.columns[at]),
+            justify="right" if is_number else "left",
+            no_wrap=is_number or (fits and at not in columns.prose),
+            overflow="fold",
+            min_width=columns.least(at, number_width),
+        )
+    names: dict[str, None] = {}
+    for row in table.rows:
+        cells = [row[at] for at in shown]
+        names |= dict.fromkeys(name for cell in cells if isinstance(cell, Bar) for name, _ in cell.parts)
+        style = None if any(row[1:]) else "bold"  # the heading of the rows below it
+        drawn.add_row(*(_bar(cell, bar_width) if isinstance(cell, Bar) else Text(cell) for cell in cells), style=style)
+    legend = [part for name in names for part in ((f"{_GLYPHS[name]} ", _COLOURS[name]), f"{name}  ")]
+    below = [Text.assemble(*legend)] if len(names) > 1 else []
+    lacking = dict.fromkeys(table.columns[at].strip() for at in columns.all if at not in shown)
+    named = ", ".join(filter(None, lacking))
+    notes = [*table.notes, *([f"some columns need a wider terminal: {named}"] if named else [])]
+    return Group(drawn, *below, *(Text(note, style="dim") for note in notes))
 
 
 def _bar(bar: Bar, width: int) -> Text:

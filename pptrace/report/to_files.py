@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     import polars
 
 
-_TRAFFIC = "expert_traffic.csv"
-
-
 def write_csv(analysis: Analysis, directory: Path) -> None:
     """Write ops.csv, comms.csv and, where the trace has memory events, memory.csv; columns as in pptrace.model.tables,
     and of ops their slack. Of a run with experts whose rows from rank to rank are known, these are expert_traffic.csv.
@@ -26,9 +23,10 @@ def write_csv(analysis: Analysis, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, table in _tables(analysis).items():
         table.to_csv(directory / f"{name}.csv", index=False)
-    (directory / _TRAFFIC).unlink(missing_ok=True)  # another run's
+    traffic = directory / "expert_traffic.csv"
+    traffic.unlink(missing_ok=True)  # another run's
     if analysis.expert_traffic is not None:
-        analysis.expert_traffic.table().to_csv(directory / _TRAFFIC, index=False)
+        analysis.expert_traffic.table().to_csv(traffic, index=False)
 
 
 def write_parquet(analysis: Analysis, directory: Path) -> None:

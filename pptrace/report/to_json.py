@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import msgspec
 from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Blame, CriticalPath
 from pptrace.schedule.actions import Action
-from pptrace.schedule.replay import Timed
 from pptrace.simulator import IdleCause, MessageEnd, SimulatedRank, Simulation, idle_by_cause, messages_of
 
 if TYPE_CHECKING:
@@ -63,15 +63,13 @@ def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
 
 
 def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
-    return _with_rest(
-        step,
-        {name: getattr(step, name) for name in _HEAD_OF_STEP}
-        | {
-            "ranks": [_rank(rank, with_ops) for rank in step.ranks],
-            "critical_path": _sums(step.critical_path, {"parts": "kind", "by_stage": "stage"}),
-            "blame": _sums(step.blame, {"by_rank": "rank", "by_stage": "stage", "by_kind": "kind"}),
-        },
-    )
+    written = {name: getattr(step, name) for name in ("step", "start_ns", "end_ns", "period_ns", "span_ns", "bubble")}
+    written |= {
+        "ranks": [_rank(rank, with_ops) for rank in step.ranks],
+        "critical_path": _sums(step.critical_path, {"parts": "kind", "by_stage": "stage"}),
+        "blame": _sums(step.blame, {"by_rank": "rank", "by_stage": "stage", "by_kind": "kind"}),
+    }
+    return _with_rest(step, written)
 
 
 def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[str, Any] | None:
@@ -80,9 +78,6 @@ def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[s
         return None
     sums = {name: [{key: of, "ns": ns} for of, ns in getattr(value, name).items()] for name, key in keys.items()}
     return _members(value) | sums
-
-
-_HEAD_OF_STEP = ("step", "start_ns", "end_ns", "period_ns", "span_ns", "bubble")
 
 
 def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 def _members(value: Any) -> dict[str, Any]:
     """The members of a dataclass or mapping, as they are."""
-    names = _names_of(type(value))
+    names = _names_of(type(value))  # type: ignore[arg-type]  # a type is hashable
     if names:
         return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
@@ -109,29 +104,25 @@ def _members(value: Any) -> dict[str, Any]:
     raise TypeError(f"{type(value).__name__} is no type of JSON")
 
 
+@cache
 def _names_of(kind: type[Any]) -> tuple[str, ...]:
     """The fields of a dataclass; () of another type."""
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(entry.name for entry in fields(kind)) if is_dataclass(kind) else ()
-    return _NAMES[kind]
-
-
-_NAMES: dict[type[Any], tuple[str, ...]] = {}
+    return tuple(entry.name for entry in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
     row = _members(rank)
     del row["ops"]
     row["phases"] = row["phases"] or None
-    return row | {"ops": [_op(op) for op in rank.ops]} if with_ops else row
+    if with_ops:
+        row["ops"] = []
+        for op in rank.ops:
+            fields_of_op = {name: getattr(op, name) for name in _OP_FIELDS}
+            row["ops"].append(fields_of_op | {"parts": op.parts} if op.parts else fields_of_op)
+    return row
 
 
 _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
-
-
-def _op(op: OpSummary) -> dict[str, Any]:
-    row = {name: getattr(op, name) for name in _OP_FIELDS}
-    return row | {"parts": op.parts} if op.parts else row
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
@@ -181,14 +172,12 @@ def _simulated_rank(rank: SimulatedRank, idle: Mapping[IdleCause, int], with_ops
         "peak_inflight_microbatches": rank.peak_inflight_microbatches,
     }
     if with_ops:
-        row["ops"] = [_timed(timed) for timed in rank.timeline]
+        row["ops"] = []
+        for timed in rank.timeline:
+            action, times = timed.action, {"start_ns": timed.start, "end_ns": timed.end}
+            op = _named(action) | {"phase": str(action.phase), **times}
+            row["ops"].append(op | {"parts": [_named(part) for part in action.parts]} if action.parts else op)
     return row
-
-
-def _timed(timed: Timed) -> dict[str, Any]:
-    action = timed.action
-    row = _named(action) | {"phase": str(action.phase), "start_ns": timed.start, "end_ns": timed.end}
-    return row | {"parts": [_named(part) for part in action.parts]} if action.parts else row
 
 
 def _named(action: Action) -> dict[str, Any]:

@@ -54,3 +54,12 @@ def flops(per_second: float) -> str:
             return f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:,.1f} T"
+
+
+def number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def text(value: object) -> str:
+    """A value as it is; "–" where there is none."""
+    return "–" if value is None or value == "" else str(value)

@@ -29,10 +29,10 @@ def bar_of(step: StepReport | None) -> tuple[BarPart, ...]:
     if step is None or not (parts := step.parts) or not step.length_ns:
         return ()
     longer = {name: ns for name, ns in parts.items() if ns > 0}
-    return tuple(_piece(step, name, ns, step.length_ns, ns / sum(longer.values())) for name, ns in longer.items())
-
-
-def _piece(step: StepReport, name: str, ns: int, length_ns: int, share: float) -> BarPart:
-    words, colour = words_of_part(step, name), PART_COLOURS.get(cause_of_part(step, name), OUTSIDE_COLOUR)
-    text = f"{words.phrase}{place_of_part(step, name)}: {milliseconds(ns)} ms, {percent(ns / length_ns)}"
-    return BarPart(colour, ink(colour), text, share, words.label if share >= _HAS_ROOM else "")
+    bar = []
+    for name, ns in longer.items():
+        words, share = words_of_part(step, name), ns / sum(longer.values())
+        colour = PART_COLOURS.get(cause_of_part(step, name), OUTSIDE_COLOUR)
+        text = f"{words.phrase}{place_of_part(step, name)}: {milliseconds(ns)} ms, {percent(ns / step.length_ns)}"
+        bar.append(BarPart(colour, ink(colour), text, share, words.label if share >= _HAS_ROOM else ""))
+    return tuple(bar)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -14,21 +14,30 @@ from pptrace.report import units
 from pptrace.report.tables.table import ReportTable
 from pptrace.report.text_table import Stripped, render_table
 
-_TITLE = "What would get it back"
-_IDEALS_TITLE = "If it cost less"
 _MOST_BRIEF = 6
 _MOST_NAME = 100
+_LENGTHS = ("ms", "90 % from", "to", "gain ms", "gain")
+_MEANS = {
+    "jitter": "every op computes what is usual of its stage",
+    "communication": "messages and communication inside ops take nothing",
+    "stragglers": "every op takes what its kind does on average, none is late",
+    "host": "no op begins late, nor after a late receive",
+    "routing": "all experts have equally many rows",
+    "stage": "the stage takes what the others do",
+    "rank": "the rank takes what its replicas do, or the other ranks",
+    "kind": "every op of the kind takes the mean of all",
+    "outside": "that part of the step takes nothing",
+}
+"""What an ideal changes, by its name."""
 
 
 def whatif_text(result: WhatIf, width: int) -> RenderableType:
     """The whole answer in at most ``width`` columns of text: what all of it hangs on above the tables, the rest below."""
-    lines = [Text(headline(result), style="bold"), Text(replay_line(result)), *_warnings(result.doubts)]
-    tables = [render_table(table, width) for table in whatif_tables(result)]
-    return Stripped(Group(*lines, *tables, *_warnings(line for line in result.warnings if line not in result.doubts)))
-
-
-def _warnings(lines: Iterable[str]) -> list[Text]:
-    return [Text(f"! {line}", style="yellow") for line in lines]
+    parts: list[RenderableType] = [Text(headline(result), style="bold"), Text(replay_line(result))]
+    parts += [Text(f"! {line}", style="yellow") for line in result.doubts]
+    parts += [render_table(table, width) for table in whatif_tables(result)]
+    parts += [Text(f"! {line}", style="yellow") for line in result.warnings if line not in result.doubts]
+    return Stripped(Group(*parts))
 
 
 def headline(result: WhatIf) -> str:
@@ -36,28 +45,25 @@ def headline(result: WhatIf) -> str:
 
     Of what was asked for alone it tells what that gains, be it an ideal or more than there is memory for.
     """
-    if not result.scenarios:
+    every = result.scenarios
+    if not every:
         return "No prediction: the replay of this run does not tell its steps"
-    if len(result.scenarios) > 1 and all(one.over_limit_bytes for one in result.scenarios):
+    if len(every) > 1 and all(one.over_limit_bytes for one in every):
         return "Nothing that was tried fits into --memory-limit"
-    best = result.advice or _asked(result)
+    best = result.advice
+    if best is None and not any(one.is_choice for one in every) and every[0].is_shorter and not every[0].doubt:
+        best = every[0]  # nothing else was asked for, and it makes the step shorter for sure
     if best is None:
         return f"Nothing here is sure to help: {_why_not(result)}"
     needs = best.over_limit_bytes
-    what = _measured_thing(result) if best.same_work_ns == result.measured_ns else "what the same work takes"
+    measured = "the step" if result.measured_period_ns is not None else "the pipeline's span"
+    what = measured if best.same_work_ns == result.measured_ns else "what the same work takes"
     return (
         f"{best.name} would take {best.gain_share:.1%} off {what}: {units.milliseconds(best.length_ns)} ms instead of "
         f"{units.milliseconds(best.same_work_ns)}"
         f"{f'; it is not in {result.framework}' if best.standing is Standing.LACKING else ''}"
         f"{f'; it needs {units.num_bytes(needs)} more than --memory-limit' if needs else ''}"
     )
-
-
-def _asked(result: WhatIf) -> Scenario | None:
-    """The best of what cannot be chosen, where nothing else was asked for and it makes the step shorter for sure."""
-    best = result.scenarios[0]
-    is_asked = not any(one.is_choice for one in result.scenarios)
-    return best if is_asked and best.is_shorter and not best.doubt else None
 
 
 def _why_not(result: WhatIf) -> str:
@@ -73,30 +79,12 @@ def brief_lines(result: WhatIf) -> str:
     """The best predictions, a line for each, below how many there are."""
     if not result.scenarios:
         return headline(result)
-    best = result.scenarios[:_MOST_BRIEF]
-    left = len(result.scenarios) - len(best)
     lines = [f"{units.counted(len(result.scenarios), 'prediction')}, best first"]
-    lines += [
-        f"  {_shortened(one.name)}: {span_words(one, result)}, {standing_words(one.standing, result)}" for one in best
-    ]
-    lines += [f"  {left} more in .scenarios"] if left else []
-    return "\n".join(lines)
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
-
-
-def _to_paste(result: WhatIf) -> list[str]:
-    """The options that make the change that the headline names, or the only one, in the run's framework (each, where that is not
-    known); none that its notes have.
-    """
-    best = result.advice or (result.scenarios[0] if len(result.scenarios) == 1 else None)
-    if best is None or best.over_limit_bytes:
-        return []
-    own = next((one.paste for one in FRAMEWORKS.values() if one.name == result.framework), tuple(best.paste))
-    options = {where: best.paste[where] for where in own if where in best.paste}
-    return [f"to paste, {where}: {line}" for where, line in options.items() if line not in best.note]
+    for one in result.scenarios[:_MOST_BRIEF]:
+        name = one.name if len(one.name) <= _MOST_NAME else f"{one.name[:_MOST_NAME]}…"
+        lines.append(f"  {name}: {span_words(one, result)}, {standing_words(one.standing, result)}")
+    left = len(result.scenarios) - _MOST_BRIEF
+    return "\n".join([*lines, *([f"  {left} more in .scenarios"] if left > 0 else [])])
 
 
 def replay_line(result: WhatIf) -> str:
@@ -110,17 +98,24 @@ def replay_line(result: WhatIf) -> str:
     )
 
 
-def _measured_thing(result: WhatIf) -> str:
-    """Name of what is measured: the step where it is known from start to start."""
-    return "the step" if result.measured_period_ns is not None else "the pipeline's span"
-
-
 def span_words(one: Scenario, result: WhatIf) -> str:
     """The step of a scenario with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 83.59"."""
     low, high = units.milliseconds(one.length_low_ns), units.milliseconds(one.length_high_ns)
     work = "" if one.same_work_ns == result.measured_ns else " for the same work"
     length, same_work = map(units.milliseconds, (one.length_ns, one.same_work_ns))
     return f"{length} ms (90 %: {low} to {high}) instead of {same_work}{work}"
+
+
+def standing_words(standing: Standing, result: WhatIf) -> str:
+    """Words for a standing: "not sure to help", "not in Megatron-LM"."""
+    return {
+        Standing.SURE: "sure to help",
+        Standing.UNSURE: "not sure to help",
+        Standing.NO_GAIN: "no gain",
+        Standing.LACKING: f"not in {result.framework}",
+        Standing.OVER_LIMIT: "over --memory-limit",
+        Standing.IDEAL: "nobody can choose it",
+    }[standing]
 
 
 def whatif_tables(result: WhatIf) -> list[ReportTable]:
@@ -131,62 +126,83 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
 
 
 def _changes_table(result: WhatIf) -> ReportTable:
-    """The plans and settings, a heading above those of each standing."""
-    shown, left_out = _shown_changes(result)
-    title = standing_words(Standing.LACKING, result)
-    notes = _numbered([one.note for one in shown], title)
+    """The plans and settings, a heading above those of each standing; of those that the framework lacks and that gain nothing the
+    names alone.
+    """
+    changes = [one for one in result.scenarios if one.standing is not Standing.IDEAL]
+    are_listed = any(one.is_choice for one in changes)
+    left_out = [one for one in changes if are_listed and one.standing is Standing.LACKING and one.gain_ns <= 0]
+    shown = [one for one in changes if one not in left_out]
+    columns: tuple[str, ...] = ("change", *_LENGTHS, "bubble", "in flight", "memory", "front", "notes")
+    lacking = standing_words(Standing.LACKING, result)
+    notes = _numbers_of_notes(shown, lacking)
     rows: list[tuple[str, ...]] = []
     for standing, members in groupby(shown, key=lambda one: one.standing):
-        rows.append((f"{standing_words(standing, result)}:", *[""] * (len(_COLUMNS) - 1)))
-        rows += [_row(one, notes) for one in members]
+        rows.append((f"{standing_words(standing, result)}:", *[""] * (len(columns) - 1)))
+        rows += [_change_row(one, notes) for one in members]
     today = [] if result.today is None else [result.today]
-    rows += [("now:", *[""] * (len(_COLUMNS) - 1)), *(_row(one, {}) for one in today)] if today else []
-    columns, rows = _with_verified(_COLUMNS, rows, [*shown, *today])
+    for one in today:
+        rows += [("now:", *[""] * (len(columns) - 1)), _change_row(one, {})]
+    columns, rows = _with_verified(columns, rows, [*shown, *today])
     below = [
         *_to_paste(result),
         *_of_unsure(shown),
-        *([f"{title}, and no gain: {', '.join(left_out)}"] if left_out else []),
+        *([f"{lacking}, and no gain: {', '.join(one.name for one in left_out)}"] if left_out else []),
         *(["which framework ran is not known: plans are shown whether it has them or not"] * (not result.framework)),
         _basis(result),
         "bubble: the share of all that is not compute, exposed communication too",
         "front: nothing else that can be chosen takes less time and no more memory",
         *(["!: more memory than --memory-limit"] * any(one.over_limit_bytes for one in shown)),
         *_of_verified(shown),
-        *_legend(notes),
+        *(f"[{number}] {note}" for note, number in notes.items()),
     ]
     leave_out = tuple(map(columns.index, ("in flight", "bubble", "front", "memory")))
-    return ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)
-
-
-def _shown_changes(result: WhatIf) -> tuple[list[Scenario], list[str]]:
-    """Changes that are no ideals, but for those that the framework lacks and that gain nothing: their names stand behind them."""
-    changes = [one for one in result.scenarios if one.standing is not Standing.IDEAL]
-    if not any(one.is_choice for one in changes):
-        return changes, []
-    left_out = [one for one in changes if one.standing is Standing.LACKING and one.gain_ns <= 0]
-    return [one for one in changes if one not in left_out], [one.name for one in left_out]
+    return ReportTable("whatif", "What would get it back", columns, tuple(rows), tuple(below), leave_out=leave_out)
 
 
 def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
     """The table of what nobody can choose: parts of the run that cost less, with what that would mean."""
-    notes = _numbered([one.note for one in ideals])
-    columns, rows = _with_verified(_IDEAL_COLUMNS, [_ideal_row(one, notes) for one in ideals], ideals)
+    notes = _numbers_of_notes(ideals)
+    rows = []
+    for one in ideals:
+        words = [_MEANS[name.partition("=")[0]] for name in one.ideal]
+        words += [f"messages take 1/{one.link_speed:g} of the time"] if one.link_speed != 1 else []
+        rows.append((one.name, "; ".join(words), *_lengths(one), _references(one, notes)))
+    columns, shown = _with_verified(("if", "", *_LENGTHS, "notes"), rows, ideals)
     below = (
-        _OF_IDEALS,
+        "nobody can choose these: they show where the time is; gains of ideals are means over steps, as in pptrace analyze",
         *_of_verified(ideals),
-        *_legend(notes),
+        *(f"[{number}] {note}" for note, number in notes.items()),
     )
-    return ReportTable("whatif-ideals", _IDEALS_TITLE, columns, tuple(rows), below, num_labels=2, leave_out=(1,))
+    return ReportTable("whatif-ideals", "If it cost less", columns, tuple(shown), below, num_labels=2, leave_out=(1,))
 
 
-def _numbered(texts: Sequence[str], left_out: str = "") -> Mapping[str, int]:
-    """The notes in some texts with their numbers, but for one."""
-    notes = dict.fromkeys(note for text in texts for note in text.split("; ") if note and note != left_out)
+def _numbers_of_notes(shown: Sequence[Scenario], left_out: str = "") -> Mapping[str, int]:
+    """The notes on some scenarios with their numbers, but for one."""
+    notes = dict.fromkeys(note for one in shown for note in one.note.split("; ") if note and note != left_out)
     return {note: number for number, note in enumerate(notes, 1)}
 
 
-def _legend(notes: Mapping[str, int]) -> list[str]:
-    return [f"[{number}] {note}" for note, number in notes.items()]
+def _references(one: Scenario, notes: Mapping[str, int]) -> str:
+    return " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note in notes)
+
+
+def _lengths(one: Scenario) -> tuple[str, ...]:
+    times = (one.length_ns, one.length_low_ns, one.length_high_ns, one.gain_ns)
+    return (*map(units.milliseconds, times), units.percent(one.gain_share))
+
+
+def _change_row(one: Scenario, notes: Mapping[str, int]) -> tuple[str, ...]:
+    known = one.peak_memory_bytes
+    return (
+        one.name,
+        *_lengths(one),
+        units.percent(one.bubble_ratio / (1 + one.bubble_ratio)),
+        str(one.peak_inflight),
+        "–" if known is None else units.num_bytes(known) + "!" * bool(one.over_limit_bytes),
+        "*" if one.on_pareto_front else "",
+        _references(one, notes),
+    )
 
 
 def _with_verified(
@@ -215,24 +231,24 @@ def _of_verified(shown: Sequence[Scenario]) -> list[str]:
     ]
 
 
+def _to_paste(result: WhatIf) -> list[str]:
+    """The options that make the change that the headline names, or the only one, in the run's framework (each, where that is not
+    known); none that its notes have.
+    """
+    best = result.advice or (result.scenarios[0] if len(result.scenarios) == 1 else None)
+    if best is None or best.over_limit_bytes:
+        return []
+    own = next((one.paste for one in FRAMEWORKS.values() if one.name == result.framework), tuple(best.paste))
+    options = {where: best.paste[where] for where in own if where in best.paste}
+    return [f"to paste, {where}: {line}" for where, line in options.items() if line not in best.note]
+
+
 def _of_unsure(shown: Sequence[Scenario]) -> list[str]:
     """The line on why changes are not sure to help."""
     unsure = [one for one in shown if one.standing is Standing.UNSURE]
     reasons = ["the interval includes no gain"] if any(not one.is_shorter for one in unsure) else []
     reasons += dict.fromkeys(one.doubt for one in unsure if one.doubt)
     return [f"not sure to help: {'; '.join(reasons)}"] if reasons else []
-
-
-def standing_words(standing: Standing, result: WhatIf) -> str:
-    """Words for a standing: "not sure to help", "not in Megatron-LM"."""
-    return {
-        Standing.SURE: "sure to help",
-        Standing.UNSURE: "not sure to help",
-        Standing.NO_GAIN: "no gain",
-        Standing.LACKING: f"not in {result.framework}",
-        Standing.OVER_LIMIT: "over --memory-limit",
-        Standing.IDEAL: "nobody can choose it",
-    }[standing]
 
 
 def _basis(result: WhatIf) -> str:
@@ -242,71 +258,3 @@ def _basis(result: WhatIf) -> str:
     reaches = result.measured_period_ns < result.measured_span_ns
     outside = "the pipeline's reach into the next step" if reaches else "what is outside the pipeline"
     return f"ms: the step, from its start to that of the next one; {outside} stays as it is, but for ideal outside=…"
-
-
-_COLUMNS = (
-    "change",
-    "ms",
-    "90 % from",
-    "to",
-    "gain ms",
-    "gain",
-    "bubble",
-    "in flight",
-    "memory",
-    "front",
-    "notes",
-)
-
-
-_OF_IDEALS = (
-    "nobody can choose these: they show where the time is; gains of ideals are means over steps, as in pptrace analyze"
-)
-_IDEAL_COLUMNS = ("if", "", "ms", "90 % from", "to", "gain ms", "gain", "notes")
-_MEANS = {
-    "jitter": "every op computes what is usual of its stage",
-    "communication": "messages and communication inside ops take nothing",
-    "stragglers": "every op takes what its kind does on average, none is late",
-    "host": "no op begins late, nor after a late receive",
-    "routing": "all experts have equally many rows",
-    "stage": "the stage takes what the others do",
-    "rank": "the rank takes what its replicas do, or the other ranks",
-    "kind": "every op of the kind takes the mean of all",
-    "outside": "that part of the step takes nothing",
-}
-
-
-def _row(one: Scenario, notes: Mapping[str, int]) -> tuple[str, ...]:
-    return (
-        one.name,
-        *_lengths(one),
-        units.percent(one.bubble_ratio / (1 + one.bubble_ratio)),
-        str(one.peak_inflight),
-        _memory(one),
-        "*" if one.on_pareto_front else "",
-        _references(one, notes),
-    )
-
-
-def _ideal_row(one: Scenario, notes: Mapping[str, int]) -> tuple[str, ...]:
-    return one.name, _meaning(one), *_lengths(one), _references(one, notes)
-
-
-def _meaning(one: Scenario) -> str:
-    """Words for what an ideal changes."""
-    words = [_MEANS[name.partition("=")[0]] for name in one.ideal]
-    return "; ".join([*words, *([f"messages take 1/{one.link_speed:g} of the time"] if one.link_speed != 1 else [])])
-
-
-def _lengths(one: Scenario) -> tuple[str, ...]:
-    times = (one.length_ns, one.length_low_ns, one.length_high_ns, one.gain_ns)
-    return (*map(units.milliseconds, times), units.percent(one.gain_share))
-
-
-def _memory(one: Scenario) -> str:
-    known = one.peak_memory_bytes
-    return "–" if known is None else units.num_bytes(known) + "!" * bool(one.over_limit_bytes)
-
-
-def _references(one: Scenario, notes: Mapping[str, int]) -> str:
-    return " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note in notes)

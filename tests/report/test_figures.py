@@ -17,7 +17,8 @@ from pptrace.intervals import EMPTY
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.report.colours import KIND_COLOURS, ink, shade
-from pptrace.report.figures import note, overview, row_labels, timeline, waterfall
+from pptrace.report.figures import row_labels, timeline
+from pptrace.report.summary_figures import note, overview, waterfall
 from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.timeline.lanes import Lane

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -21,7 +21,9 @@ MOST_NAMED = 8
 _MOST_NUMBERED = 24
 
 
-def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options: Any) -> go.Figure:
+def lay_out(
+    figure: go.Figure, height: int, x: str = "", y: str = "", *, can_zoom: bool = False, **options: Any
+) -> go.Figure:
     """The figure with the common look, ``height`` px high, and the titles of its axes; ``options`` are plotly's."""
     figure.update_layout(
         template="none",
@@ -33,10 +35,11 @@ def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options:
         height=height,
         margin={"l": 16, "r": 16, "t": 42, "b": 46},
         legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
-        dragmode=False,
+        dragmode="zoom" if can_zoom else False,
     )
-    figure.update_xaxes(title={"text": x, "standoff": 8}, **_AXIS)
-    figure.update_yaxes(title={"text": y, "standoff": 8}, **_AXIS)
+    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "fixedrange": not can_zoom}
+    figure.update_xaxes(title={"text": x, "standoff": 8}, **axis)
+    figure.update_yaxes(title={"text": y, "standoff": 8}, **axis)
     figure.update_layout(**options)
     return figure
 
@@ -77,9 +80,6 @@ def matrix_columns(labels: Sequence[str]) -> dict[str, object]:
     return {"tickvals": named, "ticktext": [label.split()[1] for label in named], "tickangle": 0}
 
 
-_AXIS: Mapping[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True, "fixedrange": True}
-
-
 _LEAST_ROOM = 5
 """Number of bars side by side for which a picture has room, so that one bar alone is no wall."""
 
@@ -91,12 +91,12 @@ def columns_axis(num_columns: int, **options: Any) -> dict[str, Any]:
     return {"type": "category", "showgrid": False, **(span if margin else {}), **options}
 
 
-def names_axis(names: list[str]) -> dict[str, Any]:
+def names_axis(names: Sequence[str]) -> dict[str, Any]:
     """A vertical axis with one name per row, from the top down."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(names))),
-        "ticktext": names,
+        "ticktext": list(names),
         "range": [len(names) - 0.5, -0.5],
         "showgrid": False,
         "ticklabelstandoff": 6,
@@ -111,6 +111,14 @@ MINUS = "−"
 def with_minus(text: str) -> str:
     """The text with the sign of the axes before its negative numbers."""
     return _SIGN.sub(MINUS, text)
+
+
+def add_bars(figure: go.Figure, values: Sequence[float | None], name: str = "", **options: Any) -> None:
+    """Add horizontal bars, one per row of :func:`names_axis`; ``colour`` is that of each, or one for all."""
+    marker = {"color": options.pop("colour"), "line": {"width": 0}}
+    figure.add_bar(
+        orientation="h", y=list(range(len(values))), x=list(values), name=name or None, marker=marker, **options
+    )
 
 
 def label_bars(figure: go.Figure, ends: Sequence[float], texts: Sequence[str]) -> None:

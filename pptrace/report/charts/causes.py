@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
-from pptrace.report.charts.base import label_bars, lay_out, names_axis, plain
+from pptrace.report.charts.base import add_bars, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import BUBBLE, COMMUNICATION, GAIN, KIND_COLOURS, OTHER, PART_COLOURS
 from pptrace.report.units import milliseconds, percent
 
@@ -30,18 +30,11 @@ def causes_chart(step: StepReport) -> go.Figure | None:
     shown = causes[:_MOST_PLACES]
     colours = [PART_COLOURS.get(cause.cause, OTHER) if cause.ns > 0 else GAIN for cause in shown]
     texts = [f"{milliseconds(cause.ns)} ms · {percent(cause.ns / step.length_ns)}" for cause in shown]
-    figure = go.Figure(
-        go.Bar(
-            orientation="h",
-            y=list(range(len(shown))),
-            x=[cause.ns / 1e6 for cause in shown],
-            marker={"color": colours, "line": {"width": 0}},
-            customdata=texts,
-            hovertemplate="%{customdata}<extra></extra>",
-        )
-    )
-    label_bars(figure, [cause.ns / 1e6 for cause in shown], texts)
-    low, high = (bound(0, *(cause.ns / 1e6 for cause in shown)) for bound in (min, max))
+    values = [cause.ns / 1e6 for cause in shown]
+    figure = go.Figure()
+    add_bars(figure, values, colour=colours, customdata=texts, hovertemplate="%{customdata}<extra></extra>")
+    label_bars(figure, values, texts)
+    low, high = min(0, *values), max(0, *values)
     room = _TEXT_PART * (high - low) * (1.3 if low and high else 1)
     return lay_out(
         figure,

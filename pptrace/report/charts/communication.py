@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from itertools import groupby
 
 import plotly.graph_objects as go
@@ -13,7 +12,16 @@ import plotly.graph_objects as go
 from pptrace.analysis.result import CommSummary, Report, StepReport
 from pptrace.analysis.whole_run import Link
 from pptrace.report import units
-from pptrace.report.charts.base import MOST_NAMED, heat_map, label_bars, lay_out, matrix_columns, names_axis, plain
+from pptrace.report.charts.base import (
+    MOST_NAMED,
+    add_bars,
+    heat_map,
+    label_bars,
+    lay_out,
+    matrix_columns,
+    names_axis,
+    plain,
+)
 from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
 from pptrace.report.tables.table import mean
 
@@ -55,11 +63,16 @@ def comms_chart(step: StepReport) -> go.Figure | None:
     if not groups:
         return None
     figure = go.Figure()
-    for name, label, colour in _PARTS:
-        _bars(figure, groups, label, colour, partial(_mean_ms, name=name))
-    if any(_mean_ms(comms, "wait_ns") is None for _, comms in groups):
-        both = "Waiting or transfer, not known which"
-        _bars(figure, groups, both, OTHER, lambda comms: _mean_ms(comms, "total_ns") if _is_one(comms) else None)
+    both = "Waiting or transfer, not known which"
+    for name, label, colour in (*_PARTS, ("total_ns", both, OTHER)):
+        values = [_mean_ms(comms, name) for _, comms in groups]
+        if label == both:
+            are_split = [_mean_ms(comms, "wait_ns") is not None for _, comms in groups]
+            if all(are_split):
+                continue
+            values = [None if split else value for value, split in zip(values, are_split, strict=True)]
+        hover = f"<b>{label}</b><br>%{{x:,.3f}} ms<extra></extra>"
+        add_bars(figure, values, label, colour=colour, width=0.62, hovertemplate=hover)
     return lay_out(
         figure,
         42 * len(groups) + 110,
@@ -69,32 +82,9 @@ def comms_chart(step: StepReport) -> go.Figure | None:
     )
 
 
-def _is_one(comms: Sequence[CommSummary]) -> bool:
-    return _mean_ms(comms, "wait_ns") is None
-
-
 def _mean_ms(comms: Sequence[CommSummary], name: str) -> float | None:
     value = mean(getattr(comm, name) for comm in comms)
     return None if value is None else value / 1e6
-
-
-def _bars(
-    figure: go.Figure,
-    groups: Sequence[tuple[tuple[str, str], Sequence[CommSummary]]],
-    label: str,
-    colour: str,
-    value: Callable[[Sequence[CommSummary]], float | None],
-) -> None:
-    values = [value(comms) for _, comms in groups]
-    figure.add_bar(
-        orientation="h",
-        y=list(range(len(groups))),
-        x=values,
-        name=label,
-        width=0.62,
-        marker={"color": colour, "line": {"width": 0}},
-        hovertemplate=f"<b>{label}</b><br>%{{x:,.3f}} ms<extra></extra>",
-    )
 
 
 def stage_of_ranks(report: Report) -> dict[int, int]:
@@ -135,7 +125,7 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     for link, amount in links:
         if link.source in names and link.target in names:
             cells.setdefault((names[link.source], names[link.target]), []).append((link, amount))
-    labels = sorted(set(names.values()), key=_number_in)
+    labels = sorted(set(names.values()), key=lambda label: int(label.split()[1]))
     sums = {key: sum(amount for _, amount in members) for key, members in cells.items()}
     scale = 1e6 if unit == "ms" else 1
     keys = [[(source, target) for target in labels] for source in labels]
@@ -164,10 +154,6 @@ def is_by_stage(report: Report, axis: str) -> bool:
     """Return whether the matrices of an axis have a row for each stage and not for each rank."""
     ranks = {rank for link in report.links if link.axis == axis for rank in (link.source, link.target)}
     return len(ranks) > MOST_ROWS and ranks <= stage_of_ranks(report).keys()
-
-
-def _number_in(label: str) -> int:
-    return int(label.split()[1])
 
 
 def _names(report: Report, links: Sequence[tuple[Link, int]]) -> dict[int, str]:
@@ -199,27 +185,18 @@ def link_rates(report: Report, axis: str) -> go.Figure | None:
     links = sorted(links, key=lambda link: (link.algbw_gbps or 0.0, link.source, link.target))[:_MOST_LINKS]
     if not links:
         return None
-    rows = list(range(len(links)))
-    texts = [f"{units.num_bytes(_per_second(link.algbw_gbps))}/s" for link in links]
-    figure = go.Figure(
-        go.Bar(
-            orientation="h",
-            y=rows,
-            x=[_per_second(link.algbw_gbps) for link in links],
-            marker={"color": COMMUNICATION, "line": {"width": 0}},
-            name="bytes over transfer time",
-            customdata=texts,
-            hovertemplate="%{customdata}<extra></extra>",
-        )
-    )
-    rates = [_per_second(link.algbw_gbps) or 0 for link in links]
+    rates = [round((link.algbw_gbps or 0.0) * 1e9) for link in links]
+    peaks = [None if link.peak_gbps is None else round(link.peak_gbps * 1e9) for link in links]
+    texts = [f"{units.num_bytes(rate)}/s" for rate in rates]
+    figure, hover = go.Figure(), "%{customdata}<extra></extra>"
+    add_bars(figure, rates, "bytes over transfer time", colour=COMMUNICATION, customdata=texts, hovertemplate=hover)
     label_bars(figure, rates, texts)
-    most = max(max(rates), *(_per_second(link.peak_gbps) or 0 for link in links))
+    most = max(max(rates), *(peak or 0 for peak in peaks))
     has_peak = any(link.peak_gbps is not None for link in links)
     if has_peak:
         figure.add_scatter(
-            x=[_per_second(link.peak_gbps) for link in links],
-            y=rows,
+            x=peaks,
+            y=list(range(len(links))),
             mode="markers",
             name="peak of the link",
             marker={"symbol": "line-ns-open", "size": 18, "color": IDEAL, "line": {"width": 2.5}},
@@ -234,8 +211,3 @@ def link_rates(report: Report, axis: str) -> go.Figure | None:
         yaxis=names_axis([f"{link.source} → {link.target}" for link in links]),
         xaxis={"range": [0, 1.25 * most], "tickformat": "~s"},
     )
-
-
-def _per_second(gbps: float | None) -> int | None:
-    """Bytes per second."""
-    return None if gbps is None else round(gbps * 1e9)

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from pptrace.analysis.compare.compare import part_label
 from pptrace.analysis.compare.figures import CAUSE
 from pptrace.analysis.compare.result import Comparison
-from pptrace.report.charts.base import label_bars, lay_out, names_axis, plain
+from pptrace.report.charts.base import add_bars, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import COMPUTE, GAIN, OTHER, PART_COLOURS
 from pptrace.report.units import signed_milliseconds
 
@@ -30,14 +30,8 @@ def causes_of_both(comparison: Comparison) -> go.Figure | None:
         ("A", A_COLOUR, [part.a_ns for part in causes]),
         ("B", B_COLOUR, [part.b_ns for part in causes]),
     ):
-        figure.add_bar(
-            orientation="h",
-            y=list(range(len(names))),
-            x=[value / 1e6 for value in values],
-            name=label,
-            marker={"color": colour, "line": {"width": 0}},
-            hovertemplate=f"<b>{label}</b>: %{{x:,.2f}} ms<extra></extra>",
-        )
+        hover = f"<b>{label}</b>: %{{x:,.2f}} ms<extra></extra>"
+        add_bars(figure, [value / 1e6 for value in values], label, colour=colour, hovertemplate=hover)
     return lay_out(figure, 46 * len(names) + 110, "ms, median over steps", barmode="group", yaxis=names_axis(names))
 
 
@@ -46,22 +40,16 @@ def changes_of_parts(comparison: Comparison) -> go.Figure | None:
     parts = [part for part in comparison.parts if part.name != CAUSE and part.change_ns][:_MOST_PARTS]
     if not parts:
         return None
-    colours = [PART_COLOURS["jitter"] if part.change_ns > 0 else GAIN for part in parts]
-    figure = go.Figure(
-        go.Bar(
-            orientation="h",
-            y=list(range(len(parts))),
-            x=[part.change_ns / 1e6 for part in parts],
-            marker={
-                "color": [colour if part.significant else OTHER for part, colour in zip(parts, colours, strict=True)],
-                "line": {"width": 0},
-            },
-            hovertemplate="%{x:+,.2f} ms<extra></extra>",
-        )
-    )
+    values = [part.change_ns / 1e6 for part in parts]
+    colours = []
+    for part in parts:
+        colour = PART_COLOURS["jitter"] if part.change_ns > 0 else GAIN
+        colours.append(colour if part.significant else OTHER)
+    figure = go.Figure()
+    add_bars(figure, values, colour=colours, hovertemplate="%{x:+,.2f} ms<extra></extra>")
     texts = [f"{signed_milliseconds(part.change_ns)}{' *' if part.significant else ''}" for part in parts]
-    label_bars(figure, [part.change_ns / 1e6 for part in parts], texts)
-    low, high = (bound(0, *(part.change_ns / 1e6 for part in parts)) for bound in (min, max))
+    label_bars(figure, values, texts)
+    low, high = min(0, *values), max(0, *values)
     room = _TEXT_PART * (high - low)
     return lay_out(
         figure,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from pptrace.analysis.expert_parts import ExpertsReport, ExpertStep, LayerLoad, RankLoad
+from pptrace.analysis.expert_parts import ExpertsReport, ExpertStep, RankLoad
 from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.model.tables import Int64
 from pptrace.report import units
@@ -16,6 +16,7 @@ from pptrace.report.charts.base import (
     MOST_NAMED,
     MOST_TEXTS,
     QUIET,
+    add_bars,
     heat_map,
     label_bars,
     lay_out,
@@ -23,7 +24,8 @@ from pptrace.report.charts.base import (
     names_axis,
 )
 from pptrace.report.colours import COMMUNICATION, COMPUTE, OTHER, WAIT
-from pptrace.report.tables.experts import layer_name, why_late
+from pptrace.report.tables.experts import layer_name, waits_for, why_late
+from pptrace.report.tables.table import largest
 
 MOST_RANKS = 48
 """Most ranks that charts of ranks show: those for which others waited longest."""
@@ -41,20 +43,17 @@ def routes_map(experts: ExpertsReport) -> go.Figure | None:
     if not layers:
         return None
     names = [f"layer {layer_name(layer.layer, layer.stage, layer.nth)}" for layer in layers]
-    ratios = [
-        [count * len(layer.routes or ()) / sum(layer.routes or ()) for count in layer.routes or ()] for layer in layers
-    ]
+    ratios: list[list[float]] = []
+    hovers = []
+    for layer, name in zip(layers, names, strict=True):
+        routes = layer.routes or ()
+        total = sum(routes)
+        ratios.append([count * len(routes) / total for count in routes])
+        numbered = enumerate(routes)
+        hovers.append([f"<b>expert {at}</b> in {name}<br>{count:,} routes of {total:,}" for at, count in numbered])
     width = max(map(len, ratios))
-    figure = go.Figure(
-        heat_map(
-            range(width),
-            names,
-            ratios,
-            "× mean",
-            [[f"{ratio:.2f}" for ratio in row] for row in ratios],
-            [[_hover(layer, expert) for expert in range(len(layer.routes or ()))] for layer in layers],
-        )
-    )
+    texts = [[f"{ratio:.2f}" for ratio in row] for row in ratios]
+    figure = go.Figure(heat_map(range(width), names, ratios, "× mean", texts, hovers))
     return lay_out(
         figure,
         min(max(26 * len(names), 120), 620) + 96,
@@ -63,12 +62,6 @@ def routes_map(experts: ExpertsReport) -> go.Figure | None:
         xaxis={"showgrid": False, "dtick": 1 if width <= MOST_TEXTS else None},
         yaxis={"type": "category", "autorange": "reversed", "showgrid": False},
     )
-
-
-def _hover(layer: LayerLoad, expert: int) -> str:
-    count = (layer.routes or ())[expert]
-    name = layer_name(layer.layer, layer.stage, layer.nth)
-    return f"<b>expert {expert}</b> in layer {name}<br>{count:,} routes of {sum(layer.routes or ()):,}"
 
 
 def rows_chart(experts: ExpertsReport) -> go.Figure | None:
@@ -178,7 +171,7 @@ def traffic_map(matrix: TrafficMatrix | None) -> go.Figure | None:
         hovers[at][to] = (
             f"<b>{names[at]} → {names[to]}</b><br>{rows:,} rows{travels}<br>{part} of what {names[at]} sends"
         )
-    texts = [["" if value is None else _short(value) for value in line] for line in values]
+    texts = [["" if rows is None else _short(rows) for rows in line] for line in values]
     figure = go.Figure(heat_map(names, names, values, "rows", texts, hovers))
     return lay_out(
         figure,
@@ -217,10 +210,7 @@ def _short(rows: int) -> str:
 
 def shown_ranks(ranks: Sequence[RankLoad]) -> list[RankLoad]:
     """The ranks; of more than :data:`MOST_RANKS` those for which others waited longest."""
-    if len(ranks) <= MOST_RANKS:
-        return list(ranks)
-    worst = sorted(ranks, key=lambda rank: -((rank.caused_before_ns or 0) + (rank.caused_after_ns or 0)))[:MOST_RANKS]
-    return [rank for rank in ranks if rank in worst]
+    return largest(ranks, MOST_RANKS, waits_for)
 
 
 def _range(ends: Sequence[float]) -> dict[str, object]:
@@ -235,12 +225,5 @@ def _names(ranks: Sequence[RankLoad]) -> dict[str, object]:
 
 
 def _bars(figure: go.Figure, label: str, colour: str, values: Sequence[float], unit: str) -> None:
-    figure.add_bar(
-        orientation="h",
-        y=list(range(len(values))),
-        x=list(values),
-        name=label,
-        width=0.62,
-        marker={"color": colour, "line": {"width": 0}},
-        hovertemplate=f"<b>{label}</b><br>%{{x:,.2f}} {unit}<extra></extra>",
-    )
+    hover = f"<b>{label}</b><br>%{{x:,.2f}} {unit}<extra></extra>"
+    add_bars(figure, values, label, colour=colour, width=0.62, hovertemplate=hover)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.report.charts.base import GRID, QUIET, lay_out, names_axis
+from pptrace.report.charts.base import GRID, QUIET, add_bars, lay_out, names_axis
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, IDEAL
 from pptrace.workflow.live.follow import LiveRank, LiveStepFigures
 
@@ -45,14 +46,10 @@ def live_steps_chart(steps: Sequence[LiveStepFigures]) -> go.Figure:
             marker={"color": colour, "symbol": symbol, "size": size},
             hovertemplate="<b>step %{x}</b><br>%{y:,.2f} ms<extra></extra>",
         )
-    axis = {"range": [0, _highest_ms(steps)]}
+    lengths = [step.step_ns / 1e6 for step in steps] or [1.0]
+    # A few times the usual step, so that one long step, such as the first, does not flatten all others.
+    axis = {"range": [0, 1.08 * min(max(lengths), _MOST_TIMES * median(lengths))]}
     return lay_out(figure, 280, "step", "ms", xaxis={"tickformat": "d"}, yaxis=axis, uirevision="live")
-
-
-def _highest_ms(steps: Sequence[LiveStepFigures]) -> float:
-    """The top of the axis: a few times the usual step, so that one long step, such as the first, does not flatten all others."""
-    lengths = [step.step_ns / 1e6 for step in steps]
-    return 1.08 * min(max(lengths, default=1.0), _MOST_TIMES * median(lengths or [1.0]))
 
 
 def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
@@ -109,15 +106,14 @@ def live_ranks_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
         ("exposed communication", COMMUNICATION, [rank.exposed_comm_ns for rank in step.ranks]),
         ("bubble", BUBBLE, [rank.bubble_ns for rank in step.ranks]),
     ):
-        figure.add_bar(
-            x=[(ns or 0) / 1e6 for ns in values],
-            y=list(range(len(names))),
-            orientation="h",
-            name=name,
-            marker={"color": colour, "line": {"width": 0}},
-            hovertemplate=f"{name}: %{{x:,.2f}} ms<extra></extra>",
-        )
-    options = {"barmode": "stack", "bargap": 0.25, "yaxis": names_axis(names), "xaxis": {"gridcolor": GRID}}
+        hover = f"{name}: %{{x:,.2f}} ms<extra></extra>"
+        add_bars(figure, [(ns or 0) / 1e6 for ns in values], name, colour=colour, hovertemplate=hover)
+    options: dict[str, Any] = {
+        "barmode": "stack",
+        "bargap": 0.25,
+        "yaxis": names_axis(names),
+        "xaxis": {"gridcolor": GRID},
+    }
     return lay_out(figure, 110 + 26 * len(names), f"ms of step {step.step}", "", **options)
 
 

@@ -1,13 +1,16 @@
-"""Memory of the ranks: predicted parts beside measured peaks, and microbatches in flight, planned and measured."""
+"""Memory of the ranks: predicted parts beside measured peaks, microbatches in flight, and what was allocated over time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.model.tables import Int64
 from pptrace.report.charts.base import columns_axis, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL
 from pptrace.report.tables.memory import fullest_of_stages
@@ -25,6 +28,8 @@ _PARTS = (
 
 
 _MOST_STAGES = 3
+_MOST_LINES = 16
+_MOST_POINTS = 2000
 
 
 def shown_ranks(memory: MemoryReport) -> Sequence[RankMemory]:
@@ -104,13 +109,8 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
         hovertemplate="%{x}: %{y} planned<extra></extra>",
     )
     most = max(value for value in (*planned, *measured) if value is not None)
-    axis = {"range": [0, (most or 1) * _ABOVE_MOST], "tickformat": "d", "dtick": _whole_ticks([*planned, *measured])}
+    axis = {"range": [0, (most or 1) * _ABOVE_MOST], "tickformat": "d", "dtick": max(math.ceil(most / _MOST_TICKS), 1)}
     return lay_out(figure, 300, "", "microbatches in flight", xaxis=columns_axis(len(names)), yaxis=axis)
-
-
-def _whole_ticks(values: Sequence[int | None]) -> int:
-    """Distance of a handful of ticks at whole numbers."""
-    return max(math.ceil(max(value for value in values if value is not None) / _MOST_TICKS), 1)
 
 
 def rank_name(rank: RankMemory) -> str:
@@ -134,3 +134,37 @@ def _marks(figure: go.Figure, names: Sequence[str], values: Sequence[int | None]
         customdata=[num_bytes(value) for value in values],
         hovertemplate=f"{label}: %{{customdata}}<extra></extra>",
     )
+
+
+def memory_over_time(memory: pd.DataFrame) -> go.Figure | None:
+    """Allocated memory of each rank, MB over ms; None without memory events. Of many ranks those with the highest peaks.
+
+    Of many events each rank keeps the highest of every short interval, so that no peak is lost.
+    """
+    if not len(memory):
+        return None
+    origin = int(memory["t_ns"].min())
+    ordered = memory.sort_values("t_ns", kind="stable")
+    peaks = ordered.groupby("rank")["allocated_bytes"].max().sort_values(ascending=False, kind="stable")
+    figure = go.Figure()
+    for rank in sorted(peaks.index[:_MOST_LINES].tolist()):
+        rows = ordered[ordered["rank"] == rank]
+        time, level = _highest(rows["t_ns"].to_numpy(dtype=np.int64), rows["allocated_bytes"].to_numpy(dtype=np.int64))
+        figure.add_scatter(
+            x=(time - origin) / 1e6,
+            y=level / 1e6,
+            mode="lines",
+            name=f"rank {rank}",
+            line={"shape": "hv", "width": 1.5},
+        )
+    tozero = {"rangemode": "tozero"}
+    return lay_out(figure, 320, "ms", "MB allocated", can_zoom=True, yaxis=tozero, showlegend=True)
+
+
+def _highest(time: Int64, level: Int64) -> tuple[Int64, Int64]:
+    """The highest level of each of at most :data:`_MOST_POINTS` intervals of equal length, and the last level."""
+    if len(time) <= _MOST_POINTS:
+        return time, level
+    length = max(int(time[-1] - time[0]) // (_MOST_POINTS - 1), 1)
+    first = np.flatnonzero(np.diff((time - time[0]) // length, prepend=-1))
+    return np.append(time[first], time[-1]), np.append(np.maximum.reduceat(level, first), level[-1])

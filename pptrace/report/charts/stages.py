@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 
 from pptrace.analysis.op_costs import OpCost
@@ -14,6 +13,8 @@ from pptrace.analysis.op_samples import OpGroup, OpSample
 from pptrace.report.charts.base import QUIET, columns_axis, lay_out, plain
 from pptrace.report.colours import KIND_COLOURS, KIND_NAMES, OTHER
 from pptrace.report.units import milliseconds
+
+_GOLDEN = 0.618034
 
 
 def stages_chart(costs: Sequence[OpCost]) -> go.Figure | None:
@@ -68,9 +69,10 @@ def stage_points(samples: Sequence[OpSample]) -> go.Figure | None:
     for number, kind in enumerate(kinds):
         of_kind = [sample for sample in samples if sample.kind == kind]
         middles = [stages.index(sample.stage) + (number + 0.5) * room - 0.4 for sample in of_kind]
-        spread = [
-            middle + 0.7 * room * _jitter(len(sample.costs_ns)) for middle, sample in zip(middles, of_kind, strict=True)
-        ]
+        spread = []  # from −½ to ½, always the same, so that points of equal height are seen
+        for middle, sample in zip(middles, of_kind, strict=True):
+            jitter = np.arange(len(sample.costs_ns), dtype=np.float64) * _GOLDEN % 1.0 - 0.5
+            spread.append(middle + 0.7 * room * jitter)
         figure.add_scatter(
             x=np.concatenate(spread),
             y=np.concatenate([sample.costs_ns for sample in of_kind]) / 1e6,
@@ -125,15 +127,6 @@ def group_lines(samples: Sequence[OpSample]) -> list[str]:
         for sample in samples
         if sample.groups
     ]
-
-
-def _jitter(count: int) -> npt.NDArray[np.float64]:
-    """Horizontal offsets from −½ to ½, always the same, so that points of equal height are seen."""
-    places: npt.NDArray[np.float64] = np.arange(count, dtype=np.float64) * _GOLDEN % 1.0 - 0.5
-    return places
-
-
-_GOLDEN = 0.618034
 
 
 def _order(kind: str) -> int:

@@ -40,14 +40,17 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
         _points(figure, [step for step in steps if step.step in outliers], "outlier", IDEAL, "diamond", 10)
     _mark(figure, [step for step in steps if step.step == chosen])
     if len(steps) == 1:
-        return _one_step(figure)
+        whole = {"dtick": 1, "tickformat": "d"}
+        return lay_out(figure, 240, "step", "ms", xaxis=whole, yaxis={"rangemode": "tozero"})
     _distribution(figure, training or steps)
+    numbers = [step.step for step in steps]
+    ticks: dict[str, Any] = {"tickvals": numbers} if len(numbers) <= _FEW_STEPS else {"tickformat": "d"}
     return lay_out(
         figure,
         340,
         "step",
         "ms",
-        xaxis={"domain": [0, _OF_DISTRIBUTION - 0.02], **_whole_ticks([step.step for step in steps])},
+        xaxis={"domain": [0, _OF_DISTRIBUTION - 0.02], **ticks},
         xaxis2={
             "gridcolor": GRID,
             "zeroline": False,
@@ -74,16 +77,6 @@ def steps_line(report: Report, chosen: int | None = None) -> go.Figure | None:
     ticks = {"tickvals": [end / 1e6 for end in ends], "ticktext": [f"{milliseconds(end)} ms" for end in ends]}
     lay_out(figure, 84, xaxis={"visible": False}, yaxis={**ticks, "rangemode": "normal"})
     return figure.update_layout(showlegend=False, margin={"l": 84, "r": 8, "t": 12, "b": 12})
-
-
-def _one_step(figure: go.Figure) -> go.Figure:
-    """The figure of a single step, which has no distribution."""
-    return lay_out(figure, 240, "step", "ms", xaxis={"dtick": 1, "tickformat": "d"}, yaxis={"rangemode": "tozero"})
-
-
-def _whole_ticks(numbers: Sequence[int]) -> dict[str, Any]:
-    """Ticks at whole numbers: of few steps at each of them."""
-    return {"tickvals": list(numbers)} if len(numbers) <= _FEW_STEPS else {"tickformat": "d"}
 
 
 def _points(

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from pptrace.report import units
-from pptrace.report.colours import DARK_SCALE, FONT, HOVER_LABEL, SCALE
+from pptrace.report.charts.base import heat_map, lay_out
 from pptrace.report.sweep.layout import Axis, M, N, P, cost_axes, row_name, varying
 from pptrace.simulator.sweep.run import Sweep, SweptPoint
-from pptrace.simulator.sweep.values import Microbatches
 
 MOST_HEAT_MAPS = 24
 _MOST_TEXTS = 400
 _MOST_M = 4
 """Most values of m of which curves are drawn."""
-_GRID = "rgba(128, 134, 145, 0.25)"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56708F", "#8A4B9B", "#66717F")
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_BASE: Mapping[str, Any] = {
-    "template": "none",
-    "font": {"family": FONT},
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "hoverlabel": dict(HOVER_LABEL),
-}
+_MARGIN = {"l": 20, "r": 20, "t": 16, "b": 54}
+_THROUGHPUTS = (
+    ("Throughput per rank", "throughput_per_rank", "of a rank that never waits"),
+    ("Throughput of all ranks", "throughput", "in ranks that never wait"),
+)
 
 
 def heat_maps(sweep: Sweep) -> list[tuple[str, go.Figure]]:
@@ -52,39 +48,28 @@ def _heat_map(members: Sequence[SweptPoint], most: float) -> go.Figure:
     at = {(row_name(swept), swept.point.num_microbatches): swept for swept in members}
     simulated = {row_name(swept) for swept in members if swept.step is not None}
     rows = [name for name in dict.fromkeys(map(row_name, members)) if name in simulated]
-    ratios = [[_ratio(at.get((name, m))) for m in numbers] for name in rows]
+    cells = [[at.get((name, m)) for m in numbers] for name in rows]
+    steps = [[None if swept is None else swept.step for swept in row] for row in cells]
+    texts = [["" if step is None else f"{step.bubble_ratio:.2f}" for step in row] for row in steps]
+    cells_map = heat_map(
+        [str(number) for number in numbers],
+        rows,
+        [[None if step is None else step.bubble_ratio for step in row] for row in steps],
+        "bubble ratio",
+        texts,
+        [[_hover(swept) for swept in row] for row in cells],
+    )
     few = len(rows) * len(numbers) <= _MOST_TEXTS
-    figure = go.Figure(
-        go.Heatmap(
-            x=[str(number) for number in numbers],
-            y=rows,
-            z=ratios,
-            zmin=0,
-            zmax=most,
-            colorscale=SCALE,
-            meta={"dark": DARK_SCALE},
-            colorbar={"title": {"text": "bubble ratio"}, "thickness": 14},
-            text=[["" if ratio is None else f"{ratio:.2f}" for ratio in row] for row in ratios] if few else None,
-            texttemplate="%{text}" if few else None,
-            customdata=[[_hover(at.get((name, m))) for m in numbers] for name in rows],
-            hovertemplate="%{customdata}<extra></extra>",
-            hoverongaps=True,
-            xgap=1,
-            ygap=1,
-        )
+    cells_map.update(zmax=most, hoverongaps=True, texttemplate="%{text}" if few else None)
+    return lay_out(
+        go.Figure(cells_map),
+        130 + 30 * len(rows),
+        "microbatches m",
+        can_zoom=True,
+        margin=_MARGIN,
+        xaxis={"type": "category", "showgrid": False},
+        yaxis={"type": "category", "autorange": "reversed", "showgrid": False},
     )
-    figure.update_layout(
-        **_BASE,
-        height=130 + 30 * len(rows),
-        margin={"l": 20, "r": 20, "t": 16, "b": 54},
-        xaxis={"title": {"text": "microbatches m"}, "type": "category", "showgrid": False},
-        yaxis={"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False},
-    )
-    return figure
-
-
-def _ratio(swept: SweptPoint | None) -> float | None:
-    return None if swept is None or swept.step is None else swept.step.bubble_ratio
 
 
 def _hover(swept: SweptPoint | None) -> str:
@@ -112,67 +97,43 @@ def curves(sweep: Sweep) -> list[tuple[str, go.Figure]]:
     ]
 
 
-_THROUGHPUTS = (
-    ("Throughput per rank", "throughput_per_rank", "of a rank that never waits"),
-    ("Throughput of all ranks", "throughput", "in ranks that never wait"),
-)
-
-
 def _curves(sweep: Sweep, axis: Axis, field: str, label: str) -> go.Figure:
     """A line for each schedule, v, m (of many a few) and what else varies."""
-    others = [other for other in (P, M, N, *cost_axes(sweep)) if other is not axis and other in _all_varying(sweep)]
+    several = [*varying(sweep, (P, M, N)), *cost_axes(sweep)]
     lines: dict[str, list[SweptPoint]] = {}
-    shown = _few_microbatches(sweep)
-    for swept in (swept for swept in sweep.simulated if swept.point.microbatches in shown):
-        name = ", ".join([row_name(swept), *(other.label(swept) for other in others)])
+    values = sorted({swept.point.microbatches for swept in sweep.points})
+    if len(values) > _MOST_M:  # of many the least and the most, and the first multiples of p
+        fixed = [value for value in values if not value.times_p]
+        values = [*fixed[:1], *fixed[-1:], *[value for value in values if value.times_p][: _MOST_M - 2]]
+    for swept in (swept for swept in sweep.simulated if swept.point.microbatches in values):
+        name = ", ".join([row_name(swept), *(other.label(swept) for other in several if other is not axis)])
         lines.setdefault(name, []).append(swept)
     figure = go.Figure()
     for number, (name, members) in enumerate(lines.items()):
         members.sort(key=axis.value)
+        dash = _DASHES[number // len(_LINES) % len(_DASHES)]
         figure.add_scatter(
             x=[axis.value(swept) for swept in members],
             y=[getattr(swept.step, field) for swept in members],
             mode="lines+markers",
             name=name,
-            line={
-                "color": _LINES[number % len(_LINES)],
-                "dash": _DASHES[number // len(_LINES) % len(_DASHES)],
-                "width": 2,
-            },
+            line={"color": _LINES[number % len(_LINES)], "dash": dash, "width": 2},
             customdata=[_hover(swept) for swept in members],
             hovertemplate="%{customdata}<br>" + label + ": %{y:.3f}<extra></extra>",
         )
     ticks = sorted({axis.value(swept) for swept in sweep.simulated})
-    figure.update_layout(
-        **_BASE,
-        height=380,
-        margin={"l": 20, "r": 20, "t": 16, "b": 54},
+    return lay_out(
+        figure,
+        380,
+        "pipeline ranks p" if axis is P else axis.name,
+        label,
+        can_zoom=True,
+        margin=_MARGIN,
+        legend={"orientation": "v", "x": 1.02, "yanchor": "auto"},
         xaxis={
-            "title": {"text": "pipeline ranks p" if axis is P else axis.name},
             "type": "log" if axis is P and ticks[-1] >= 4 * ticks[0] else "linear",
             **({"tickvals": ticks} if len(ticks) <= 16 else {}),
-            "gridcolor": _GRID,
-            "zeroline": False,
         },
-        yaxis={
-            "title": {"text": label},
-            "rangemode": "tozero",
-            "gridcolor": _GRID,
-            "zeroline": False,
-            "automargin": True,
-        },
+        yaxis={"rangemode": "tozero"},
         showlegend=True,
     )
-    return figure
-
-
-def _few_microbatches(sweep: Sweep) -> set[Microbatches]:
-    """The values of m that curves show: of many the least and the most, and the first multiples of p."""
-    values = sorted({swept.point.microbatches for swept in sweep.points})
-    fixed = [value for value in values if not value.times_p]
-    multiples = [value for value in values if value.times_p]
-    return set(values) if len(values) <= _MOST_M else {*fixed[:1], *fixed[-1:], *multiples[: _MOST_M - 2]}
-
-
-def _all_varying(sweep: Sweep) -> list[Axis]:
-    return [*varying(sweep, (P, M, N)), *cost_axes(sweep)]

@@ -20,6 +20,11 @@ _MOST_COLUMNS = 10
 _MOST_ROWS = 40
 _MOST_REASONS = 6
 _MOST_SIZES = 4
+_COSTS_OF = {
+    CostsOf.RANK: "of one microbatch in all layers of a rank, divided over its chunks",
+    CostsOf.MODEL: "of one microbatch in the whole model, divided over its stages",
+    CostsOf.ACTION: "of one action",
+}
 _LEGEND = "bubble / compute; holds: the most that a rank keeps, in activations of a microbatch in 1/p of the model; –: refused"
 
 
@@ -44,67 +49,51 @@ def sweep_headline(sweep: Sweep) -> str:
 def best_lines(sweep: Sweep) -> list[str]:
     """The smallest bubble of each p, of few p's."""
     numbers = sorted({swept.point.pp for swept in sweep.simulated})
-    return [_best(sweep, pp) for pp in numbers] if len(numbers) <= _MOST_SIZES else []
-
-
-def _best(sweep: Sweep, pp: int) -> str:
-    of_pp = [(swept, swept.step) for swept in sweep.simulated if swept.step and swept.point.pp == pp]
-    swept, step = min(of_pp, key=lambda found: (found[1].bubble_ratio, found[1].peak_activations))
-    return (
-        f"p={pp}: smallest bubble {units.ratio(step.bubble_ratio)} ({units.percent(step.bubble_share)} of the step), "
-        f"{row_name(swept)}, m={swept.point.num_microbatches}, which holds {step.peak_activations:g}"
-    )
+    lines = []
+    for pp in numbers if len(numbers) <= _MOST_SIZES else ():
+        of_pp = [(swept, swept.step) for swept in sweep.simulated if swept.step and swept.point.pp == pp]
+        swept, step = min(of_pp, key=lambda found: (found[1].bubble_ratio, found[1].peak_activations))
+        lines.append(
+            f"p={pp}: smallest bubble {units.ratio(step.bubble_ratio)} ({units.percent(step.bubble_share)} of the step), "
+            f"{row_name(swept)}, m={swept.point.num_microbatches}, which holds {step.peak_activations:g}"
+        )
+    return lines
 
 
 def costs_line(sweep: Sweep) -> str:
     """Costs of the sweep, and what they are of."""
     several = cost_axes(sweep)
-    texts = [f"{axis.name.removesuffix(' ms')} {_cost(axis, sweep)}" for axis in COSTS if axis not in several]
+    texts = []
+    for axis in (axis for axis in COSTS if axis not in several):
+        values = {axis.text(swept) for swept in sweep.points}
+        texts.append(f"{axis.name.removesuffix(' ms')} {f'{values.pop()} ms' if len(values) == 1 else 'half of B'}")
     texts += [f"{axis.name.removesuffix(' ms')} as below" for axis in several]
     return f"costs {_COSTS_OF[sweep.grid.costs_of]}: {', '.join(texts)}"
-
-
-def _cost(axis: Axis, sweep: Sweep) -> str:
-    values = {axis.text(swept) for swept in sweep.points}
-    return f"{values.pop()} ms" if len(values) == 1 else "half of B"
-
-
-_COSTS_OF = {
-    CostsOf.RANK: "of one microbatch in all layers of a rank, divided over its chunks",
-    CostsOf.MODEL: "of one microbatch in the whole model, divided over its stages",
-    CostsOf.ACTION: "of one action",
-}
 
 
 def sweep_tables(sweep: Sweep, every_row: bool = False) -> list[ReportTable]:
     """Bubble ratios: a row for each schedule and what else varies, a column for each value of the longest axis."""
     if not sweep.simulated:
         return []
-    columns = _column_axis(sweep)
-    others = [axis for axis in (P, *cost_axes(sweep), N, M) if axis in _varying(sweep) and axis is not columns]
-    values = sorted({columns.value(swept) for swept in sweep.points})
-    shown = values if every_row else _evenly(values, _MOST_COLUMNS)
-    texts = {columns.value(swept): columns.label(swept) for swept in sweep.points}
-    rows = _rows(sweep, columns, others, shown)
+    costs = cost_axes(sweep)
+    longest = max([M, P, *costs], key=lambda axis: len({axis.value(swept) for swept in sweep.points}))
+    several = [*varying(sweep, (P, N, M)), *costs]
+    others = [axis for axis in (P, *costs, N, M) if axis in several and axis is not longest]
+    texts = {longest.value(swept): longest.label(swept) for swept in sweep.points}
+    values = sorted(texts)
+    shown = values
+    if not every_row and len(values) > _MOST_COLUMNS:  # the first and the last among them
+        shown = [values[index * (len(values) - 1) // (_MOST_COLUMNS - 1)] for index in range(_MOST_COLUMNS)]
+    rows = _rows(sweep, longest, others, shown)
     kept = rows if every_row else rows[:_MOST_ROWS]
     notes = []
     if len(shown) < len(values):
-        notes.append(f"{len(shown)} of {len(values)} values of {columns.name}: --csv and --html have all")
+        notes.append(f"{len(shown)} of {len(values)} values of {longest.name}: --csv and --html have all")
     if len(kept) < len(rows):
         notes.append(f"… {len(rows) - len(kept)} more rows: --csv and --html have all")
     heads = ("schedule", "v", *(axis.name for axis in others), "holds", *(texts[value] for value in shown))
     notes.append(_LEGEND)
     return [ReportTable("sweep", "Bubble ratio", heads, tuple(kept), tuple(notes), num_labels=2 + len(others))]
-
-
-def _varying(sweep: Sweep) -> list[Axis]:
-    return [*varying(sweep, (P, N, M)), *cost_axes(sweep)]
-
-
-def _column_axis(sweep: Sweep) -> Axis:
-    """The axis with most values; m where there is none."""
-    axes = [M, P, *cost_axes(sweep)]
-    return max(axes, key=lambda axis: len({axis.value(swept) for swept in sweep.points}))
 
 
 def _rows(sweep: Sweep, columns: Axis, others: Sequence[Axis], shown: Sequence[object]) -> list[tuple[str, ...]]:
@@ -116,39 +105,20 @@ def _rows(sweep: Sweep, columns: Axis, others: Sequence[Axis], shown: Sequence[o
     schedules = {name: number for number, name in enumerate(sweep.grid.schedules)}
     kept.sort(
         key=lambda members: (
-            *(_sortable(axis.value(members[0])) for axis in others),
+            *((value is not None, value) for value in (axis.value(members[0]) for axis in others)),
             schedules[members[0].point.schedule],
             members[0].num_chunks,
         )
     )
-    return [_row(members, columns, others, shown) for members in kept]
-
-
-def _sortable(value: object) -> tuple[bool, object]:
-    return (value is not None, value)
-
-
-def _row(
-    members: Sequence[SweptPoint], columns: Axis, others: Sequence[Axis], shown: Sequence[object]
-) -> tuple[str, ...]:
-    first = members[0]
-    steps = {columns.value(swept): swept.step for swept in members}
-    ratios = [steps.get(value) for value in shown]
-    holds = max(swept.step.peak_activations for swept in members if swept.step)
-    return (
-        first.point.schedule,
-        str(first.num_chunks),
-        *(axis.text(first) for axis in others),
-        f"{holds:g}",
-        *(units.ratio(None if step is None else step.bubble_ratio) for step in ratios),
-    )
-
-
-def _evenly(values: Sequence[object], most: int) -> list[object]:
-    """At most so many of the values, the first and the last among them, at even distances."""
-    if len(values) <= most:
-        return list(values)
-    return [values[index * (len(values) - 1) // (most - 1)] for index in range(most)]
+    rows = []
+    for members in kept:
+        first = members[0]
+        steps = {columns.value(swept): swept.step for swept in members}
+        ratios = [None if (step := steps.get(value)) is None else step.bubble_ratio for value in shown]
+        holds = max(swept.step.peak_activations for swept in members if swept.step)
+        of_others = (axis.text(first) for axis in others)
+        rows.append((first.point.schedule, str(first.num_chunks), *of_others, f"{holds:g}", *map(units.ratio, ratios)))
+    return rows
 
 
 def refused_lines(sweep: Sweep) -> list[str]:
@@ -172,8 +142,9 @@ def _sizes(members: Sequence[SweptPoint]) -> str:
         "m": {swept.point.num_microbatches for swept in members},
         "v": {swept.num_chunks for swept in members},
     }
-    return " ".join(f"{name}={_few(sorted(values))}" for name, values in numbers.items())
-
-
-def _few(values: Sequence[int]) -> str:
-    return ",".join(map(str, values)) if len(values) <= _MOST_SIZES else f"{values[0]}…{values[-1]}"
+    texts = []
+    for name, values in numbers.items():
+        every = sorted(values)
+        few = ",".join(map(str, every)) if len(every) <= _MOST_SIZES else f"{every[0]}…{every[-1]}"
+        texts.append(f"{name}={few}")
+    return " ".join(texts)

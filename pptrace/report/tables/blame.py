@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Blame, CriticalPath
+from pptrace.analysis.step_parts import CriticalPath
 from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MORE, Amount, Bar, ReportTable
+from pptrace.report.tables.table import FEW_RANKS, Amount, Bar, ReportTable, more
 
 _BRIEF_ROWS = 3
 _LEAST_SHARE = 0.01
@@ -31,8 +31,15 @@ def blame_table(step: StepReport, amount: Amount) -> ReportTable:
         )
         for name, ns in shown
     ]
-    notes = [MORE.format(len(ordered) - len(shown))] if len(shown) < len(ordered) else []
-    notes += [f"by kind: {_shares(blame.by_kind, blame.total_ns)}", *_worst(blame, by_stage)]
+    notes = [*more(len(ordered) - len(shown)), f"by kind: {_shares(blame.by_kind, blame.total_ns)}"]
+    most = []
+    if by_stage:
+        worst, ns = max(blame.by_rank.items(), key=lambda item: (item[1], -item[0]))
+        most.append(f"of one rank {units.milliseconds(ns)} ms (rank {worst})")
+    for op in blame.ops[:1]:
+        where = f"{op.kind} of microbatch {op.microbatch} on rank {op.rank}, stage {op.stage}"
+        most.append(f"of one op {units.milliseconds(op.ns)} ms ({where})")
+    notes += [f"most {', '.join(most)}"] if most else []
     columns = ("stage" if by_stage else "rank", "ms", "of all bubble", "")
     return ReportTable("blame", "Who causes the bubble of all ranks", columns, tuple(rows), tuple(notes))
 
@@ -41,19 +48,6 @@ def critical_path_line(path: CriticalPath) -> str:
     """One line: what the chain of ops that the step's length hangs on is made of, and where it mostly is."""
     stage, ns = max(path.by_stage.items(), key=lambda item: (item[1], -item[0]))
     return f"critical path: {_shares(path.parts, path.span_ns)}; {ns / path.span_ns:.0%} of it in stage {stage}"
-
-
-def _worst(blame: Blame, with_rank: bool) -> list[str]:
-    """The rank and the op that most is charged to."""
-    most = []
-    if with_rank:
-        rank, ns = max(blame.by_rank.items(), key=lambda item: (item[1], -item[0]))
-        most.append(f"of one rank {units.milliseconds(ns)} ms (rank {rank})")
-    most += [
-        f"of one op {units.milliseconds(op.ns)} ms ({op.kind} of microbatch {op.microbatch} on rank {op.rank}, stage {op.stage})"
-        for op in blame.ops[:1]
-    ]
-    return [f"most {', '.join(most)}"] if most else []
 
 
 def _shares(parts: Mapping[str, int], whole: int) -> str:

@@ -8,8 +8,10 @@ from statistics import fmean
 
 from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
 from pptrace.report import units
-from pptrace.report.recording.line import as_recorded
-from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
+from pptrace.report.recording import as_recorded
+from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, mean_and_extremes, share
+
+_SHOWN_DIFFERENCES = 4
 
 
 def comms_table(step: StepReport, amount: Amount) -> ReportTable:
@@ -18,12 +20,13 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
         ((comm.axis, comm.kind, rank.rank, comm) for rank in step.ranks for comm in rank.comms), key=lambda row: row[:3]
     )
     times = ("time ms", "wait ms", "hidden ms", "not hidden ms", "overlap")
-    measured = [
-        (f"{axis} {kind}, rank {rank}", comm)
-        for axis, kind, rank, comm in entries
-        if comm.predicted_bytes is not None and comm.bytes is not None
-    ]
-    notes: tuple[str, ...] = (_against_prediction(measured),) if measured else ()
+    notes = _against_prediction(
+        [
+            (f"{axis} {kind}, rank {rank}", comm)
+            for axis, kind, rank, comm in entries
+            if comm.predicted_bytes is not None and comm.bytes is not None
+        ]
+    )
     longest = max((comm.total_ns or 0 for _, _, _, comm in entries), default=0)
     if step.span_ns is not None and longest > step.span_ns:
         notes += ("times are sums over calls, which may go on at the same time and beyond the step",)
@@ -35,7 +38,15 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
         notes += ("not hidden: by compute; what of it keeps a rank waiting is its exposed communication",)
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
-        rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]
+        rows = [
+            (
+                *(axis, kind, str(rank), str(comm.count), units.num_bytes(comm.bytes)),
+                *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, _not_hidden(comm))),
+                units.percent(comm.overlap_ratio),
+                *map(units.bandwidth, (comm.algbw_gbps, comm.busbw_gbps)),
+            )
+            for axis, kind, rank, comm in entries
+        ]
         return ReportTable("comms", "Communication", columns, tuple(rows), notes, 2, leave_out=(10, 7, 11, 3, 6))
     columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most not hidden")
     rows = [
@@ -44,17 +55,6 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     ]
     return ReportTable(
         "comms", "Communication, means over the ranks", columns, tuple(rows), notes, 2, leave_out=(2, 10, 7, 3, 6)
-    )
-
-
-def _comm(comm: CommSummary) -> tuple[str, ...]:
-    return (
-        str(comm.count),
-        units.num_bytes(comm.bytes),
-        *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, _not_hidden(comm))),
-        units.percent(comm.overlap_ratio),
-        units.bandwidth(comm.algbw_gbps),
-        units.bandwidth(comm.busbw_gbps),
     )
 
 
@@ -85,25 +85,21 @@ def _comm_means(comms: Sequence[tuple[int, CommSummary]]) -> tuple[str, ...]:
     )
 
 
-_SHOWN_DIFFERENCES = 4
-
-
-def _against_prediction(rows: Sequence[tuple[str, CommSummary]]) -> str:
-    """One sentence: measured bytes compared with those predicted from the model's sizes and options."""
+def _against_prediction(rows: Sequence[tuple[str, CommSummary]]) -> tuple[str, ...]:
+    """One sentence: measured bytes compared with those predicted from the model's sizes and options; none without rows."""
+    if not rows:
+        return ()
     wrong = [
         f"{name}: {comm.predicted_bytes:,} predicted, {comm.bytes:,} measured"
         for name, comm in rows
         if comm.bytes != comm.predicted_bytes
     ]
+    start = "bytes: predicted from the model's sizes and options"
     if not wrong:
-        return (
-            f"bytes: predicted from the model's sizes and options = measured, in all {units.counted(len(rows), 'row')}"
-        )
-    more = len(wrong) - _SHOWN_DIFFERENCES
-    listed = "; ".join(wrong[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-    return (
-        f"bytes: predicted from the model's sizes and options ≠ measured in {len(wrong)} of {len(rows)} rows: {listed}"
-    )
+        return (f"{start} = measured, in all {units.counted(len(rows), 'row')}",)
+    num_more = len(wrong) - _SHOWN_DIFFERENCES
+    listed = "; ".join(wrong[:_SHOWN_DIFFERENCES]) + (f"; and {num_more} more" if num_more > 0 else "")
+    return (f"{start} ≠ measured in {len(wrong)} of {len(rows)} rows: {listed}",)
 
 
 def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
@@ -113,39 +109,24 @@ def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
         key=lambda row: row[:3],
     )
     is_brief = amount is Amount.BRIEF and len(report.device) > FEW_RANKS
-    groups = (
-        [list(group) for _, group in groupby(entries, key=lambda row: row[:2])]
-        if is_brief
-        else [[row] for row in entries]
-    )
-    rows = [_totals_row(group, str(len(group) if is_brief else group[0][2])) for group in groups]
-    columns = (
-        "axis",
-        "kind",
-        "ranks" if is_brief else "rank",
-        "of",
-        "count",
-        "bytes",
-        "total ms",
-        "overlap",
-        "bus B/s",
-    )
+    groups = [list(group) for _, group in groupby(entries, key=lambda row: row[:2])]
+    rows = []
+    for group in groups if is_brief else [[entry] for entry in entries]:
+        axis, kind, rank, _ = group[0]
+        rows.append((axis, kind, str(len(group) if is_brief else rank), *_totals([comm for *_, comm in group])))
+    ranks = "ranks" if is_brief else "rank"
+    columns = ("axis", "kind", ranks, "of", "count", "bytes", "total ms", "overlap", "bus B/s")
     title = "Communication, whole trace (times with waiting)"
     notes = ("means over the ranks; --all lists them",) if is_brief else ()
     return ReportTable("comm-totals", title, columns, tuple(rows), notes, 2, leave_out=(8, 3, 4))
 
 
-def _totals_row(group: Sequence[tuple[str, str, int, CommTotal]], ranks: str) -> tuple[str, ...]:
-    """One row for the (axis, kind, rank, total) of one rank, or of several: means."""
-    axis, kind, _, _ = group[0]
-    comms = [comm for *_, comm in group]
+def _totals(comms: Sequence[CommTotal]) -> tuple[str, ...]:
+    """The cells of one rank's calls, or of several ranks': means."""
     sizes = {comm.group_size for comm in comms}
     ratios = [comm.overlap_ratio for comm in comms if comm.overlap_ratio is not None]
     rates = [comm.busbw_gbps for comm in comms if comm.busbw_gbps is not None]
     return (
-        axis,
-        kind,
-        ranks,
         str(size) if len(sizes) == 1 and (size := sizes.pop()) is not None else "–",
         str(mean(comm.count for comm in comms)),
         units.num_bytes(mean(comm.bytes for comm in comms)),
@@ -158,14 +139,11 @@ def _totals_row(group: Sequence[tuple[str, str, int, CommTotal]], ranks: str) ->
 def device_table(report: Report, amount: Amount) -> ReportTable:
     """Device time of each rank's whole trace; of many ranks, the mean and the extremes."""
     entries = [entry for entry in report.device if entry.breakdown.busy_ns is not None]
-    notes: tuple[str, ...] = ()
-    labelled = [(str(entry.rank), [entry]) for entry in entries]
-    if amount is Amount.BRIEF and len(entries) > FEW_RANKS:
-        by_busy = sorted(entries, key=lambda entry: entry.breakdown.busy_ns or 0)
-        labelled = [("mean", entries), *((str(entry.rank), [entry]) for entry in (by_busy[0], by_busy[-1]))]
-        notes = (
-            f"the mean of {len(entries)} ranks, and the ranks whose devices were busy least and most; --all lists them",
-        )
+    labelled = mean_and_extremes(entries, amount, lambda entry: entry.rank, lambda entry: entry.breakdown.busy_ns or 0)
+    notes = ["of each rank from its first kernel to the end of its last one"]
+    if labelled and labelled[0][0] == "mean":
+        extremes = "the ranks whose devices were busy least and most"
+        notes.insert(0, f"the mean of {len(entries)} ranks, and {extremes}; --all lists them")
     names = ("busy_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns")
     rows = []
     for label, group in labelled:
@@ -173,29 +151,21 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
         ratios = [entry.breakdown.overlap_ratio for entry in group if entry.breakdown.overlap_ratio is not None]
         rows.append((label, *map(units.milliseconds, means), units.percent(fmean(ratios) if ratios else None)))
     columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
-    notes = (*notes, "of each rank from its first kernel to the end of its last one")
-    return ReportTable("device", f"Device, whole trace{as_recorded(report)}", columns, tuple(rows), notes)
+    return ReportTable("device", f"Device, whole trace{as_recorded(report)}", columns, tuple(rows), tuple(notes))
 
 
 def host_window_table(report: Report, amount: Amount) -> ReportTable:
     """Time of hosts without devices in their whole traces, by what they did; of many ranks, the mean and the extremes."""
-    entries = [(str(entry.rank), entry.on_host) for entry in report.device if entry.on_host is not None]
-    groups = [(rank, [window]) for rank, window in entries]
+    entries = [(entry.rank, entry.on_host) for entry in report.device if entry.on_host is not None]
+    groups = mean_and_extremes(entries, amount, lambda entry: entry[0], lambda entry: entry[1].compute_ns)
     notes: tuple[str, ...] = ()
-    if amount is Amount.BRIEF and len(entries) > FEW_RANKS:
-        by_compute = sorted(groups, key=lambda group: group[1][0].compute_ns)
-        groups = [("mean", [window for _, window in entries]), by_compute[0], by_compute[-1]]
+    if groups and groups[0][0] == "mean":
         notes = (f"the mean of {len(entries)} ranks, and those that computed least and most; --all lists them",)
-    rows = [
-        (
-            rank,
-            units.milliseconds(mean(window.last_ns - window.first_ns for window in windows)),
-            *(units.milliseconds(mean(getattr(window, name) for window in windows)) for name in _OF_HOST),
-        )
-        for rank, windows in groups
-    ]
+    rows = []
+    for label, group in groups:
+        times = [
+            (host.last_ns - host.first_ns, host.compute_ns, host.communication_ns, host.rest_ns) for _, host in group
+        ]
+        rows.append((label, *(units.milliseconds(mean(values)) for values in zip(*times, strict=True))))
     columns = ("rank", "length ms", "compute ms", "communication ms", "between operators ms")
     return ReportTable("host-window", "Host, whole trace (communication with waiting)", columns, tuple(rows), notes)
-
-
-_OF_HOST = ("compute_ns", "communication_ns", "rest_ns")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, RUN_TO_RUN
 from pptrace.analysis.compare.compare import place_label
-from pptrace.analysis.compare.result import Comparison, FactChange, MeanChange, PartChange, RecordingOfSide, SpanChange
+from pptrace.analysis.compare.result import Comparison, MeanChange, SpanChange
 from pptrace.model.wording import listed
 from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, more
 
 _LEAST_SHARE = 0.001
 """A brief table leaves out parts that changed by less than this share of a step."""
@@ -18,45 +18,37 @@ _LEAST_SHARE = 0.001
 def comparison_tables(comparison: Comparison, amount: Amount) -> list[ReportTable]:
     """The tables in reading order."""
     parts = _parts_table(comparison, amount)
-    tables = [_steps_table(comparison, has_parts=bool(parts.rows))]
-    tables += [parts] if parts.rows else []
-    tables += [_facts_table(comparison.facts)] if comparison.facts else []
+    tables = [_steps_table(comparison, has_parts=bool(parts.rows)), *([parts] if parts.rows else [])]
+    if comparison.facts:
+        facts = tuple((fact.name, fact.a or "–", fact.b or "–") for fact in comparison.facts)
+        title = "Facts that differ"
+        tables.append(ReportTable("compared-facts", title, ("fact", "A", "B"), facts, num_labels=3))
     return tables
 
 
 def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
     span, counts, runs, deviations = comparison.span, comparison.num_steps, comparison.num_runs, comparison.run_to_run
-    is_several = comparison.has_several_runs
-    of_runs = (
-        [(str(runs.a), _deviation(deviations.a)), (str(runs.b), _deviation(deviations.b))] if is_several else [(), ()]
-    )
     mean = comparison.mean
-    of_means: list[tuple[str, ...]] = [(), ()]
-    if mean is not None:
-        changed = units.milliseconds(mean.b_ns), _signed(mean.change), _interval(mean)
-        of_means = [(units.milliseconds(mean.a_ns), "", ""), changed]
-    typical = units.milliseconds(span.b_ns), _signed(span.change), _interval(span)
-    rows = (
-        ("A", str(counts.a), units.milliseconds(span.a_ns), "", "", *of_means[0], *of_runs[0]),
-        ("B", str(counts.b), *typical, *of_means[1], *of_runs[1]),
-    )
-    columns = (
+    of_a: list[str] = ["A", str(counts.a), units.milliseconds(span.a_ns), "", ""]
+    of_b: list[str] = ["B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span)]
+    columns = [
         "run",
         "whole steps",
         "undisturbed ms" if span.is_undisturbed else "typical ms",
         "change",
         "95 % interval",
-        *(() if mean is None else ("mean ms", "its change", "its interval")),
-        *(("runs", "run to run") if is_several else ()),
-    )
-    notes = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
-    return ReportTable(
-        "compared-steps",
-        "Steps",
-        columns,
-        rows,
-        (*notes, *_notes_on_recording(comparison), *_notes_on_runs(comparison)),
-    )
+    ]
+    if mean is not None:
+        of_a += [units.milliseconds(mean.a_ns), "", ""]
+        of_b += [units.milliseconds(mean.b_ns), _signed(mean.change), _interval(mean)]
+        columns += ["mean ms", "its change", "its interval"]
+    if comparison.has_several_runs:
+        for row, num, share in ((of_a, runs.a, deviations.a), (of_b, runs.b, deviations.b)):
+            row += [str(num), "–" if share is None else f"{share:.2%}"]
+        columns += ["runs", "run to run"]
+    notes: tuple[str, ...] = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
+    notes = (*notes, *_notes_on_recording(comparison), *_notes_on_runs(comparison))
+    return ReportTable("compared-steps", "Steps", tuple(columns), (tuple(of_a), tuple(of_b)), notes)
 
 
 def _notes_on_recording(comparison: Comparison) -> Iterator[str]:
@@ -65,14 +57,14 @@ def _notes_on_recording(comparison: Comparison) -> Iterator[str]:
     sides = [(name, side) for name, side in (("A", recording.a), ("B", recording.b)) if side.source is not None]
     if not sides:
         return
-    known = listed(f"{name}'s {side.source}{_as_recorded(side)}" for name, side in sides)
+    known = listed(
+        f"{name}'s {side.source}"
+        + ("" if side.recorded_ns is None else f" ({units.milliseconds(side.recorded_ns)} ms as recorded)")
+        for name, side in sides
+    )
     doubt = recording.deviation
     interval = f"; the change may be off by {doubt:.1%} for that, which the interval has" if doubt else ""
     yield f"steps are those without their recording: {known}{interval}; --as-recorded compares recordings"
-
-
-def _as_recorded(side: RecordingOfSide) -> str:
-    return "" if side.recorded_ns is None else f" ({units.milliseconds(side.recorded_ns)} ms as recorded)"
 
 
 def _notes_on_runs(comparison: Comparison) -> Iterator[str]:
@@ -98,41 +90,30 @@ def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:
     if amount is Amount.BRIEF:
         least = _LEAST_SHARE * max(comparison.span.a_ns, comparison.span.b_ns)
         shown = tuple(part for part in parts if abs(part.change_ns) >= least)[:MAX_ROWS]
-    rows = tuple(_part_row(part) for part in shown)
+    rows = tuple(
+        (
+            part.name,
+            place_label(part.where),
+            units.milliseconds(part.a_ns),
+            units.milliseconds(part.b_ns),
+            units.signed_milliseconds(part.change_ns),
+            f"{part.change_ns / part.a_ns:+.1%}" if part.a_ns > 0 else "–",
+            "*" if part.significant else "",
+        )
+        for part in shown
+    )
     usual = "compute as in the least disturbed steps, else " if comparison.span.is_undisturbed else ""
     notes = [
         f"{usual}medians over steps of means over ranks, or over those of a stage; compute is that of all microbatches of a "
         "step; * differs by more than chance, however many parts there are (Holm, 5 %)"
     ]
-    notes += [MORE.format(len(parts) - len(shown))] if len(parts) > len(shown) else []
+    notes += more(len(parts) - len(shown))
     columns = ("part", "", "A ms", "B ms", "change ms", "change", " ")
     return ReportTable("compared-parts", "Parts of a step", columns, rows, tuple(notes), num_labels=2)
 
 
-def _part_row(part: PartChange) -> tuple[str, ...]:
-    change = part.change_ns / part.a_ns if part.a_ns > 0 else None
-    return (
-        part.name,
-        place_label(part.where),
-        units.milliseconds(part.a_ns),
-        units.milliseconds(part.b_ns),
-        units.signed_milliseconds(part.change_ns),
-        "–" if change is None else f"{change:+.1%}",
-        "*" if part.significant else "",
-    )
-
-
-def _facts_table(facts: Sequence[FactChange]) -> ReportTable:
-    rows = tuple((fact.name, fact.a or "–", fact.b or "–") for fact in facts)
-    return ReportTable("compared-facts", "Facts that differ", ("fact", "A", "B"), rows, num_labels=3)
-
-
 def _signed(change: float | None) -> str:
     return "–" if change is None else f"{change:+.2%}"
-
-
-def _deviation(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2%}"
 
 
 def _interval(span: SpanChange | MeanChange) -> str:

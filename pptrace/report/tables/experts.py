@@ -15,8 +15,8 @@ from pptrace.analysis.expert_parts import (
     RankLoad,
     RoutingGain,
 )
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Columns, ReportTable, largest, more, rows_of
+from pptrace.report.units import flops, milliseconds, num_bytes, number, percent, ratio
 
 _WHY = {"rows": "most rows", "slow": "slow", "before": "late before", None: ""}
 _BECAUSE = {
@@ -25,6 +25,17 @@ _BECAUSE = {
     "before": ": it comes late to the layers",
     None: "",
 }
+_FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "expert_ratio": ("hottest expert, × mean", ratio),
+    "least_ratio": ("expert with fewest routes, × mean", ratio),
+    "deviation_ratio": ("standard deviation of experts, × mean", ratio),
+    "idle_experts": ("idle experts", lambda value: f"{value:,.0f}"),
+    "dropped_share": ("dropped", percent),
+    "dropped_tokens_share": ("tokens without expert", percent),
+    "rank_ratio": ("rows of ranks, max / mean", ratio),
+    "worst_rank_ratio": ("worst microbatch", ratio),
+}
+"""Figures of layers → the name in tables, and the way in which they are written."""
 
 
 def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
@@ -35,12 +46,10 @@ def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
     if len(experts.layers) > MAX_ROWS and experts.over_layers:
         tables.append(_spread_table(experts.over_layers))
     tables += [_ranks_table(experts, amount)] if experts.ranks else []
-    if amount is Amount.WHOLE and experts.calls:
-        tables.append(_calls_table(experts.calls))
-    if amount is Amount.WHOLE and experts.steps:
-        tables.append(_steps_table(experts.steps))
-    if amount is Amount.WHOLE and experts.traffic is not None:
-        tables.append(_traffic_table(experts.traffic))
+    if amount is Amount.WHOLE:
+        tables += [_calls_table(experts.calls)] if experts.calls else []
+        tables += [_steps_table(experts.steps)] if experts.steps else []
+        tables += [_traffic_table(experts.traffic)] if experts.traffic is not None else []
     return tables
 
 
@@ -52,39 +61,45 @@ def layer_name(layer: int | None, stage: int | None, nth: int | None) -> str:
     return "–" if nth is None else f"{of_stage}{nth}"
 
 
+_LAYER_COLUMNS: Columns[LayerLoad] = {
+    "layer": lambda layer: layer_name(layer.layer, layer.stage, layer.nth),
+    "stage": lambda layer: number(layer.stage),
+    "routes": lambda layer: number(None if layer.routes is None else sum(layer.routes)),
+    "hottest expert": lambda layer: number(layer.hottest),
+    "× mean": lambda layer: ratio(layer.expert_ratio),
+    "by chance": lambda layer: ratio(layer.chance_ratio),
+    "idle experts": lambda layer: number(layer.idle_experts),
+    "dropped": lambda layer: percent(layer.dropped_share),
+    "rows of ranks, max / mean": lambda layer: ratio(layer.rank_ratio),
+    "worst microbatch": lambda layer: ratio(layer.worst_rank_ratio),
+}
+
+
 def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     """A row per layer; brief and of many, those with the most uneven rows."""
-    layers, notes = list(experts.layers), [_options_note(experts)] if experts.top_k is not None else []
-    if amount is Amount.BRIEF and len(layers) > MAX_ROWS:
-        notes.append(MORE.format(len(layers) - MAX_ROWS))
-        worst = sorted(layers, key=lambda layer: -max(layer.rank_ratio or 0, layer.expert_ratio or 0))[:MAX_ROWS]
-        layers = [layer for layer in layers if layer in worst]
-    are_dropped = any(layer.dropped_tokens for layer in layers)
-    rows = tuple(_layer_row(layer, are_dropped) for layer in layers)
-    columns = (
-        *("layer", "stage", "routes", "hottest expert", "× mean", "by chance", "idle experts"),
-        *("dropped", "rows of ranks, max / mean", "worst microbatch"),
-        *(("tokens without expert",) if are_dropped else ()),
-    )
+    layers: Sequence[LayerLoad] = experts.layers
+    if amount is Amount.BRIEF:
+        layers = largest(layers, MAX_ROWS, lambda layer: max(layer.rank_ratio or 0, layer.expert_ratio or 0))
+    columns = _LAYER_COLUMNS
+    if any(layer.dropped_tokens for layer in layers):
+        columns = {**columns, "tokens without expert": lambda layer: percent(layer.dropped_tokens_share)}
+    notes = [*_options_note(experts), *more(len(experts.layers) - len(layers))]
     notes.append(
         "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
     )
-    notes += [_padding_note(experts)] if experts.padding_share else []
-    notes += [] if experts.routing is None else [_routing_note(experts.routing)]
-    return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
-
-
-_FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "expert_ratio": ("hottest expert, × mean", units.ratio),
-    "least_ratio": ("expert with fewest routes, × mean", units.ratio),
-    "deviation_ratio": ("standard deviation of experts, × mean", units.ratio),
-    "idle_experts": ("idle experts", lambda value: f"{value:,.0f}"),
-    "dropped_share": ("dropped", units.percent),
-    "dropped_tokens_share": ("tokens without expert", units.percent),
-    "rank_ratio": ("rows of ranks, max / mean", units.ratio),
-    "worst_rank_ratio": ("worst microbatch", units.ratio),
-}
-"""Figures of layers → the name in tables, and the way in which they are written."""
+    if experts.padding_share:
+        notes.append(
+            f"{percent(experts.padding_share)} of the rows that experts compute are padding: balanced routes need less of it, "
+            "which equal rows do not count"
+        )
+    if (gain := experts.routing) is not None:
+        notes.append(
+            f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for "
+            f"{milliseconds(gain.equal_bubble_ns)} ms, where now they are for {milliseconds(gain.bubble_ns)} ms"
+        )
+    notes += experts.reasons
+    rows = rows_of(layers, columns)
+    return ReportTable("experts", "Experts, all steps", tuple(columns), rows, tuple(notes), 2, (9, 5, 6))
 
 
 def _spread_table(spreads: Sequence[LayerSpread]) -> ReportTable:
@@ -99,130 +114,99 @@ def _spread_table(spreads: Sequence[LayerSpread]) -> ReportTable:
     return ReportTable("expert-spread", "Experts, over the layers", columns, tuple(rows), notes, 1, (6, 4, 2))
 
 
-def _padding_note(experts: ExpertsReport) -> str:
-    share = units.percent(experts.padding_share)
-    return f"{share} of the rows that experts compute are padding: balanced routes need less of it, which equal rows do not count"
-
-
 def gain_of_equal_rows(gain: RoutingGain) -> str:
     """One line on what equal rows would change of a step."""
     change = "longer" if gain.gain_ns < 0 else "shorter"
     return (
-        f"with equal rows for all experts a step would be {units.milliseconds(abs(gain.gain_ns))} ms {change} "
-        f"({units.percent(abs(gain.share))}), by replay"
+        f"with equal rows for all experts a step would be {milliseconds(abs(gain.gain_ns))} ms {change} "
+        f"({percent(abs(gain.share))}), by replay"
     )
 
 
-def _routing_note(gain: RoutingGain) -> str:
-    """One line on what equal rows would change of a step and its bubble."""
-    return (
-        f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for "
-        f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
-    )
-
-
-def _options_note(experts: ExpertsReport) -> str:
-    """One line on which experts there are, and on who has them."""
+def _options_note(experts: ExpertsReport) -> list[str]:
+    """One line on which experts there are, and on who has them, where that is known."""
+    if experts.top_k is None:
+        return []
     num = "several numbers of" if experts.num_experts is None else experts.num_experts
     words = [f"{num} experts in a layer, {experts.top_k} of each token"]
     if experts.dispatcher is not None:
         words.append(f"dispatcher {experts.dispatcher}")
     if experts.etp is not None and experts.etp > 1:
         words.append(f"{experts.etp} ranks share each expert (etp), and each of them computes all of its rows in part")
-    return "; ".join(words)
+    return ["; ".join(words)]
 
 
-def _layer_row(layer: LayerLoad, are_dropped: bool) -> tuple[str, ...]:
-    return (
-        layer_name(layer.layer, layer.stage, layer.nth),
-        _number(layer.stage),
-        _number(None if layer.routes is None else sum(layer.routes)),
-        _number(layer.hottest),
-        units.ratio(layer.expert_ratio),
-        units.ratio(layer.chance_ratio),
-        _number(layer.idle_experts),
-        units.percent(layer.dropped_share),
-        units.ratio(layer.rank_ratio),
-        units.ratio(layer.worst_rank_ratio),
-        *((units.percent(layer.dropped_tokens_share),) if are_dropped else ()),
-    )
+def waits_for(rank: RankLoad) -> int:
+    """How long others wait for a rank, before its experts and after them, ns."""
+    return (rank.caused_before_ns or 0) + (rank.caused_after_ns or 0)
 
 
 def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     """A row per rank; brief and of many, those for which others wait longest."""
-    ranks, notes = list(experts.ranks), []
-    if amount is Amount.BRIEF and len(ranks) > FEW_RANKS:
-        notes.append(MORE.format(len(ranks) - FEW_RANKS))
-        worst = sorted(ranks, key=lambda rank: -_caused(rank))[:FEW_RANKS]
-        ranks = [rank for rank in ranks if rank in worst]
-    columns = (
-        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "FLOP/s", "× others", "waits ms"),
-        *("late before ms", "late after ms", "bytes", "predicted"),
-        *("rows in flight", "× mean in flight"),
-    )
-    notes.append(
+    ranks: Sequence[RankLoad] = experts.ranks
+    if amount is Amount.BRIEF:
+        ranks = largest(ranks, FEW_RANKS, waits_for)
+    notes = [
+        *more(len(experts.ranks) - len(ranks)),
         "× mean: rows over the mean of its group; × others: how many times as long as others take for as many rows; "
-        "late: what others wait for it before the experts, and after them"
-    )
+        "late: what others wait for it before the experts, and after them",
+    ]
     late = late_in_most_steps(experts.steps)
     notes += [late] if late else []
     notes += [] if experts.layers else experts.reasons  # which the table of layers has
-    rows = tuple(map(_rank_row, ranks))
-    return ReportTable(
-        "expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (12, 11, 6, 13, 8)
-    )
+    leave_out = (12, 11, 6, 13, 8)
+    title, rows = "Ranks with experts, all steps", rows_of(ranks, _RANK_COLUMNS)
+    return ReportTable("expert-ranks", title, tuple(_RANK_COLUMNS), rows, tuple(notes), 3, leave_out)
 
 
-def _caused(rank: RankLoad) -> int:
-    return (rank.caused_before_ns or 0) + (rank.caused_after_ns or 0)
-
-
-def _rank_row(rank: RankLoad) -> tuple[str, ...]:
+def _experts_of(rank: RankLoad) -> str:
+    """The experts that a rank has, by number."""
     first, num = rank.first_expert, rank.num_experts
-    return (
-        str(rank.rank),
-        _number(rank.stage),
-        "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}",
-        _number(rank.rows),
-        units.ratio(rank.ratio),
-        units.milliseconds(rank.expert_ns),
-        "–" if rank.flops is None or not rank.expert_ns else units.flops(rank.flops / rank.expert_ns * 1e9),
-        units.ratio(rank.slowness),
-        units.milliseconds(rank.waited_ns),
-        units.milliseconds(rank.caused_before_ns),
-        units.milliseconds(rank.caused_after_ns),
-        units.num_bytes(rank.bytes),
-        units.num_bytes(rank.predicted_bytes),
-        _number(rank.in_flight_rows),
-        units.ratio(rank.in_flight_ratio),
-    )
+    return "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}"
+
+
+def _flops_of(rank: RankLoad) -> str:
+    return "–" if rank.flops is None or not rank.expert_ns else flops(rank.flops / rank.expert_ns * 1e9)
+
+
+_RANK_COLUMNS: Columns[RankLoad] = {
+    "rank": lambda rank: str(rank.rank),
+    "stage": lambda rank: number(rank.stage),
+    "experts": _experts_of,
+    "rows": lambda rank: number(rank.rows),
+    "× mean": lambda rank: ratio(rank.ratio),
+    "in experts ms": lambda rank: milliseconds(rank.expert_ns),
+    "FLOP/s": _flops_of,
+    "× others": lambda rank: ratio(rank.slowness),
+    "waits ms": lambda rank: milliseconds(rank.waited_ns),
+    "late before ms": lambda rank: milliseconds(rank.caused_before_ns),
+    "late after ms": lambda rank: milliseconds(rank.caused_after_ns),
+    "bytes": lambda rank: num_bytes(rank.bytes),
+    "predicted": lambda rank: num_bytes(rank.predicted_bytes),
+    "rows in flight": lambda rank: number(rank.in_flight_rows),
+    "× mean in flight": lambda rank: ratio(rank.in_flight_ratio),
+}
+_CALL_COLUMNS: Columns[ExpertCalls] = {
+    "layer": lambda call: layer_name(call.layer, call.stage, call.nth),
+    "stage": lambda call: number(call.stage),
+    "direction": lambda call: call.direction or "–",
+    "call": lambda call: call.role,
+    "count": lambda call: str(call.count),
+    "bytes": lambda call: num_bytes(call.bytes),
+    "wait ms": lambda call: milliseconds(call.wait_ns),
+    "transfer ms": lambda call: milliseconds(call.transfer_ns),
+    "hidden ms": lambda call: milliseconds(call.hidden_ns),
+    "exposed ms": lambda call: milliseconds(call.exposed_ns),
+    "last rank": lambda call: number(call.last_rank),
+    "in share of calls": lambda call: percent(call.last_share),
+    "why": lambda call: _WHY[call.last_reason],
+}
 
 
 def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
-    columns = (
-        *("layer", "stage", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
-        *("last rank", "in share of calls", "why"),
-    )
     notes = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
-    rows = tuple(
-        (
-            layer_name(call.layer, call.stage, call.nth),
-            _number(call.stage),
-            call.direction or "–",
-            call.role,
-            str(call.count),
-            units.num_bytes(call.bytes),
-            units.milliseconds(call.wait_ns),
-            units.milliseconds(call.transfer_ns),
-            units.milliseconds(call.hidden_ns),
-            units.milliseconds(call.exposed_ns),
-            _number(call.last_rank),
-            units.percent(call.last_share),
-            _WHY[call.last_reason],
-        )
-        for call in calls
-    )
-    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 4)
+    title, rows = "Calls of experts, all ranks and steps", rows_of(calls, _CALL_COLUMNS)
+    return ReportTable("expert-calls", title, tuple(_CALL_COLUMNS), rows, notes, 4)
 
 
 def late_in_most_steps(steps: Sequence[ExpertStep]) -> str:
@@ -246,27 +230,26 @@ def why_late(step: ExpertStep) -> str:
     return _WHY[step.reason]
 
 
+_STEP_COLUMNS: Columns[ExpertStep] = {
+    "step": lambda step: str(step.step),
+    "wait ms": lambda step: milliseconds(step.wait_ns),
+    "late rank": lambda step: number(step.late_rank),
+    "for it ms": lambda step: milliseconds(step.late_ns),
+    "of the waits": lambda step: percent(step.late_share),
+    "why": why_late,
+    "rows of ranks, max / mean": lambda step: ratio(step.rank_ratio),
+}
+
+
 def _steps_table(steps: Sequence[ExpertStep]) -> ReportTable:
-    columns = ("step", "wait ms", "late rank", "for it ms", "of the waits", "why", "rows of ranks, max / mean")
     notes = ("waits of all ranks in dispatches and combines; late rank: the one for which the others waited longest",)
-    rows = tuple(
-        (
-            str(step.step),
-            units.milliseconds(step.wait_ns),
-            _number(step.late_rank),
-            units.milliseconds(step.late_ns),
-            units.percent(step.late_share),
-            why_late(step),
-            units.ratio(step.rank_ratio),
-        )
-        for step in steps
-    )
-    return ReportTable("expert-steps", "Who is late for experts, by step", columns, rows, notes, 1, (6, 5))
+    title, rows = "Who is late for experts, by step", rows_of(steps, _STEP_COLUMNS)
+    return ReportTable("expert-steps", title, tuple(_STEP_COLUMNS), rows, notes, 1, (6, 5))
 
 
 def _traffic_table(traffic: ExpertTraffic) -> ReportTable:
     """A row for each pair of two ranks that the report has."""
-    away = units.percent(traffic.away_rows / max(traffic.num_rows, 1))
+    away = percent(traffic.away_rows / max(traffic.num_rows, 1))
     by = "splits of the calls" if traffic.known_from == "splits" else "counts of the runtime"
     notes = [
         f"{traffic.num_rows:,} rows in forwards, by {by}; {away} of them go to another rank",
@@ -275,18 +258,8 @@ def _traffic_table(traffic: ExpertTraffic) -> ReportTable:
     if len(traffic.pairs) < traffic.num_pairs:
         notes.append(f"the {len(traffic.pairs):,} pairs with most rows of {traffic.num_pairs:,}")
     rows = tuple(
-        (
-            str(pair.source),
-            str(pair.target),
-            f"{pair.rows:,}",
-            units.percent(pair.share),
-            units.num_bytes(pair.bytes),
-        )
+        (str(pair.source), str(pair.target), f"{pair.rows:,}", percent(pair.share), num_bytes(pair.bytes))
         for pair in traffic.pairs
     )
     columns = ("from rank", "to rank", "rows", "of its rows", "bytes")
     return ReportTable("expert-traffic", "Rows from rank to rank, all steps", columns, rows, tuple(notes), 2)
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
-from pptrace.model.device_idle import SyncSummary
 from pptrace.report import units
-from pptrace.report.recording.line import as_recorded
-from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
+from pptrace.report.recording import as_recorded
+from pptrace.report.tables.table import Amount, ReportTable, mean, mean_and_extremes, share
 
 _COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")
 _MEANING = (
@@ -53,14 +52,11 @@ def device_host_table(report: Report, amount: Amount) -> ReportTable:
 
 
 def _table(key: str, title: str, entries: Sequence[_Entry], amount: Amount) -> ReportTable:
-    labelled = [(str(entry.rank), [entry]) for entry in entries]
+    labelled = mean_and_extremes(entries, amount, lambda entry: entry.rank, lambda entry: entry.parts()[1] or 0)
     notes = [_MEANING]
-    if amount is Amount.BRIEF and len(entries) > FEW_RANKS:
-        by_starved = sorted(entries, key=lambda entry: entry.parts()[1] or 0)
-        labelled = [("mean", list(entries)), *((str(entry.rank), [entry]) for entry in (by_starved[0], by_starved[-1]))]
-        notes.append(
-            f"the mean of {len(entries)} ranks, and those that waited for launches least and most; --all lists them"
-        )
+    if labelled and labelled[0][0] == "mean":
+        extremes = "those that waited for launches least and most"
+        notes.append(f"the mean of {len(entries)} ranks, and {extremes}; --all lists them")
     rows = []
     for label, group in labelled:
         means = [mean(values) for values in zip(*(entry.parts() for entry in group), strict=True)]
@@ -76,15 +72,11 @@ def _costly_calls(entries: Iterable[_Entry]) -> list[str]:
     if not syncs:
         return []
     syncs.sort(key=lambda entry: -entry[1].drained_ns)
-    more = f"; and {len(syncs) - _MOST_CALLS} more" if len(syncs) > _MOST_CALLS else ""
-    listed = "; ".join(_call(rank, sync) for rank, sync in syncs[:_MOST_CALLS])
-    return [f"synchronisations that let a device run dry: {listed}{more}"]
-
-
-def _call(rank: int, sync: SyncSummary) -> str:
-    where = f" in {sync.operator}" if sync.operator else ""
-    before = "" if sync.longest_op is None else f", the longest before {sync.longest_op}"
-    return (
-        f"rank {rank}: {units.counted(sync.count, 'call')} of {sync.call}{where}, device idle "
-        f"{units.milliseconds(sync.drained_ns)} ms{before}"
-    )
+    calls = []
+    for rank, sync in syncs[:_MOST_CALLS]:
+        where = f" in {sync.operator}" if sync.operator else ""
+        before = "" if sync.longest_op is None else f", the longest before {sync.longest_op}"
+        idle = f"device idle {units.milliseconds(sync.drained_ns)} ms"
+        calls.append(f"rank {rank}: {units.counted(sync.count, 'call')} of {sync.call}{where}, {idle}{before}")
+    left = f"; and {len(syncs) - _MOST_CALLS} more" if len(syncs) > _MOST_CALLS else ""
+    return [f"synchronisations that let a device run dry: {'; '.join(calls)}{left}"]

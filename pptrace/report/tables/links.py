@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 from pptrace.analysis.result import Report
-from pptrace.analysis.whole_run import Interconnect
+from pptrace.analysis.whole_run import CollectiveRate, Interconnect, Link
 from pptrace.report import units
-from pptrace.report.tables.table import ReportTable
+from pptrace.report.tables.table import Columns, ReportTable, rows_of
+
+_MOST_REASONS = 3
+
+
+_LINK_COLUMNS: Columns[Link] = {
+    "axis": lambda link: link.axis,
+    "ranks": lambda link: f"{link.source} → {link.target}",
+    "": lambda link: {True: "same host", False: "two hosts", None: "–"}[link.is_same_host],
+    "count": lambda link: str(link.count),
+    "bytes": lambda link: units.num_bytes(link.bytes),
+    "transfer ms": lambda link: units.milliseconds(link.transfer_ns),
+    "late sender ms": lambda link: units.milliseconds(link.late_sender_ns),
+    "late receiver ms": lambda link: units.milliseconds(link.late_receiver_ns),
+    "B/s": lambda link: units.bandwidth(link.algbw_gbps),
+    "of peak": lambda link: units.percent(link.share_of_peak),
+    "needed B/s": lambda link: units.bandwidth(link.required_gbps),
+    "latency µs": lambda link: "–" if link.latency_ns is None else f"{link.latency_ns / 1e3:.1f}",
+    "fitted B/s": lambda link: units.bandwidth(link.bandwidth_gbps),
+}
 
 
 def links_table(report: Report) -> ReportTable:
     """A row for each pair of ranks, way and axis, over all steps of the report; the one with most waiting first."""
-    rows = [
-        (
-            link.axis,
-            f"{link.source} → {link.target}",
-            {True: "same host", False: "two hosts", None: "–"}[link.is_same_host],
-            str(link.count),
-            units.num_bytes(link.bytes),
-            units.milliseconds(link.transfer_ns),
-            units.milliseconds(link.late_sender_ns),
-            units.milliseconds(link.late_receiver_ns),
-            units.bandwidth(link.algbw_gbps),
-            units.percent(link.share_of_peak),
-            units.bandwidth(link.required_gbps),
-            "–" if link.latency_ns is None else f"{link.latency_ns / 1e3:.1f}",
-            units.bandwidth(link.bandwidth_gbps),
-        )
-        for link in report.links
-    ]
-    columns = (
-        *("axis", "ranks", "", "count", "bytes", "transfer ms", "late sender ms", "late receiver ms", "B/s", "of peak"),
-        *("needed B/s", "latency µs", "fitted B/s"),
-    )
     reasons = sorted({link.fit_reason for link in report.links if link.fit_reason is not None})
     notes = (
         "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: fast transfers",
         "of peak: what NVLink or PCIe of these devices moves in one direction at most",
         *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
     )
-    return ReportTable(
-        "links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(11, 12, 10, 9, 8)
-    )
-
-
-_MOST_REASONS = 3
+    rows, columns = rows_of(report.links, _LINK_COLUMNS), tuple(_LINK_COLUMNS)
+    return ReportTable("links", "Links, all steps", columns, rows, notes, num_labels=3, leave_out=(11, 12, 10, 9, 8))
 
 
 def late_ranks_table(report: Report) -> ReportTable:
@@ -56,22 +49,17 @@ def late_ranks_table(report: Report) -> ReportTable:
     return ReportTable("late-ranks", "Who comes last to collectives, all steps", columns, tuple(rows), num_labels=3)
 
 
+_RATE_COLUMNS: Columns[CollectiveRate] = {
+    "axis": lambda rate: rate.axis,
+    "kind": lambda rate: rate.kind,
+    "groups": lambda rate: {True: "same host", False: "several hosts", None: "–"}[rate.is_same_host],
+    "bus B/s": lambda rate: units.bandwidth(rate.busbw_gbps),
+    "peak B/s": lambda rate: units.bandwidth(rate.peak_gbps),
+    "of peak": lambda rate: units.percent(rate.share_of_peak),
+}
+
+
 def collectives_table(interconnect: Interconnect) -> ReportTable:
     """A row for each axis and kind of collective on devices: its bus bandwidth and what share of the links' peak that is."""
-    rows = [
-        (
-            rate.axis,
-            rate.kind,
-            _HOSTS[rate.is_same_host],
-            units.bandwidth(rate.busbw_gbps),
-            units.bandwidth(rate.peak_gbps),
-            units.percent(rate.share_of_peak),
-        )
-        for rate in interconnect.collectives
-    ]
-    columns = ("axis", "kind", "groups", "bus B/s", "peak B/s", "of peak")
-    title = "Bandwidth of collectives, all steps"
-    return ReportTable("interconnect", title, columns, tuple(rows), interconnect.reasons, num_labels=3)
-
-
-_HOSTS = {True: "same host", False: "several hosts", None: "–"}
+    title, rows = "Bandwidth of collectives, all steps", rows_of(interconnect.collectives, _RATE_COLUMNS)
+    return ReportTable("interconnect", title, tuple(_RATE_COLUMNS), rows, interconnect.reasons, num_labels=3)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pptrace.analysis.whole_run import MemoryReport, RankMemory
 from pptrace.model.step_memory import MemoryKind
 from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Columns, ReportTable, largest, more, rows_of
 
 _KINDS = {
     MemoryKind.DEVICE_ALLOCATED: "tensors on the device",
@@ -16,10 +16,19 @@ _KINDS = {
     MemoryKind.ALLOCATED: "allocated since recording began",
     MemoryKind.PROCESS_RESIDENT: "resident memory of the process, interpreter and libraries too",
 }
-_COLUMNS = (
-    *("rank", "stage", "peak", "at start", "in flight", "planned"),
-    *("predicted", "weights", "gradients", "optimizer", "activations"),
-)
+_COLUMNS: Columns[RankMemory] = {
+    "rank": lambda rank: str(rank.rank),
+    "stage": lambda rank: ", ".join(map(str, rank.stages)) or "–",
+    "peak": lambda rank: units.num_bytes(rank.peak_bytes),
+    "at start": lambda rank: units.num_bytes(rank.start_bytes),
+    "in flight": lambda rank: units.text(rank.in_flight.measured),
+    "planned": lambda rank: units.text(rank.in_flight.planned),
+    "predicted": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.total_bytes),
+    "weights": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.weights_bytes),
+    "gradients": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.gradients_bytes),
+    "optimizer": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.optimizer_bytes),
+    "activations": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.activations_bytes),
+}
 
 
 def has_memory(memory: MemoryReport | None) -> bool:
@@ -37,31 +46,27 @@ def measured_kinds(ranks: Sequence[RankMemory]) -> str:
 
 def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     """A row per rank; brief and of many, the rank of each stage with the highest peak."""
-    shown, title, notes = list(memory.ranks), "Memory", [_kinds_note(memory.ranks)]
+    shown, title = list(memory.ranks), "Memory"
+    notes = [f"peak: {kinds}"] if (kinds := measured_kinds(memory.ranks)) else []
     if amount is Amount.BRIEF and len(shown) > FEW_RANKS:
         shown, title = fullest_of_stages(shown), "Memory, the rank of each stage with the highest peak"
-    if amount is Amount.BRIEF and len(shown) > MAX_ROWS:
-        notes.append(MORE.format(len(shown) - MAX_ROWS))
-        by_peak = sorted(shown, key=lambda rank: -(rank.peak_bytes or 0))[:MAX_ROWS]
-        shown = [rank for rank in shown if rank in by_peak]
-    notes += [f"not predicted: {reason}" for reason in _unpredicted(memory)]
+    if amount is Amount.BRIEF:
+        notes += more(len(shown) - MAX_ROWS)
+        shown = largest(shown, MAX_ROWS, lambda rank: rank.peak_bytes or 0)
+    prefix = "activations_bytes and total_bytes: "
+    unpredicted = [reason.removeprefix(prefix) for reason in memory.reasons if reason.startswith(prefix)]
+    notes += [f"not predicted: activations, and so the sum of all parts: {reason}" for reason in unpredicted]
     if any(rank.predicted is not None for rank in shown):
         notes.append(
             "predicted: without temporaries of ops, messages in transit, workspaces of cuBLAS and what the allocator rounds up"
         )
-    rows = [_row(rank) for rank in shown]
-    is_filled = [index < 3 or any(row[index] != "–" for row in rows) for index in range(len(_COLUMNS))]
-    columns = tuple(name for name, filled in zip(_COLUMNS, is_filled, strict=True) if filled)
-    kept = tuple(tuple(cell for cell, filled in zip(row, is_filled, strict=True) if filled) for row in rows)
+    always = ("rank", "stage", "peak")
+    filled = {
+        name: cell for name, cell in _COLUMNS.items() if name in always or any(cell(rank) != "–" for rank in shown)
+    }
+    columns, rows = tuple(filled), rows_of(shown, filled)
     parts = [columns.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns]
-    return ReportTable("memory", title, columns, kept, tuple(filter(None, notes)), num_labels=2, leave_out=tuple(parts))
-
-
-def _unpredicted(memory: MemoryReport) -> list[str]:
-    """Reasons why activations have no prediction, where other parts have one."""
-    prefix = "activations_bytes and total_bytes: "
-    reasons = [reason.removeprefix(prefix) for reason in memory.reasons if reason.startswith(prefix)]
-    return [f"activations, and so the sum of all parts: {reason}" for reason in reasons]
+    return ReportTable("memory", title, columns, rows, tuple(notes), num_labels=2, leave_out=tuple(parts))
 
 
 def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
@@ -71,35 +76,3 @@ def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
         if rank.stages not in fullest or (rank.peak_bytes or 0) > (fullest[rank.stages].peak_bytes or 0):
             fullest[rank.stages] = rank
     return [rank for _, rank in sorted(fullest.items())]
-
-
-def _kinds_note(ranks: Sequence[RankMemory]) -> str:
-    return f"peak: {kinds}" if (kinds := measured_kinds(ranks)) else ""
-
-
-def _row(rank: RankMemory) -> tuple[str, ...]:
-    predicted = rank.predicted
-    parts = (
-        (None,) * 5
-        if predicted is None
-        else (
-            predicted.total_bytes,
-            predicted.weights_bytes,
-            predicted.gradients_bytes,
-            predicted.optimizer_bytes,
-            predicted.activations_bytes,
-        )
-    )
-    return (
-        str(rank.rank),
-        ", ".join(map(str, rank.stages)) or "–",
-        units.num_bytes(rank.peak_bytes),
-        units.num_bytes(rank.start_bytes),
-        _count(rank.in_flight.measured),
-        _count(rank.in_flight.planned),
-        *map(units.num_bytes, parts),
-    )
-
-
-def _count(number: int | None) -> str:
-    return "–" if number is None else str(number)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, Bar, Cell, ReportTable, mean, share
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Bar, Cell, ReportTable, mean, more, share
+
+_PHASE_ROWS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _RankGroup:
+class _RankGroup(NamedTuple):
     """The ranks of one row."""
 
     label: str
     ranks: tuple[RankStep, ...]
 
-    def mean(self, value: Callable[[RankStep], int | None]) -> int | None:
-        return mean(map(value, self.ranks))
-
-    @property
-    def extreme(self) -> str:
-        """The rank with the most compute, of a row of several."""
-        measured = [rank for rank in self.ranks if rank.compute_ns is not None]
-        if len(self.ranks) == 1 or not measured:
-            return ""
-        slowest = max(measured, key=lambda rank: rank.compute_ns or 0)
-        return f"rank {slowest.rank}: {units.milliseconds(slowest.compute_ns)}"
+    def mean(self, field: str) -> int | None:
+        return mean(getattr(rank, field) for rank in self.ranks)
 
 
 def _groups(step: StepReport, amount: Amount) -> list[_RankGroup]:
@@ -46,14 +38,10 @@ def _shortened(groups: Sequence[_RankGroup], amount: Amount) -> tuple[list[_Rank
     """Reduce many groups to the first, the last and the extremes, in order; returns these and the number left out."""
     if amount is Amount.WHOLE or len(groups) <= MAX_ROWS:
         return list(groups), 0
-    orders: list[Callable[[_RankGroup], int]] = [
-        lambda group: group.mean(lambda rank: rank.compute_ns) or 0,
-        lambda group: group.mean(lambda rank: rank.exposed_comm_ns) or 0,
-        lambda group: group.mean(lambda rank: rank.bubble_ns) or 0,
-    ]
     shown = {0, len(groups) - 1}
-    for order in orders:
-        ranked = sorted(range(len(groups)), key=lambda index, order=order: order(groups[index]))  # type: ignore[misc]
+    for field in ("compute_ns", "exposed_comm_ns", "bubble_ns"):
+        values = [group.mean(field) or 0 for group in groups]
+        ranked = sorted(range(len(groups)), key=values.__getitem__)
         shown |= {*ranked[:1], *ranked[-2:]}
     return [groups[index] for index in sorted(shown)], len(groups) - len(shown)
 
@@ -72,63 +60,39 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
         columns = ("rank", "stage", *times, "")
     else:
         columns = ("rank", "step ms", *times, "")
-    rows: list[tuple[Cell, ...]] = [
-        (*_rank_labels(group, step, grouped), *_rank_times(group, has_between), *_extreme(group, grouped), _bar(group))
-        for group in groups
-    ]
+    rows = [_rank_row(group, step, grouped=grouped, has_between=has_between) for group in groups]
     title = "Stages, means over their ranks" if grouped else "Ranks"
     return ReportTable(
         "ranks",
         f"{title}, step {step.step}" if of_several else title,
         columns,
         tuple(rows),
-        (MORE.format(left_out),) if left_out else (),
+        tuple(more(left_out)),
         num_labels=2 if step.has_pipeline and not grouped else 1,
     )
 
 
-def _rank_labels(group: _RankGroup, step: StepReport, grouped: bool) -> tuple[str, str]:
-    if grouped:
-        return group.label, str(len(group.ranks))
-    (rank,) = group.ranks
-    if step.has_pipeline:
-        return group.label, "–" if rank.stage is None else str(rank.stage)
-    return group.label, units.milliseconds(rank.window_ns)
-
-
-def _rank_times(group: _RankGroup, has_between: bool) -> tuple[str, ...]:
-    between = (units.milliseconds(group.mean(lambda rank: rank.between_operators_ns)),) if has_between else ()
-    bubble, window = group.mean(lambda rank: rank.bubble_ns), group.mean(lambda rank: rank.window_ns)
-    return (
-        units.milliseconds(group.mean(lambda rank: rank.compute_ns)),
-        units.milliseconds(group.mean(lambda rank: rank.exposed_comm_ns)),
-        units.milliseconds(bubble),
-        units.percent(share(bubble, window)),
-        *between,
-    )
-
-
-def _extreme(group: _RankGroup, grouped: bool) -> tuple[str, ...]:
-    return (group.extreme,) if grouped else ()
-
-
-def _bar(group: _RankGroup) -> Bar:
-    window = group.mean(lambda rank: rank.window_ns)
-    compute, exposed, bubble, either = (
-        group.mean(value)
-        for value in (
-            lambda rank: rank.compute_ns,
-            lambda rank: rank.exposed_comm_ns,
-            lambda rank: rank.bubble_ns,
-            lambda rank: rank.not_compute_ns,
-        )
-    )
+def _rank_row(group: _RankGroup, step: StepReport, *, grouped: bool, has_between: bool) -> tuple[Cell, ...]:
+    first, window, bubble = group.ranks[0], group.mean("window_ns"), group.mean("bubble_ns")
+    compute, exposed = group.mean("compute_ns"), group.mean("exposed_comm_ns")
     parts = [("compute", compute)]
     if compute is not None and exposed is not None and bubble is not None:
         parts += [("exposed", exposed), ("bubble", bubble)]
     elif compute is not None:
-        parts.append(("either of both", either))
-    return Bar(tuple((name, share(value, window) or 0.0) for name, value in parts if value is not None))
+        parts.append(("either of both", group.mean("not_compute_ns")))
+    cells: list[Cell] = [group.label]
+    if grouped:
+        cells.append(str(len(group.ranks)))
+    else:
+        cells.append(units.text(first.stage) if step.has_pipeline else units.milliseconds(first.window_ns))
+    cells += [*map(units.milliseconds, (compute, exposed, bubble)), units.percent(share(bubble, window))]
+    cells += [units.milliseconds(group.mean("between_operators_ns"))] if has_between else []
+    if grouped:
+        measured = [rank for rank in group.ranks if rank.compute_ns is not None]
+        most = max(measured, key=lambda rank: rank.compute_ns or 0, default=None)
+        is_alone = len(group.ranks) == 1
+        cells.append("" if most is None or is_alone else f"rank {most.rank}: {units.milliseconds(most.compute_ns)}")
+    return (*cells, Bar(tuple((name, share(ns, window) or 0.0) for name, ns in parts if ns is not None)))
 
 
 def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
@@ -138,7 +102,7 @@ def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
     rows = [
         (
             str(rank.rank),
-            "–" if rank.pp_rank is None else str(rank.pp_rank),
+            units.text(rank.pp_rank),
             units.milliseconds(rank.not_compute_ns),
             units.percent(share(rank.not_compute_ns, rank.window_ns)),
             units.milliseconds(rank.bubble_low_ns),
@@ -155,15 +119,11 @@ def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
         "not compute = bubble + exposed transfer, in the window of the ranks with a trace; ideal: the rank's bubble with "
         "F = I = W and free messages, of its own window and of the whole pipeline's"
     ]
-    if len(ranks) > len(shown):
-        notes.append(MORE.format(len(ranks) - len(shown)))
+    notes += more(len(ranks) - len(shown))
     title = "Bubble, where the other sides of messages have no trace"
     return ReportTable(
         "bounds", title, (*columns, "ideal", "of pipeline's"), tuple(rows), tuple(notes), leave_out=(8, 7, 1, 3)
     )
-
-
-_PHASE_ROWS = 4
 
 
 def phases_table(step: StepReport, amount: Amount) -> ReportTable:
@@ -173,11 +133,9 @@ def phases_table(step: StepReport, amount: Amount) -> ReportTable:
     """
     names = ("warmup", "steady", "cooldown")
     groups = _groups(step, amount)
-    if amount is Amount.BRIEF and len(groups) > _PHASE_ROWS:  # they change evenly from the first to the last
-        left_out = len(groups) - _PHASE_ROWS
+    left_out = len(groups) - _PHASE_ROWS if amount is Amount.BRIEF else 0
+    if left_out > 0:  # they change evenly from the first to the last
         groups = [groups[index * (len(groups) - 1) // (_PHASE_ROWS - 1)] for index in range(_PHASE_ROWS)]
-    else:
-        left_out = 0
     grouped = any(len(group.ranks) > 1 for group in groups)
     columns = (
         "stage" if grouped else "rank",
@@ -185,16 +143,18 @@ def phases_table(step: StepReport, amount: Amount) -> ReportTable:
     )
     compute_ns = mean(rank.compute_ns for rank in step.ranks)
     rows = [(group.label, *(cell for name in names for cell in _phase(group, name, compute_ns))) for group in groups]
-    notes = (MORE.format(left_out),) if left_out else ()
     title = "Phases, means over the ranks of a stage" if grouped else "Phases"
-    return ReportTable("phases", title, columns, tuple(rows), notes, leave_out=(3, 2, 4))
+    return ReportTable("phases", title, columns, tuple(rows), tuple(more(left_out)), leave_out=(3, 2, 4))
 
 
 def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, str, str, str]:
     phases = [rank.phases[name] for rank in group.ranks if name in rank.phases]
     if not phases:
         return ("–", "–", "–", "–")
-    ideal_ns = group.mean(lambda rank: _ideal_ns(rank, name, compute_ns))
+    ideals = [getattr(rank.ideal, f"{name}_ratio") for rank in group.ranks if rank.ideal is not None]
+    ideal_ns = None
+    if compute_ns is not None and len(ideals) == len(group.ranks):
+        ideal_ns = mean(round(ratio * compute_ns) for ratio in ideals)
     counts = {(phase.num_forward, phase.num_backward) for phase in phases}
     return (
         units.milliseconds(mean(phase.end_ns - phase.start_ns for phase in phases)),
@@ -202,14 +162,3 @@ def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, s
         "{}/{}".format(*counts.pop()) if len(counts) == 1 else "differ",
         units.milliseconds(mean(phase.bubble_ns for phase in phases)),
     )
-
-
-def _ideal_ns(rank: RankStep, name: str, compute_ns: int | None) -> int | None:
-    if rank.ideal is None or compute_ns is None:
-        return None
-    ratios = {
-        "warmup": rank.ideal.warmup_ratio,
-        "steady": rank.ideal.steady_ratio,
-        "cooldown": rank.ideal.cooldown_ratio,
-    }
-    return round(ratios[name] * compute_ns)

@@ -1,13 +1,14 @@
-"""The tables of what the stages compute: by kind of work, by part of the model, and why one takes longer than another."""
+"""The tables of what the stages compute: what ops cost, by kind of work, by part of the model, and why one takes longer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.stage_parts import words_of
 from pptrace.analysis.stage_types import StageCompute, StageOps, StagePart
 from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.report.tables.table import MAX_ROWS, Amount, Columns, ReportTable, more, rows_of
 
 _MOST_CLASSES = 4
 _NOT_NAMED = "of no part"
@@ -26,10 +27,13 @@ def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
     ]
     whole = amount is Amount.WHOLE
     shown = rows if whole else rows[:MAX_ROWS]
-    more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
     longest = sorted(compute.differences, key=lambda one: -one.more_ns)
     of_stages = [f"stage {one.stage}: {words_of(one)}" for one in (longest if whole else longest[:_MOST_CLASSES])]
-    notes = (*more, *of_stages, "mean compute of an op by kind of work, over all microbatches, steps and replicas")
+    notes = (
+        *more(len(rows) - len(shown)),
+        *of_stages,
+        "mean compute of an op by kind of work, over all microbatches, steps and replicas",
+    )
     return ReportTable("stage-work", "What stages compute", ("stage", "kind", "ops", "ms", ""), tuple(shown), notes, 2)
 
 
@@ -54,10 +58,37 @@ def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
         for part in ops.parts
     ]
     shown = rows if amount is Amount.WHOLE else rows[:MAX_ROWS]
-    more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
     notes = (
-        *more,
+        *more(len(rows) - len(shown)),
         "parts: modules (with_modules, with_stack), ranges of the program, or what kernels repeat",
     )
     columns = ("stage", "kind", "part", "ms", "of the op")
     return ReportTable("stage-parts", "Parts of the model", columns, tuple(shown), notes, num_labels=3)
+
+
+def _spread(cost: OpCost) -> float | None:
+    return (cost.p90_ns - cost.p10_ns) / cost.median_ns if cost.median_ns else None
+
+
+_COST_COLUMNS: Columns[OpCost] = {
+    "stage": lambda cost: str(cost.stage),
+    "kind": lambda cost: cost.kind,
+    "ops": lambda cost: str(cost.count),
+    "p10 ms": lambda cost: units.milliseconds(cost.p10_ns),
+    "median": lambda cost: units.milliseconds(cost.median_ns),
+    "p90": lambda cost: units.milliseconds(cost.p90_ns),
+    "longest": lambda cost: units.milliseconds(cost.max_ns),
+    "spread": lambda cost: units.percent(_spread(cost)),
+    "ranks": lambda cost: str(cost.num_ranks),
+    "slowest, its median": lambda cost: f"rank {cost.slowest_rank}: {units.milliseconds(cost.slowest_ns)}",
+}
+
+
+def stages_table(costs: Sequence[OpCost]) -> ReportTable:
+    """A row for each stage and kind: percentiles of the compute in an op, and the rank with the largest median."""
+    notes = (
+        "compute in an op, without what it communicates or waits for; all microbatches, steps and replicas",
+        "spread: from the tenth to the ninetieth percentile, of the median",
+    )
+    rows = rows_of(costs, _COST_COLUMNS)
+    return ReportTable("stages", "Cost by stage and kind", tuple(_COST_COLUMNS), rows, notes, num_labels=2)

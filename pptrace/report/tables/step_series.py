@@ -80,15 +80,13 @@ def _rows(
         return [(*head, "not known" if differences is None else "–", *spans, "–", "–")]
     shown = [part for part in differences if part.ns][:most]
     rows = [
-        (*head, _name(part), *spans, units.signed_milliseconds(part.ns), _share(part.ns, ns - usual_ns))
+        (
+            *head,
+            ", ".join([part.cause, *(f"{kind} {name}" for kind, name in part.where.items())]),
+            *spans,
+            units.signed_milliseconds(part.ns),
+            units.percent(part.ns / (ns - usual_ns) if ns != usual_ns else None),
+        )
         for part in shown
     ]
     return [*rows[:1], *(("", "", "", row[3], "", "", *row[6:]) for row in rows[1:])]
-
-
-def _name(part: Cause) -> str:
-    return ", ".join([part.cause, *(f"{kind} {name}" for kind, name in part.where.items())])
-
-
-def _share(ns: int, excess_ns: int) -> str:
-    return units.percent(ns / excess_ns if excess_ns else None)

@@ -18,40 +18,36 @@ def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str =
     labels = {typical.step: mark} if len(steps) > 1 else {}
     if amount is Amount.BRIEF and len(steps) > MAX_ROWS // 2:
         steps, labels = _distribution(steps, typical, report.step_series)
-        notes.append(f"{len(report.steps)} steps: {_spread(report.step_series)}; --all lists them")
+        series = report.step_series
+        spread = "no length is known"
+        if series is not None:
+            times = (series.min_ns, series.max_ns, series.median_ns, series.p90_ns)
+            shortest, longest, middle, p90 = map(units.milliseconds, times)
+            outliers = units.counted(len(series.outliers), "outlier")
+            spread = f"{shortest} to {longest} ms, median {middle}, nine in ten at most {p90}, {outliers}"
+        notes.append(f"{len(report.steps)} steps: {spread}; --all lists them")
     elif report.step_series:
         labels = _outliers(report.step_series) | labels
     if report.step_series:
         notes += map(_change, report.step_series.changes)
+    rows: list[tuple[str, ...]] = []
     if typical.has_pipeline:
         notes.append("bubble: its share of the span; ideal: the schedule's own, with F = I = W and free messages")
+        for step in steps:
+            shares = map(units.percent, (step.bubble.share, step.bubble.ideal_share))
+            lengths = map(units.milliseconds, (step.period_ns, step.span_ns))
+            rows.append((str(step.step), *lengths, *shares, labels.get(step.step, "")))
         names = ("step", "step ms", "span ms", "bubble", "ideal", "")
-        rows = [(*_pipeline_step(step), labels.get(step.step, "")) for step in steps]
         return ReportTable("steps", "Steps", names, tuple(rows), tuple(notes), leave_out=(4,))
+    for step in steps:
+        parts = [
+            (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.spans.get("OPTIMIZER")) for rank in step.ranks
+        ]
+        means = map(mean, zip(*parts, strict=True)) if parts else [None] * 4
+        cells = map(units.milliseconds, (step.span_ns, *means))
+        rows.append((str(step.step), *cells, labels.get(step.step, "")))
     columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
-    rows = [(*_plain_step(step), labels.get(step.step, "")) for step in steps]
     return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(5, 4))
-
-
-def _pipeline_step(step: StepReport) -> tuple[str, ...]:
-    bubble = step.bubble
-    return (
-        str(step.step),
-        units.milliseconds(step.period_ns),
-        units.milliseconds(step.span_ns),
-        units.percent(bubble.share),
-        units.percent(bubble.ideal_share),
-    )
-
-
-def _plain_step(step: StepReport) -> tuple[str, ...]:
-    means = (
-        mean(rank.compute_ns for rank in step.ranks),
-        mean(rank.exposed_comm_ns for rank in step.ranks),
-        mean(rank.bubble_ns for rank in step.ranks),
-        mean(rank.spans.get("OPTIMIZER") for rank in step.ranks),
-    )
-    return (str(step.step), units.milliseconds(step.span_ns), *map(units.milliseconds, means))
 
 
 def _distribution(
@@ -86,16 +82,4 @@ def _change(change: StepChange) -> str:
     return (
         f"from step {change.step} on steps take {after} ms (step {change.after_step}), until then {before} ms "
         f"(step {change.before_step}){_largest(change.differences)}"
-    )
-
-
-def _spread(series: StepSeries | None) -> str:
-    if series is None:
-        return "no length is known"
-    shortest, longest, middle, p90 = map(
-        units.milliseconds, (series.min_ns, series.max_ns, series.median_ns, series.p90_ns)
-    )
-    return (
-        f"{shortest} to {longest} ms, median {middle}, nine in ten at most {p90}, "
-        f"{units.counted(len(series.outliers), 'outlier')}"
     )

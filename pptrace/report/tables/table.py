@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MAX_ROWS = 12
 """Most rows of a brief table; longer ones are shortened to the first, the last and the extremes."""
 FEW_RANKS = 8
@@ -45,6 +47,42 @@ class ReportTable:
     notes: tuple[str, ...] = ()
     num_labels: int = 1
     leave_out: tuple[int, ...] = ()
+
+    def without_bars(self) -> tuple[list[str], list[list[Cell]]]:
+        """The columns and rows without columns of bars, for pages that show these as pictures."""
+        shown = [at for at in range(len(self.columns)) if not any(isinstance(row[at], Bar) for row in self.rows)]
+        return [self.columns[at] for at in shown], [[row[at] for at in shown] for row in self.rows]
+
+
+Columns = Mapping[str, Callable[[T], str]]
+"""The columns of a table by their names, each with what it says of the item of a row."""
+
+
+def rows_of(items: Iterable[T], columns: Columns[T]) -> tuple[tuple[str, ...], ...]:
+    """A row for each item."""
+    return tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+
+
+def more(left_out: int) -> list[str]:
+    """The note on rows that a brief table leaves out, if there are any."""
+    return [MORE.format(left_out)] if left_out > 0 else []
+
+
+def largest(items: Sequence[T], most: int, key: Callable[[T], Any]) -> list[T]:
+    """At most so many of the items, those with the largest keys, in the order in which they come."""
+    ranked = sorted(range(len(items)), key=lambda at: -key(items[at]))
+    return [items[at] for at in sorted(ranked[:most])]
+
+
+def mean_and_extremes(
+    entries: Sequence[T], amount: Amount, rank_of: Callable[[T], int], key: Callable[[T], int]
+) -> list[tuple[str, list[T]]]:
+    """The rows of a table by rank, each its label and its entries; brief and of many ranks, all in one, the least, the most."""
+    by_rank = [(str(rank_of(entry)), [entry]) for entry in entries]
+    if amount is Amount.WHOLE or len(entries) <= FEW_RANKS:
+        return by_rank
+    ordered = sorted(by_rank, key=lambda row: key(row[1][0]))
+    return [("mean", list(entries)), ordered[0], ordered[-1]]
 
 
 def mean(values: Iterable[int | None]) -> int | None:

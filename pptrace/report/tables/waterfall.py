@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pptrace.analysis.part_words import words_of_part
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import OUTSIDE
 from pptrace.report import units
 from pptrace.report.tables.blame import critical_path_line
 from pptrace.report.tables.table import Amount, Bar, ReportTable
+
+_SMALL = 0.02
+"""A brief table has parts outside the pipeline in one that are a smaller share of the step."""
+_REST = f"{OUTSIDE}pipeline"
+_MOST_PLACES = 3
 
 
 def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
@@ -30,7 +33,15 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
         for name, value in parts.items()
     ]
     notes = [critical_path_line(step.critical_path)] if step.critical_path is not None else []
-    notes += [_against_ideal(step.span_ns, step.span_parts)] if amount is Amount.WHOLE else []
+    if amount is Amount.WHOLE:
+        of_span = step.span_parts
+        ideal = of_span["compute"] + of_span["structural"]
+        beyond = {name: value for name, value in of_span.items() if name not in ("compute", "structural")}
+        listed = ", ".join(f"{name} {units.signed_milliseconds(value)}" for name, value in beyond.items())
+        notes.append(
+            f"With every op at the mean of its kind and free messages, this plan takes {units.milliseconds(ideal)} ms; "
+            f"measured {units.signed_milliseconds(step.span_ns - ideal)} ms: {listed}"
+        )
     columns = ("part", "ms", "share", "", " ")
     return ReportTable("waterfall", "Where the step went", columns, tuple(rows), tuple(notes))
 
@@ -44,10 +55,6 @@ def _with_few_outside(step: StepReport) -> dict[str, int]:
     if len(small) < 2:
         return parts
     return {name: ns for name, ns in parts.items() if name not in small} | {_REST: sum(parts[name] for name in small)}
-
-
-_SMALL = 0.02
-_REST = f"{OUTSIDE}pipeline"
 
 
 def causes_table(step: StepReport) -> ReportTable:
@@ -85,17 +92,3 @@ def _places(step: StepReport, name: str) -> str:
         f"{kind} {place} {units.milliseconds(ns)}" for where, ns in found if ns > 0 for kind, place in where.items()
     ]
     return f": {', '.join(places[:_MOST_PLACES])}{', …' if len(places) > _MOST_PLACES else ''}" if places else ""
-
-
-_MOST_PLACES = 3
-
-
-def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
-    """One sentence: the measured step against the plan with mean costs and free messages."""
-    ideal = parts["compute"] + parts["structural"]
-    beyond = {name: value for name, value in parts.items() if name not in ("compute", "structural")}
-    listed = ", ".join(f"{name} {units.signed_milliseconds(value)}" for name, value in beyond.items())
-    return (
-        f"With every op at the mean of its kind and free messages, this plan takes {units.milliseconds(ideal)} ms; "
-        f"measured {units.signed_milliseconds(span_ns - ideal)} ms: {listed}"
-    )

@@ -21,7 +21,7 @@ from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.recording_parts import AuditEntry
 from pptrace.analysis.result import Report
 from pptrace.model.damage import Damage
-from pptrace.report.recording.audit import damage_in
+from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
 from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost
 from tests.support.programs import ROOT, SAMPLES, pptrace

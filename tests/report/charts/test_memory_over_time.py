@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pptrace.model.tables import MEMORY, make_table
+from pptrace.report.charts.memory import memory_over_time
 from pptrace.report.html import report_page
-from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.perfetto import perfetto_object
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

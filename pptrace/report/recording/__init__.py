@@ -1,1 +1,0 @@
-"""Words on what recording did to a run, and on what it got wrong."""
