@@ -10,26 +10,32 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from importlib import import_module
 from pathlib import Path
 
 from pptrace.errors import TraceError
 from pptrace.ingest.ascend.job_facts import companions_of_trace
-from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
-from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
-from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json
 from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
-from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
-from pptrace.ingest.xplane.reader import SUFFIX as XPLANE_SUFFIX
-from pptrace.ingest.xplane.reader import read_xplane, sniff_xplane
+from pptrace.ingest.sniff import (
+    XPLANE_SUFFIX,
+    has_kineto_members,
+    has_pairs,
+    opens_json,
+    sniff_ascend,
+    sniff_chrome,
+    sniff_nccl_inspector,
+    sniff_otlp,
+    sniff_xplane,
+)
 from pptrace.model.traces import InputFormat, Trace
 
 _ARCHIVES = {
@@ -102,22 +108,9 @@ def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
 
-def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
-    """The reader, and SQLite with it, is imported for such a file only."""
-    from pptrace.ingest.nsight.reader import read_nsight
-
-    return read_nsight(path)
-
-
 def _sniff_rocpd(start: bytes) -> bool:
     """Return whether it is an SQLite database whose first pages name a table of rocpd."""
     return start.startswith(SQLITE_MAGIC) and b"rocpd_" in start
-
-
-def _read_rocpd(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
-    from pptrace.ingest.rocpd.reader import read_rocpd
-
-    return read_rocpd(path)
 
 
 def _earlier_forms(path: Path) -> Sequence[Path]:
@@ -127,7 +120,7 @@ def _earlier_forms(path: Path) -> Sequence[Path]:
 
 
 def _sniff_kineto(start: bytes) -> bool:
-    return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
+    return opens_json(start) and _TRACE_KEY.search(start) is not None
 
 
 def _sniff_profile(start: bytes) -> bool:
@@ -140,14 +133,22 @@ def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
         trace = read_kineto(path, options.cores, options.on_progress)
     except TraceError:
         if has_pairs(path):
-            return read_chrome(path)
+            return _read_chrome(path, options)
         raise
-    return read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
+    return _read_chrome(path, options) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
 
 
 def _whole(read: Callable[[Path], tuple[Trace, ...]]) -> Read:
     """A reader without options."""
     return lambda path, _options: read(path)
+
+
+def on_use(module: str, function: str) -> Read:
+    """A reader without options that is imported for such a file alone: nearly all runs are of one format."""
+    return lambda path, _options: getattr(import_module(f"pptrace.ingest.{module}.reader"), function)(path)
+
+
+_read_chrome = on_use("chrome", "read_chrome")
 
 
 def _ops(read: Callable[[Path], Tables]) -> Read:
@@ -156,11 +157,11 @@ def _ops(read: Callable[[Path], Tables]) -> Read:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format(InputFormat.ROCPD, _sniff_rocpd, _read_rocpd, Priority.PROFILE, (".db",)),
+    Format(InputFormat.ROCPD, _sniff_rocpd, on_use("rocpd", "read_rocpd"), Priority.PROFILE, (".db",)),
     Format(
         InputFormat.XPLANE,
         sniff_xplane,
-        _whole(read_xplane),
+        on_use("xplane", "read_xplane"),
         Priority.PROFILE,
         (XPLANE_SUFFIX,),
         own_suffixes=(XPLANE_SUFFIX,),
@@ -168,7 +169,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         InputFormat.NSYS_SQLITE,
         _sniff_nsight,
-        _read_nsight,
+        on_use("nsight", "read_nsight"),
         Priority.PROFILE,
         (".sqlite", ".db", *RECORDED_SUFFIXES),
         own_suffixes=RECORDED_SUFFIXES,
@@ -186,14 +187,19 @@ FORMATS: tuple[Format, ...] = (
     Format(
         InputFormat.ASCEND,
         sniff_ascend,
-        _whole(read_ascend),
+        on_use("ascend", "read_ascend"),
         Priority.PROFILE,
         (".json", ".json.gz"),
         companions=companions_of_trace,
     ),
-    Format(InputFormat.CHROME, sniff_chrome, _whole(read_chrome), Priority.PICTURE, (".json", ".json.gz")),
-    Format(InputFormat.OTLP, sniff_otlp, _whole(read_otlp), Priority.PROFILE),
-    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _whole(read_nccl_inspector), Priority.PROFILE),
+    Format(InputFormat.CHROME, sniff_chrome, _read_chrome, Priority.PICTURE, (".json", ".json.gz")),
+    Format(InputFormat.OTLP, sniff_otlp, on_use("otlp", "read_otlp"), Priority.PROFILE),
+    Format(
+        InputFormat.NCCL_INSPECTOR,
+        sniff_nccl_inspector,
+        on_use("nccl_inspector", "read_nccl_inspector"),
+        Priority.PROFILE,
+    ),
     Format(
         InputFormat.KINETO,
         _sniff_profile,

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.hang_diagnosis.words import rank_text
+from pptrace.hang_diagnosis.field import rank_text
 from pptrace.report.colours import FONT, IDEAL, OTHER, WAIT
 
 EDGE_COLUMNS = ("who waits", "in", "of group", "number", "for")

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.recording import recorded_figures, with_recording
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.hang_diagnosis.words import as_json
+from pptrace.hang_diagnosis.field import hang_of_run
 from pptrace.ingest import OnProgress, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
@@ -25,7 +24,6 @@ from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.rank import RankRecording
 from pptrace.workflow.analyse import Analysis, analyse_ranks
-from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
 from pptrace.workflow.unrecorded import undo_recording
 
@@ -242,10 +240,9 @@ def _hang(request: _Request) -> Mapping[str, Any] | None:
     dumps = [*inputs.dumps, *(path for path in files if sniff_flight(first_bytes(path)))]
     if not dumps:
         return hang_of_run(inputs.run or {})
-    folders = {path.parent for path in dumps}
-    is_all = all(Path(path).is_dir() for path in request.paths)
-    all_dumps = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
-    return as_json(diagnose_dumps(read_dumped_ranks(all_dumps, is_all)))
+    from pptrace.workflow.find_hang import hang_of_dumps  # what makes a verdict is imported for dumps alone
+
+    return hang_of_dumps(dumps, is_all=all(Path(path).is_dir() for path in request.paths))
 
 
 def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:

@@ -26,7 +26,7 @@ from pptrace.errors import PptraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest import OnProgress, open_inputs
 from pptrace.ingest.job.disk_cache import ANY_CODE, FOLDER, Cache, Packed, cache_for, code_version, key_of, stat_key
-from pptrace.live_records.file import SUFFIX
+from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pptrace.ingest.ascend.memory import RECORD_NAME
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.model.traces import HOST_NAME
 from pptrace.regular import read_regular
@@ -24,6 +23,7 @@ from pptrace.regular import read_regular
 TRACE_NAME = "trace_view.json"
 _INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
 _METADATA = "profiler_metadata.json"
+RECORD_NAME = "memory_record.csv"
 _OTHERS = ("communication.json", "communication_matrix.json", RECORD_NAME)
 _FOLDER = re.compile(r"(?P<host>.+)_\d+_\d{14,20}_ascend_(?:pt|ms)")
 _SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")

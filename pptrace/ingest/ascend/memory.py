@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pptrace.ingest.ascend.job_facts import RECORD_NAME
 from pptrace.ingest.common.exact_numbers import LIMIT_NS, nanoseconds
 from pptrace.model.tables import MEMORY, empty_table, make_table
 from pptrace.regular import open_regular
 
-RECORD_NAME = "memory_record.csv"
 _COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
 _ALLOCATED, _RESERVED = "Total Allocated(MB)", "Total Reserved(MB)"
 _ALLOCATOR = "PTA"

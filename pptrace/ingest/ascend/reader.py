@@ -8,7 +8,6 @@ are left out, as are sums that the profiler adds (:mod:`pptrace.ingest.ascend.la
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +33,6 @@ from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
-_KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
-_TEXT_TIME = re.compile(rb'"ts"\s*:\s*"\d')
-_ASCEND = re.compile(
-    rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
-    rb'|"cat"\s*:\s*"(?:enqueue|dequeue|async_npu|HostToDevice)"'
-)
 _EXPECTED = (
     "expected the trace_view.json that torch_npu.profiler writes with ProfilerActivity.NPU; copy it anew, or parse the raw data "
     "again (torch_npu.profiler.profiler.analyse)"
@@ -50,17 +43,6 @@ _FIRST_OWN_STREAM = 1_000_000
 _MOST_AT_ONCE = 64
 """Collectives of one lane that may run at the same time."""
 _DEVICE_BITS = 31
-
-
-def sniff_ascend(start: bytes) -> bool:
-    """Return whether a file begins as the Ascend profiler writes: times are text, and names that only it has."""
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return (
-        text[:1] in (b"[", b"{")
-        and _TEXT_TIME.search(text) is not None
-        and _ASCEND.search(text) is not None
-        and _KINETO.search(text) is None
-    )
 
 
 def read_ascend(path: Path) -> tuple[Trace, ...]:
