@@ -1,8 +1,9 @@
 """DualPipe and DualPipe-V: a forward of one direction overlaps a backward of the other, as one action.
 
-In DualPipe microbatches enter at both ends of the pipeline at once. Every rank holds two model stages: rank r the r-th of the first
-direction and the (p−1−r)-th of the second. In the plan the second direction is a separate chain, stages p … 2p−1, on the ranks
-in reverse; stage p+k is another copy of model stage k. Microbatches 0 … m/2−1 go down the first chain, the others down the second.
+In DualPipe microbatches enter at both ends of the pipeline at once. Every rank holds two model stages: rank r the r-th of the
+first direction and the (p−1−r)-th of the second. In the plan the second direction is a separate chain, stages p … 2p−1, on the
+ranks in reverse; stage p+k is another copy of model stage k. Microbatches 0 … m/2−1 go down the first chain, the others down the
+second.
 DualPipe-V is DualPipe cut in half: both chunks of a V on each rank.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 3.2.1; deepseek-ai/DualPipe, ``DualPipe.step`` and ``DualPipeV.step``;
