@@ -248,14 +248,14 @@ def _analysed(steps: Sequence[Mapping[int, LiveStep]], facts: Facts) -> dict[int
     ranks = list(steps[0])
     traces = [trace_of(rank, "", facts[rank], [step[rank] for step in steps]) for rank in ranks]
     report = analyse(traces, num_ranks=len(traces))
-    figures = {}
+    figures: dict[int, StepFigures] = {}
     for step in report.report.steps:
-        ranks = {}
+        of_ranks: dict[int, RankFigures] = {}
         for rank in step.ranks:
             if rank.compute_ns is not None:
                 waits = [comm.wait_ns for comm in rank.comms]
                 waited = None if None in waits else sum(ns for ns in waits if ns is not None)
                 times = (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.not_compute_ns)
-                ranks[rank.rank] = RankFigures(*times, waited)
-        figures[step.step] = StepFigures(step.span_ns, ranks)
+                of_ranks[rank.rank] = RankFigures(*times, waited)
+        figures[step.step] = StepFigures(step.span_ns, of_ranks)
     return figures
