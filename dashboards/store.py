@@ -19,7 +19,7 @@ from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
 from pptrace.ingest.inputs.resolve import RUN_FILE
-from pptrace.live_records.file import SUFFIX
+from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
 from pptrace.regular import read_regular

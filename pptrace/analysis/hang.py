@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pptrace.errors import TraceError
-from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Presence, RankCalls, diagnose
-from pptrace.hang_diagnosis.calls import Stream
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream
+from pptrace.hang_diagnosis.verdict import Diagnosis, diagnose
 from pptrace.ingest.common.rank_names import rank_of_dump_name
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup, read_dump
 from pptrace.marks import P2P

@@ -35,11 +35,12 @@ def find_conflicts(ranks: Sequence[RankCalls]) -> tuple[Conflict, ...]:
     for stream, seq, calls in _meetings(ranks, open_streams):
         if stream not in conflicts and (clusters := _clusters(calls)):
             conflicts[stream] = Conflict(stream, seq, calls, _guilty(clusters, calls, history))
-    return tuple(sorted(conflicts.values(), key=_age))
-
-
-def _age(conflict: Conflict) -> int:
-    return min((call.since_ns for call in conflict.calls.values() if call.since_ns >= 0), default=0)
+    return tuple(
+        sorted(
+            conflicts.values(),
+            key=lambda one: min((call.since_ns for call in one.calls.values() if call.since_ns >= 0), default=0),
+        )
+    )
 
 
 def _meetings(ranks: Sequence[RankCalls], streams: set[Stream]) -> Iterator[tuple[Stream, int, Mapping[int, Call]]]:
@@ -62,7 +63,7 @@ def _clusters(calls: Mapping[int, Call]) -> list[list[int]]:
         return by_kind
     if all(call.state is CallState.DONE for call in calls.values()):
         return []  # of the same kind, and done: they matched
-    for aspect in (_root, _size, _dtype):
+    for aspect in (_root, _size, lambda call: call.dtype or None):
         calls_with_value = {rank: call for rank, call in calls.items() if aspect(call) is not None}
         if len(parts := _by(calls_with_value, aspect)) > 1:
             return parts
@@ -82,10 +83,6 @@ def _root(call: Call) -> int | None:
 
 def _size(call: Call) -> int | None:
     return call.num_bytes if call.num_bytes >= 0 and (call.is_message or call.kind in _SAME_SIZE) else None
-
-
-def _dtype(call: Call) -> str | None:
-    return call.dtype or None
 
 
 def _guilty(

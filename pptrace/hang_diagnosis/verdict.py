@@ -78,25 +78,22 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
     conflicts = find_conflicts(ranks)
     waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
     if not waits.edges:
-        return Diagnosis(None, _why_none(waits), rank_calls)
+        return Diagnosis(None, _IN_TRANSFER if waits.in_transfer else "no rank waits for another", rank_calls)
     causes = [*_mismatches(conflicts, waits)]
-    causes += _missing(rank_calls, waits, causes)
+    causes += _by_presence(Verdict.MISSING, rank_calls, waits, causes)
     causes += _rings(rank_calls, waits, causes)
     if is_stuck or not causes:
-        causes += _late(rank_calls, waits, causes)
+        causes += _by_presence(Verdict.LATE, rank_calls, waits, causes)
     hang = Hang.of(causes, waits.edges)
     return Diagnosis(hang, "" if hang else _UNTRACED_RANKS, rank_calls)
 
 
+_IN_TRANSFER = (
+    "every rank has made the calls that others wait in: they are in transfer, or the network or a device is stuck"
+)
 _UNTRACED_RANKS = (
     "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"
 )
-
-
-def _why_none(waits: Waits) -> str:
-    if waits.in_transfer:
-        return "every rank has made the calls that others wait in: they are in transfer, or the network or a device is stuck"
-    return "no rank waits for another"
 
 
 def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
@@ -110,12 +107,6 @@ def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
         if stuck.keys() & conflict.calls.keys() and (is_here or not named):
             named |= guilty
             yield Cause(Verdict.MISMATCH, tuple(sorted(guilty)), conflict)
-
-
-def _missing(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[Cause]:
-    roots = _independent_roots(rank_calls, waits, before)
-    gone = [rank for rank in roots if _presence(rank_calls, rank) in (Presence.GONE, Presence.EMPTY)]
-    return [Cause(Verdict.MISSING, tuple(gone))] if gone else []
 
 
 def _rings(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[Cause]:
@@ -163,10 +154,19 @@ def _others_than_most(calls: Mapping[int, Call]) -> list[int]:
     return [rank for rank, call in calls.items() if call.kind != kinds[0][0]]
 
 
-def _late(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[Cause]:
-    roots = _independent_roots(rank_calls, waits, before)
-    late = [rank for rank in roots if _presence(rank_calls, rank) is Presence.ALIVE]
-    return [Cause(Verdict.LATE, tuple(late))] if late else []
+def _by_presence(
+    verdict: Verdict, rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]
+) -> list[Cause]:
+    """The roots that are there and late, or that are missing; of which there is no data are missing too."""
+    ranks = tuple(
+        rank
+        for rank in _independent_roots(rank_calls, waits, before)
+        if (rank_calls[rank].presence if rank in rank_calls else Presence.EMPTY) in _PRESENCES[verdict]
+    )
+    return [Cause(verdict, ranks)] if ranks else []
+
+
+_PRESENCES = {Verdict.MISSING: (Presence.GONE, Presence.EMPTY), Verdict.LATE: (Presence.ALIVE,)}
 
 
 def _independent_roots(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[int]:
@@ -179,25 +179,15 @@ def _independent_roots(rank_calls: Mapping[int, RankCalls], waits: Waits, before
     if not before:
         return roots
     explained = {rank for cause in before for rank in (*cause.ranks, *(cause.conflict.calls if cause.conflict else ()))}
-    return [
-        rank
-        for rank in roots
-        if rank not in explained and rank not in waits.in_transfer and not _may_follow(rank_calls.get(rank))
-    ]
-
-
-def _may_follow(rank: RankCalls | None) -> bool:
-    """Return whether what a rank does may follow from what another one did."""
-    if rank is None:
-        return False
-    return rank.may_wait or (bool(rank.calls) and rank.calls[-1].state is CallState.FAILED)
+    explained |= {
+        rank.rank
+        for rank in rank_calls.values()
+        if rank.may_wait or (rank.calls and rank.calls[-1].state is CallState.FAILED)
+    }
+    return [rank for rank in roots if rank not in explained and rank not in waits.in_transfer]
 
 
 def _roots(waits: Waits) -> set[int]:
     """The ranks that others wait for and that wait for none."""
     targets = waits.targets()
     return {rank for others in targets.values() for rank in others if rank not in targets}
-
-
-def _presence(rank_calls: Mapping[int, RankCalls], rank: int) -> Presence:
-    return rank_calls[rank].presence if rank in rank_calls else Presence.EMPTY

@@ -1,19 +1,17 @@
-"""A verdict as text: one sentence, and a line for each set of ranks that wait in one call."""
+"""A verdict as one sentence, and as the JSON field ``hang``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pptrace.hang_diagnosis.calls import Call, Presence
 from pptrace.hang_diagnosis.conflicts import Conflict
+from pptrace.hang_diagnosis.field import rank_text
 from pptrace.hang_diagnosis.graph import shortest_ring
 from pptrace.hang_diagnosis.verdict import Cause, Diagnosis, Hang, Verdict
-from pptrace.marks import P2P
 
-_MAX_LINES = 6
 _MAX_LINKS = 4
-_MAX_RANGES = 8
 
 
 def sentence(diagnosis: Diagnosis) -> str:
@@ -37,18 +35,6 @@ def sentence(diagnosis: Diagnosis) -> str:
     return "; ".join(blames) + _only_waiting(hang)
 
 
-def lines(hang: Mapping[str, Any]) -> list[str]:
-    """Lines of who waits in which call for whom, from the JSON field ``hang``: one per call, most ranks first."""
-    by_call: dict[tuple[Hashable, ...], list[Mapping[str, Any]]] = {}
-    for edge in hang["edges"]:
-        message = (edge["rank"], tuple(edge["waits_for"])) if edge["call"] in P2P else ()
-        by_call.setdefault((edge["call"], edge["group"], edge["seq"], *message), []).append(edge)
-    ordered = sorted(by_call.values(), key=len, reverse=True)
-    shown = [_line(edges) for edges in ordered[:_MAX_LINES]]
-    left = sum(len(edges) for edges in ordered[_MAX_LINES:])
-    return [*shown, f"{left} more {'call waits' if left == 1 else 'calls wait'}"] if left else shown
-
-
 def as_json(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """The JSON field ``hang``; None where there is no verdict."""
     hang = diagnosis.hang
@@ -60,27 +46,6 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any] | None:
         "detail": sentence(diagnosis),
         "edges": [edge.as_json() for edge in hang.edges],
     }
-
-
-def rank_text(ranks: Iterable[int]) -> str:
-    """Ranks as text, such as ``rank 3``, ``ranks 0 and 2``, ``ranks 4–15, 20``."""
-    ordered = sorted(set(ranks))
-    parts: list[str] = []
-    for first, last in _ranges(ordered):
-        parts += [str(first), str(last)] if last == first + 1 else [f"{first}–{last}" if last > first else str(first)]
-    if len(parts) > _MAX_RANGES:
-        parts = [*parts[:_MAX_RANGES], f"… ({len(ordered)} in all)"]
-    if len(parts) == 2 and len(ordered) == 2:
-        return f"ranks {parts[0]} and {parts[1]}"
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
-
-
-def _ranges(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for index in range(1, len(ordered) + 1):
-        if index == len(ordered) or ordered[index] != ordered[index - 1] + 1:
-            yield ordered[start], ordered[index - 1]
-            start = index
 
 
 def _missing(diagnosis: Diagnosis, cause: Cause) -> str:
@@ -199,16 +164,3 @@ def _only_waiting(hang: Hang) -> str:
     if others:
         text += f"; {rank_text(others)} {'waits' if len(others) == 1 else 'wait'} for something else"
     return text
-
-
-def _line(edges: Sequence[Mapping[str, Any]]) -> str:
-    first = edges[0]
-    targets = {rank for edge in edges for rank in edge["waits_for"]}
-    waiting = [edge["rank"] for edge in edges]
-    verb = "waits" if len(set(waiting)) == 1 else "wait"
-    call = f"{first['call']} #{first['seq']}"
-    if first["call"] in P2P:
-        return (
-            f"{rank_text(waiting)} {verb} in {call} {'to' if first['call'] == 'send' else 'from'} {rank_text(targets)}"
-        )
-    return f"{rank_text(waiting)} {verb} in {call} of group {first['group']} for {rank_text(targets)}"

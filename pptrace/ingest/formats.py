@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from importlib import import_module
 from pathlib import Path
 
 from pptrace.errors import TraceError
 from pptrace.ingest.ascend.job_facts import TRACE_NAME as ASCEND_NAME
 from pptrace.ingest.ascend.job_facts import companions_of_trace
-from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
-from pptrace.ingest.chrome.reader import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
 from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
@@ -24,15 +23,20 @@ from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
-from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES
 from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json
 from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
-from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
-from pptrace.ingest.xplane.reader import SUFFIX as XPLANE_SUFFIX
-from pptrace.ingest.xplane.reader import read_xplane, sniff_xplane
+from pptrace.ingest.sniff import (
+    XPLANE_SUFFIX,
+    has_pairs,
+    sniff_ascend,
+    sniff_chrome,
+    sniff_nccl_inspector,
+    sniff_otlp,
+    sniff_xplane,
+)
 from pptrace.model.traces import InputFormat, Trace
 
 _ARCHIVES = {
@@ -90,17 +94,12 @@ class Format:
     takes_cores: bool = False
 
 
-def _read_nsight(path: Path) -> tuple[Trace, ...]:
-    """The reader, and SQLite with it, is imported for such a file only."""
-    from pptrace.ingest.nsight.reader import read_nsight
-
-    return read_nsight(path)
+def on_use(module: str, function: str) -> Callable[[Path], tuple[Trace, ...]]:
+    """A reader that is imported for such a file alone: nearly all runs are of one format."""
+    return lambda path: getattr(import_module(f"pptrace.ingest.{module}.reader"), function)(path)
 
 
-def _read_rocpd(path: Path) -> tuple[Trace, ...]:
-    from pptrace.ingest.rocpd.reader import read_rocpd
-
-    return read_rocpd(path)
+_read_chrome = on_use("chrome", "read_chrome")
 
 
 def _earlier_forms(path: Path) -> Sequence[Path]:
@@ -119,9 +118,9 @@ def _read_kineto(path: Path, cores: int, on_progress: ReadProgress | None) -> tu
         trace = read_kineto(path, cores, on_progress)
     except TraceError:
         if has_pairs(path):
-            return read_chrome(path)
+            return _read_chrome(path)
         raise
-    return read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
+    return _read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
 
 
 _NSYS_MAGIC = (SQLITE_MAGIC, *RECORDED_MAGIC)
@@ -129,14 +128,14 @@ FORMATS: tuple[Format, ...] = (
     Format(
         InputFormat.ROCPD,
         lambda start: start.startswith(SQLITE_MAGIC) and b"rocpd_" in start,  # in the first pages: a name of a table
-        _read_rocpd,
+        on_use("rocpd", "read_rocpd"),
         Priority.PROFILE,
         (".db",),
     ),
     Format(
         InputFormat.XPLANE,
         sniff_xplane,
-        read_xplane,
+        on_use("xplane", "read_xplane"),
         Priority.PROFILE,
         (XPLANE_SUFFIX,),
         own_suffixes=(XPLANE_SUFFIX,),
@@ -144,7 +143,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         InputFormat.NSYS_SQLITE,
         lambda start: start.startswith(_NSYS_MAGIC),
-        _read_nsight,
+        on_use("nsight", "read_nsight"),
         Priority.PROFILE,
         (".sqlite", ".db", *RECORDED_SUFFIXES),
         own_suffixes=RECORDED_SUFFIXES,
@@ -158,16 +157,21 @@ FORMATS: tuple[Format, ...] = (
     Format(
         InputFormat.ASCEND,
         sniff_ascend,
-        read_ascend,
+        on_use("ascend", "read_ascend"),
         Priority.PROFILE,
         (".json", ".json.gz"),
         own_suffixes=(ASCEND_NAME,),
         companions=companions_of_trace,
         has_folder_per_rank=True,
     ),
-    Format(InputFormat.CHROME, sniff_chrome, read_chrome, Priority.PICTURE, (".json", ".json.gz")),
-    Format(InputFormat.OTLP, sniff_otlp, read_otlp, Priority.PROFILE),
-    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, read_nccl_inspector, Priority.PROFILE),
+    Format(InputFormat.CHROME, sniff_chrome, _read_chrome, Priority.PICTURE, (".json", ".json.gz")),
+    Format(InputFormat.OTLP, sniff_otlp, on_use("otlp", "read_otlp"), Priority.PROFILE),
+    Format(
+        InputFormat.NCCL_INSPECTOR,
+        sniff_nccl_inspector,
+        on_use("nccl_inspector", "read_nccl_inspector"),
+        Priority.PROFILE,
+    ),
     Format(
         InputFormat.KINETO,
         lambda start: _sniff_kineto(start) and has_kineto_members(start),

@@ -22,10 +22,9 @@ from pptrace.live_records.codec import (
     is_key,
     program_of,
 )
-from pptrace.live_records.frames import FACTS, PROGRAM, STEP, frame, frames
+from pptrace.live_records.frames import FACTS, PROGRAM, STEP, SUFFIX, frame, frames
 from pptrace.regular import open_regular
 
-SUFFIX = ".live"
 MOST_PROGRAMS = 16
 """Programs that a rank writes; steps with yet another order of ranges have their bounds and totals alone."""
 _MOST_READ = 16 << 20

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+SUFFIX = ".live"
 MAGIC = b"ppl1"
 FACTS, PROGRAM, STEP = b"F", b"P", b"S"
 _HEAD = struct.Struct("<4sII")

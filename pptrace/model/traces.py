@@ -140,6 +140,15 @@ DEVICE_NAMES = "device_names"
 HOST_NAME = "host_name"
 """Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
 
+COMMUNICATORS = "communicators"
+"""Fact of NCCL Inspector's files: the communicators of the rank, with their members as far as it tells them."""
+
+PARALLEL = "parallel"
+"""Fact of spans: sizes of the axes, {"pp", "tp", "dp", "cp"}, and ``pp_rank`` if known; the ranks' coordinates are not known."""
+
+SPANS_DEVICE = "device"
+"""Fact of a process of spans with a GPU: its name, or the attribute that shows it. Device work is not in the spans."""
+
 
 class InputFormat(StrEnum):
     """``inputs[].format`` of the report."""

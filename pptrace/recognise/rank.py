@@ -9,11 +9,10 @@ from functools import cache
 
 import pandas as pd
 
-from pptrace.ingest.otlp.process_facts import DEVICE
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
-from pptrace.model.traces import Events, InputFormat, Trace, no_events
+from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
@@ -92,7 +91,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         marks, work = _found_in_no_events()
     if trace.calls is not None:
         return _recognised_rank(trace, work, None, trace.calls)
-    if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
+    if trace.format is InputFormat.OTLP and (device := trace.distributed.get(SPANS_DEVICE)):
         work = replace(work, missing_device_events=str(device))
     calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
     if trace.ops is not None or trace.comms is not None:  # tables that the format's reader made

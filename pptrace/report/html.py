@@ -14,7 +14,7 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.analysis.whatif.result import WhatIf
-from pptrace.hang_diagnosis.words import rank_text
+from pptrace.hang_diagnosis.field import rank_text
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report import units
 from pptrace.report.charts.memory import memory_over_time

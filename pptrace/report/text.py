@@ -12,7 +12,7 @@ from rich.text import Text
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Report, Severity
-from pptrace.hang_diagnosis.words import lines
+from pptrace.hang_diagnosis.field import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.idle import idle_table

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import Message, crosses_ranks, output_of
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import Replay, Timed, replay, unit_cost
+from pptrace.schedule.replay import Replay, replay, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,19 @@ def lower(plan: Plan) -> Plan:
             f"{plan.name}: cannot add sends and receives: rank {stuck.rank} never gets past its action "
             f"{plan.ranks[stuck.rank][stuck.index]} (validate the plan first)"
         )
-    transfers = sorted(_transfers(plan, timeline), key=lambda transfer: (transfer.tick, *_rank_order(transfer.send)))
+    transfers = sorted(
+        _transfers(plan, timeline),
+        key=lambda transfer: (transfer.tick, transfer.send.stage, transfer.send.kind, transfer.send.microbatch or 0),
+    )
     transfers_by_rank: list[list[tuple[int, Action]]] = [[] for _ in plan.ranks]
     for transfer in transfers:
         transfers_by_rank[transfer.source].append((transfer.tick, transfer.send))
         transfers_by_rank[transfer.target].append((transfer.tick, transfer.recv))
-    return replace(plan, ranks=tuple(_merge(row, transfers_by_rank[rank]) for rank, row in enumerate(timeline.ranks)))
-
-
-def _rank_order(action: Action) -> tuple[int, str, int]:
-    return (action.stage, action.kind, action.microbatch or 0)
+    rows = []
+    for row, of_rank in zip(timeline.ranks, transfers_by_rank, strict=True):
+        computes = [(timed.start, timed.action) for timed in row]  # of one tick the transfers come first
+        rows.append(tuple(action for _, action in sorted([*of_rank, *computes], key=itemgetter(0))))
+    return replace(plan, ranks=tuple(rows))
 
 
 def _transfers(plan: Plan, timeline: Replay) -> Iterator[_Transfer]:
@@ -90,15 +94,3 @@ def _reader_of(plan: Plan, producer: Action, message: Message) -> Action:
         if reader := plan.by_key.get((kind, stage, producer.microbatch)):
             return reader[1]
     raise ScheduleError(f"{plan.name}: nobody reads the output of {producer}: stage {stage} has no such microbatch")
-
-
-def _merge(row: tuple[Timed, ...], transfers: list[tuple[int, Action]]) -> tuple[Action, ...]:
-    """Insert transfers of tick t before the first action that starts at t or later. Both lists are sorted."""
-    merged: list[Action] = []
-    position = 0
-    for timed in row:
-        while position < len(transfers) and transfers[position][0] <= timed.start:
-            merged.append(transfers[position][1])
-            position += 1
-        merged.append(timed.action)
-    return tuple(merged + [action for _, action in transfers[position:]])

@@ -18,14 +18,15 @@ def tag_phases(plan: Plan) -> Plan:
     that follows the last forward. When all forwards come before all backwards there is no steady phase, unless the rank
     runs a single forward and a single backward, which is a pair.
     """
-    return replace(plan, ranks=tuple(_tag_row(row) for row in plan.ranks))
+    rows = []
+    for row in plan.ranks:
+        phases = phases_by_order([action.kind for action in row])
+        rows.append(tuple(map(_tagged, row, phases)))
+    return replace(plan, ranks=tuple(rows))
 
 
-def _tag_row(row: tuple[Action, ...]) -> tuple[Action, ...]:
-    return tuple(
-        replace(action, phase=phase, parts=tuple(replace(part, phase=phase) for part in action.parts))
-        for action, phase in zip(row, phases_by_order([action.kind for action in row]), strict=True)
-    )
+def _tagged(action: Action, phase: Phase) -> Action:
+    return replace(action, phase=phase, parts=tuple(replace(part, phase=phase) for part in action.parts))
 
 
 def phases_by_order(kinds: list[Kind]) -> list[Phase]:
@@ -42,10 +43,7 @@ def phases_by_order(kinds: list[Kind]) -> list[Phase]:
         before = [index for index in forwards if index <= first_backward]
         after = [index for index in backwards if index >= last_forward]
         steady = range(before[-1] if before else first_backward, (after[0] if after else last_forward) + 1)
-    return [_phase_at(index, steady) for index in range(len(kinds))]
-
-
-def _phase_at(index: int, steady: range) -> Phase:
-    if index < steady.start:
-        return Phase.WARMUP
-    return Phase.STEADY if index < steady.stop else Phase.COOLDOWN
+    return [
+        Phase.WARMUP if index < steady.start else Phase.STEADY if index < steady.stop else Phase.COOLDOWN
+        for index in range(len(kinds))
+    ]

@@ -52,7 +52,15 @@ def execute(work: Workload, predicted_ns: int) -> int:
 def _processes(work: Workload) -> Iterator[list[subprocess.Popen[str]]]:
     """The processes of all ranks, with a socket between any two that exchange messages; they end with the block."""
     rows = programs(work)
-    pairs = sorted({tuple(sorted((rank, peer))) for rank, program in enumerate(rows) for peer in _peers_of(program)})
+    pairs = sorted(
+        {
+            (min(rank, peer), max(rank, peer))
+            for rank, program in enumerate(rows)
+            for what, group in program
+            if what == "transfers"
+            for _, peer, *_ in group
+        }
+    )
     with ExitStack() as stack:
         ends: list[dict[int, socket.socket]] = [{} for _ in rows]
         for first, second in pairs:
@@ -72,10 +80,6 @@ def _processes(work: Workload) -> Iterator[list[subprocess.Popen[str]]]:
             setting = {"program": program, "messaging": work.messaging, "prefetch": work.prefetch, "peers": numbers}
             _write(process, json.dumps(setting | {"message_bytes": work.message_bytes}))
         yield processes
-
-
-def _peers_of(program: Sequence[Sequence[object]]) -> set[int]:
-    return {entry[1] for what, group in program if what == "transfers" for entry in group}  # type: ignore[attr-defined]
 
 
 def _write(process: subprocess.Popen[str], line: str) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
@@ -64,31 +67,27 @@ def _in_order(work: Workload, rank: int) -> Iterator[list[Any]]:
 def _when_needed(work: Workload, rank: int) -> Iterator[list[Any]]:
     """Instructions with each receive directly before its reader, and each send directly behind its sender."""
     table = work.plan.table
+    needs = np.flatnonzero(table.dep_is_message)
     for row in range(*table.rank_ptr[rank : rank + 2].tolist()):
-        needs = range(*table.dep_ptr[row : row + 2].tolist())
-        received = [need for need in needs if table.dep_message[need] >= 0]
-        if received:
+        received = needs[table.dep_reader[needs] == row]
+        if len(received):
+            senders = table.rank[table.dep[received]]
             yield [
                 "transfers",
-                [
-                    _entry(work, int(table.dep_message[need]), int(table.rank[table.dep[need]]), False)
-                    for need in received
-                ],
+                [_entry(work, *of_need, False) for of_need in _numbers(table.dep_message[received], senders)],
             ]
         yield ["op", int(work.durations[row])]
-        sent = [(need, message) for need, message in _readers(work.plan).get(row, ())]
-        if sent:
-            yield ["transfers", [_entry(work, message, int(table.rank[need]), True) for need, message in sent]]
+        sent = needs[table.dep[needs] == row]
+        if len(sent):
+            readers = table.rank[table.dep_reader[sent]]
+            yield [
+                "transfers",
+                [_entry(work, *of_need, True) for of_need in _numbers(table.dep_message[sent], readers)],
+            ]
 
 
-def _readers(plan: Plan) -> dict[int, list[tuple[int, int]]]:
-    """(reading row, message) of each row whose output is sent."""
-    table = plan.table
-    readers: dict[int, list[tuple[int, int]]] = {}
-    for need, message in enumerate(table.dep_message.tolist()):
-        if message >= 0:
-            readers.setdefault(int(table.dep[need]), []).append((int(table.dep_reader[need]), message))
-    return readers
+def _numbers(messages: npt.NDArray[Any], peers: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    return zip(messages.tolist(), peers.tolist(), strict=True)
 
 
 def _entry(work: Workload, message: int, peer: int, is_send: bool) -> list[Any]:

@@ -25,7 +25,6 @@ from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknow
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
-from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.questions import answers_of_rank, with_answers
 from pptrace.analysis.result import (
     ClockSummary,
@@ -81,6 +80,7 @@ from pptrace.workflow.planned_steps import planned_steps
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.report import ExpertsOfRun
+    from pptrace.analysis.op_slack import OpSlack
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ class Analysis:
     @cached_property
     def op_slack(self) -> OpSlack:
         """Slack and critical path of every row of ``data.ops``, found when they are first asked for."""
+        from pptrace.analysis.op_slack import slack_of_ops
+
         return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.errors import TraceError
+from pptrace.hang_diagnosis.field import hang_of_run
 from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import sniff_flight
@@ -45,6 +46,13 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
     return HangResult(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings)
 
 
+def hang_of_dumps(dumps: Sequence[Path], is_all: bool) -> Mapping[str, Any] | None:
+    """The verdict on a run with these dumps; where they are all that it left, damaged ones beside them count too."""
+    folders = {path.parent for path in dumps} if is_all else ()
+    beside = [path for folder in folders for path in dump_paths(folder, dumps)]
+    return as_json(diagnose_dumps(read_dumped_ranks(beside or dumps, is_all)))
+
+
 def run_of(path: Path) -> Mapping[str, Any] | None:
     """The run.json of a run directory, or of the file itself."""
     file = path / RUN_FILE if path.is_dir() else path
@@ -55,29 +63,6 @@ def run_of(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return run if isinstance(run, dict) else None
-
-
-def hang_of_run(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The verdict that ``pptrace run`` recorded; None where there is none, or it is malformed."""
-    hang = run.get("hang")
-    if not isinstance(hang, dict) or not isinstance(hang.get("detail"), str) or not isinstance(hang.get("ranks"), list):
-        return None
-    edges = hang.get("edges")
-    is_complete = _are_ranks(hang["ranks"]) and isinstance(edges, list) and all(map(_is_edge, edges))
-    return hang if is_complete and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
-
-
-def _is_edge(edge: object) -> bool:
-    """Return whether this is what :meth:`pptrace.hang_diagnosis.waits.Edge.as_json` writes."""
-    if not isinstance(edge, dict) or not _are_ranks([edge.get("rank")]) or not _are_ranks(edge.get("waits_for")):
-        return False
-    is_call = isinstance(edge.get("call"), str) and isinstance(edge.get("group"), str)
-    return is_call and _are_ranks([edge.get("seq")])
-
-
-def _are_ranks(values: object) -> bool:
-    """Return whether this is a list of whole numbers."""
-    return isinstance(values, list) and all(type(value) is int for value in values)
 
 
 def _of_run(path: Path, run: Mapping[str, Any]) -> HangResult:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.recording import recorded_figures, with_recording
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.hang_diagnosis.words import as_json
+from pptrace.hang_diagnosis.field import hang_of_run
 from pptrace.ingest import OnProgress, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
@@ -25,7 +24,6 @@ from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.rank import RankRecording
 from pptrace.workflow.analyse import Analysis, analyse_ranks
-from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
 from pptrace.workflow.unrecorded import undo_recording
 
@@ -69,7 +67,8 @@ def load(
         if analysis is not None:
             return analysis
     read_files = None if engine is None else engine.read_files
-    traces = _SmallTraces() if engine is None and _are_small(request.inputs) else None
+    num_bytes = sum(num_text_bytes(file.path) for file in request.inputs.files)
+    traces = _SmallTraces() if engine is None and num_bytes <= _SMALL_BYTES else None
     recognise = recognise_trace if traces is None else traces.recognise
     result = read_each(request.inputs, recognise, jobs, on_progress, RankStore() if cache else None, read_files)
     taken, read_warnings = [result.traces], result.warnings
@@ -87,7 +86,7 @@ def load(
     read = partial(recognise_corrected, undone.corrections)
     store: Any = RankStore(corrections=undone.corrections.digest) if cache else None
     if traces is not None:
-        store = traces.store(read, store)
+        traces.correct, traces.cache, store = read, store, traces
     again = read_each(request.inputs, read, jobs, None, store, read_files)
     analysis = _analyse_read(request, [again.traces], again.warnings, sharing)
     recording = replace(undone.report, as_recorded=recorded)
@@ -115,49 +114,36 @@ def _uncorrected(analysis: Analysis, recording: RecordingReport, why_recorded: s
     )
 
 
-def _are_small(inputs: OpenedInputs) -> bool:
-    return sum(num_text_bytes(file.path) for file in inputs.files) <= _SMALL_BYTES
-
-
+@dataclass(slots=True)
 class _SmallTraces:
-    """The traces of small files, which are not read again to be corrected."""
+    """The traces of small files, which are not read again to be corrected: a store of ranks that are recognised from them when
+    they are asked for, unless the ``cache`` has them.
+    """
 
-    def __init__(self) -> None:
-        self._of_path: dict[str, list[Trace]] = {}
+    by_path: dict[str, list[Trace]] = field(default_factory=dict)
+    correct: Callable[[Trace], RecognisedRank] = recognise_trace
+    cache: RankStore | None = None
 
     def recognise(self, trace: Trace) -> RecognisedRank:
-        """Recognise a trace, and keep it."""
-        self._of_path.setdefault(trace.path, []).append(trace)
+        """Recognise a trace, and remember it."""
+        self.by_path.setdefault(trace.path, []).append(trace)
         return recognise_trace(trace)
-
-    def store(self, recognise: Callable[[Trace], RecognisedRank], cache: RankStore | None) -> _Recognised:
-        """A store that has the ranks of all kept files, from the cache or recognised once more."""
-        return _Recognised(self._of_path, recognise, cache)
-
-
-@dataclass(frozen=True, slots=True)
-class _Recognised:
-    """A store of ranks that are recognised from traces when they are asked for, unless a cache has them."""
-
-    traces: Mapping[str, Sequence[Trace]]
-    recognise: Callable[[Trace], RecognisedRank]
-    cache: RankStore | None
 
     def peek(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
         """The ranks of a file that the cache has."""
         return None if self.cache is None else self.cache.peek(file)
 
     def get(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
-        """The ranks of a file; None where its traces were not kept: it could not be read, or the cache had it."""
-        cached, traces = None if self.cache is None else self.cache.get(file), self.traces.get(str(file.path))
+        """The ranks of a file; None where its traces are not there: it could not be read, or the cache had it."""
+        cached, traces = None if self.cache is None else self.cache.get(file), self.by_path.get(str(file.path))
         if cached is not None or traces is None:
             return cached
-        ranks = tuple(map(self.recognise, traces))
+        ranks = tuple(map(self.correct, traces))
         self.put(file, ranks)
         return ranks
 
     def put(self, file: InputFile, ranks: Sequence[RecognisedRank]) -> None:
-        """Keep the ranks of a file in the cache."""
+        """Put the ranks of a file into the cache."""
         if self.cache is not None:
             self.cache.put(file, ranks)
 
@@ -242,10 +228,9 @@ def _hang(request: _Request) -> Mapping[str, Any] | None:
     dumps = [*inputs.dumps, *(path for path in files if sniff_flight(first_bytes(path)))]
     if not dumps:
         return hang_of_run(inputs.run or {})
-    folders = {path.parent for path in dumps}
-    is_all = all(Path(path).is_dir() for path in request.paths)
-    all_dumps = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
-    return as_json(diagnose_dumps(read_dumped_ranks(all_dumps, is_all)))
+    from pptrace.workflow.find_hang import hang_of_dumps  # what makes a verdict is imported for dumps alone
+
+    return hang_of_dumps(dumps, is_all=all(Path(path).is_dir() for path in request.paths))
 
 
 def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:

@@ -20,13 +20,13 @@ import numpy as np
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.result import Report
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.errors import PptraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest import OnProgress, open_inputs
 from pptrace.ingest.job.disk_cache import ANY_CODE, FOLDER, Cache, Packed, cache_for, code_version, key_of, stat_key
-from pptrace.live_records.file import SUFFIX
+from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
@@ -246,8 +246,10 @@ def _pack(analysis: Analysis) -> Packed:
         if at == len(texts):
             texts.append(_pack_rows(rows.rows, at, arrays))
         places.append((at, *rows.place))
+    report = analysis.report
+    steps = (replace(step, ranks=tuple(replace(rank, ops=()) for rank in step.ranks)) for step in report.steps)
     kept = _Kept(
-        _with_ops(analysis.report, lambda rank: replace(rank, ops=())),
+        replace(report, steps=tuple(steps)),
         *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops),
         *(tuple(places), tuple(texts)),
         _pack_traffic(analysis.expert_traffic, arrays),
@@ -310,8 +312,3 @@ def _unpack_rows(arrays: Mapping[str, Any], at: int, texts: Mapping[str, tuple[s
     if len({len(column) for column in columns.values()}) > 1:
         raise ValueError(f"{at}: columns of different lengths")
     return Slice(columns)
-
-
-def _with_ops(report: Report, change: Callable[[RankStep], RankStep]) -> Report:
-    steps: tuple[StepReport, ...] = tuple(replace(step, ranks=tuple(map(change, step.ranks))) for step in report.steps)
-    return replace(report, steps=steps)

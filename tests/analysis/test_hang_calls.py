@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.analysis.hang import DumpedRanks, diagnose_dumps, dump_paths, read_dumped_ranks
-from pptrace.hang_diagnosis import CallState, Presence, RankCalls
-from pptrace.hang_diagnosis.calls import Stream
+from pptrace.hang_diagnosis.calls import CallState, Presence, RankCalls, Stream
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
 
 SECOND = 10**9

@@ -55,7 +55,7 @@ def _write(root: Path, *names: str) -> None:
 def _schedule(root: Path) -> None:
     _write(root, "pptrace/schedule/builders/gpipe_reversed.py")
     registry = root / "pptrace" / "schedule" / "registry.py"
-    _insert(registry, "    gpipe,\n", "    gpipe_reversed,\n")
+    _insert(registry, "    dualpipe,\n", "    gpipe_reversed,\n")
     _insert(registry, "            bidirectional=True,\n        ),\n", _example("an entry of SCHEDULES", 8))
 
 

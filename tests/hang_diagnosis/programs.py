@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from pptrace.hang_diagnosis import Call, CallState, Group, Presence, RankCalls
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls
 
 
 @dataclass(frozen=True)

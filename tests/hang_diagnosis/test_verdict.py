@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.hang_diagnosis import Call, CallState, Group, Presence, RankCalls, Verdict, diagnose
-from pptrace.hang_diagnosis.calls import Stream
-from pptrace.hang_diagnosis.words import as_json, lines, rank_text, sentence
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream
+from pptrace.hang_diagnosis.field import lines, rank_text
+from pptrace.hang_diagnosis.verdict import Verdict, diagnose
+from pptrace.hang_diagnosis.words import as_json, sentence
 from tests.hang_diagnosis.programs import Execution, Op, closure, correct_program
 
 WORLD = Group("0", (0, 1, 2, 3), "default_pg")

@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import (
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.recognise.schedule.recognise_schedule import match_registry
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
-from pptrace.schedule.builders import interleaved, one_f_one_b
+from pptrace.schedule.builders import interleaved, one_chunk
 from pptrace.schedule.lower import lower
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
@@ -231,7 +231,7 @@ def test_1f1b_has_the_warmup_of_megatron() -> None:
         for rank in range(p):
             expected = min(p - rank - 1, m)
             assert forwards_before_the_pairs(plan, rank) == expected, (p, m, rank)
-            assert one_f_one_b.num_warmup_forwards(p, rank, m) == expected
+            assert one_chunk.num_warmup_forwards(p, rank, m) == expected
 
 
 def test_interleaved_has_the_warmup_of_megatron() -> None:

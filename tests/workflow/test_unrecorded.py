@@ -9,9 +9,11 @@ from statistics import median
 
 import pytest
 
+from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.result import Report
 from pptrace.intervals import lengths_within, union
 from pptrace.workflow.load import load
+from pptrace.workflow.unrecorded import Undone
 from tests.support.programs import ROOT
 
 OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
@@ -102,3 +104,21 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
     assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)  # type: ignore[operator]
     assert recording.slowed_after == pytest.approx(47 / 36.1)
     assert not recording.is_too_uncertain
+
+
+def test_a_run_that_is_not_corrected_keeps_its_figures_and_has_no_findings_that_recording_may_have_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uncertain = RecordingReport(recorded_step_ns=100, predicted_step_ns=90, low_ns=50, high_ns=130)
+    assert uncertain.is_too_uncertain
+    monkeypatch.setattr("pptrace.workflow.load.undo_recording", lambda *_: Undone(uncertain))
+    run = [ROOT / "sample_traces" / "1f1b_p4"]
+    plain, recorded = load(run).report, load(run, as_recorded=True).report
+    assert plain.recording == recorded.recording == uncertain
+    assert plain.steps == recorded.steps
+    missing = [entry.findings for entry in recorded.missing_evidence]
+    assert ("host",) not in missing
+    assert [entry.findings for entry in plain.missing_evidence] == [*missing, ("host",)]
+    of_host = [finding for finding in recorded.findings if finding.evidence.get("cause") == "host"]
+    assert of_host, "the recording alone has some"
+    assert not [finding for finding in plain.findings if finding.evidence.get("cause") == "host"]

@@ -28,8 +28,7 @@ from instrument.launch.watch.call_log import (
     VERSION,
     WAITING,
 )
-from pptrace.hang_diagnosis import Call, CallState, Group
-from pptrace.hang_diagnosis.calls import Stream
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Stream
 
 _COLLECTIVE, _SEND, _ = CLASSES
 

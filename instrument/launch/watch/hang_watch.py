@@ -12,7 +12,8 @@ from instrument.adapters.calls import SETUP, UNHOOKED
 from instrument.launch.record import counter_path, read_counter
 from instrument.launch.watch.call_log import call_log_path
 from instrument.launch.watch.call_log_read import LoggedCalls, read_call_log, read_last_event, read_motion
-from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Hang, Presence, RankCalls, Verdict, diagnose
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls
+from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict, diagnose
 
 _LEAST_WAIT_S = 1.0
 """A wait shorter than this is none: the other side may be about to come."""

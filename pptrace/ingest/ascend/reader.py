@@ -8,7 +8,6 @@ are left out, as are sums that the profiler adds (:mod:`pptrace.ingest.ascend.la
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,13 @@ from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, lanes_of
 from pptrace.ingest.ascend.launches import launches_of
 from pptrace.ingest.ascend.trace_rows import Collected, Rows
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.kineto.event_stream import EventStream
-from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart, has_kineto_members
+from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
-_TEXT_TIME = re.compile(rb'"ts"\s*:\s*"\d')
-_ASCEND = re.compile(
-    rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
-    rb'|"cat"\s*:\s*"(?:enqueue|dequeue|async_npu|HostToDevice)"'
-)
 _REMEDY = "copy it anew, or parse the raw data again (torch_npu.profiler.profiler.analyse)"
 _RECORDED = f"the {TRACE_NAME} that torch_npu.profiler writes with ProfilerActivity.NPU"
 _EXPECTED = f"expected {_RECORDED}; {_REMEDY}"
@@ -45,12 +38,6 @@ _FIRST_OWN_STREAM = 1_000_000
 _MOST_AT_ONCE = 64
 """Collectives of one lane that may run at the same time."""
 _DEVICE_BITS = 31
-
-
-def sniff_ascend(start: bytes) -> bool:
-    """Return whether a file begins as the Ascend profiler writes: times are text, and names that only it has."""
-    has_names = _TEXT_TIME.search(start) is not None and _ASCEND.search(start) is not None
-    return opens_json(start) and has_names and not has_kineto_members(start)
 
 
 def read_ascend(path: Path) -> tuple[Trace, ...]:

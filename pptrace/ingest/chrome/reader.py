@@ -18,47 +18,18 @@ import numpy as np
 
 from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
 from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
-from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.codes import CategoryCodes
-from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
-from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.ops.mesh import Facts
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
 
-_PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MAX_RANKS = 100_000
 VESCALE = "vescale"
 _NO_GLOBAL_RANKS = (
     "the trace has no global ranks: they are numbered replica by replica and may differ from those of the job"
 )
-
-
-_IDS = re.compile(
-    rb'"(?:rel_ts|mb_id|microbatch|micro_batch_index|microbatch_id|seq_id)"\s*:|"rank"\s*:\s*\d+\s*,\s*"step"\s*:'
-)
-
-
-def sniff_chrome(start: bytes) -> bool:
-    """Return whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
-    opens = opens_json(start) and b'"ph"' in start
-    return opens and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
-
-
-def has_pairs(path: Path) -> bool:
-    """Return whether a file that is not Kineto's contains a begin or end event."""
-    overlap = b""
-    with ByteSource(path) as source:
-        while piece := source.read():
-            text = overlap + piece
-            if has_kineto_members(text):
-                return False
-            if _PAIR.search(text):
-                return True
-            overlap = text[-64:]
-    return False
 
 
 def read_chrome(path: Path) -> tuple[Trace, ...]:

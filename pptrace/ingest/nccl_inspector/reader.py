@@ -26,13 +26,9 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.json_texts import close_brackets, split_values
 from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, empty_table, make_table
-from pptrace.model.traces import InputFormat, Trace, no_events
+from pptrace.model.traces import COMMUNICATORS, InputFormat, Trace, no_events
 from pptrace.model.wording import counted
 
-COMMUNICATORS = "communicators"
-"""Fact: by communicator, the process's rank in it and its number of ranks."""
-
-_MARK = re.compile(rb'"(?:coll_perf|p2p_perf|inspector_output_format_version)"\s*:')
 _FILE = re.compile(r".*-pid\d+\.log(?:\.gz)?")
 _KINDS = {
     "AllReduce": "all_reduce",
@@ -124,11 +120,6 @@ _COLUMNS = (
     *("group_id", "description", "place", "group_size", "kind", "local_peer", "bytes", "seq"),
     *("start_ns", "end_ns", "clock"),
 )
-
-
-def sniff_nccl_inspector(start: bytes) -> bool:
-    """Return whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
-    return _MARK.search(start) is not None and b'"header"' in start
 
 
 def read_nccl_inspector(path: Path) -> tuple[Trace, ...]:

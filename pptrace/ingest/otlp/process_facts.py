@@ -14,13 +14,7 @@ from typing import Any
 
 from pptrace.ingest.common.rank_names import rank_of_value
 from pptrace.ingest.otlp.spans import Attributes
-from pptrace.model.traces import HOST, ONE_CLOCK
-
-PARALLEL = "parallel"
-"""Fact: sizes of the axes, {"pp", "tp", "dp", "cp"}, and ``pp_rank`` if known; the ranks' coordinates are not known."""
-
-DEVICE = "device"
-"""Fact of a process with a GPU: the GPU's name, or the attribute that shows it. Device work is not in the spans."""
+from pptrace.model.traces import HOST, ONE_CLOCK, PARALLEL, SPANS_DEVICE
 
 _RANK = ("dl.rank", "global_rank", "rank", "process.rank", "torch.distributed.rank")
 _INSTANCE = re.compile(r"-rank(\d{1,9})$")
@@ -70,7 +64,7 @@ def distributed_of(resource: Attributes, rank: int | None) -> Mapping[str, Any]:
     gpus = rank_of_value(resource.get("host.gpu.count"))
     names = [str(resource[name]) for name in _GPU if name in resource]
     if names or gpus:
-        facts |= {"backend": "nccl", DEVICE: names[0] if names else "host.gpu.count"}
+        facts |= {"backend": "nccl", SPANS_DEVICE: names[0] if names else "host.gpu.count"}
     return facts
 
 

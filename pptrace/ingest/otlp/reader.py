@@ -20,7 +20,6 @@ from pptrace.ingest.common.json_texts import split_values
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.otlp.process_facts import (
-    PARALLEL,
     distributed_of,
     one_clock_of,
     parallel_of,
@@ -30,13 +29,11 @@ from pptrace.ingest.otlp.process_facts import (
 )
 from pptrace.ingest.otlp.spans import Attributes, SpanColumns, attributes_of
 from pptrace.model.tables import MEMORY, empty_table
-from pptrace.model.traces import Category, InputFormat, Trace
+from pptrace.model.traces import PARALLEL, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
 MEGATRON = "megatron-lm"
 _PREFIX = "megatron."
-_OTLP = re.compile(rb'"(?:resourceSpans|scopeSpans|startTimeUnixNano)"\s*:')
-_PRINTED = re.compile(rb'"context"\s*:\s*\{[^{}]*"trace_id"\s*:')
 _TRUNCATED = "nemo.span.truncated"
 _SUFFIXES = {
     "iteration": ("megatron.iteration", "dl.iteration"),
@@ -51,11 +48,6 @@ _HOST_TIMES = (
     "OpenTelemetry spans are timed on the host: where a GPU runs the ops, they show when work was launched, "
     "not when it ran"
 )
-
-
-def sniff_otlp(start: bytes) -> bool:
-    """Return whether a file that begins with these (decompressed) bytes holds OpenTelemetry spans."""
-    return _OTLP.search(start) is not None or _PRINTED.search(start) is not None
 
 
 def read_otlp(path: Path) -> tuple[Trace, ...]:

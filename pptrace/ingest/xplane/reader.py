@@ -23,16 +23,14 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.sort_events import EventColumns, joined_columns, sorted_events
+from pptrace.ingest.sniff import XPLANE_SUFFIX
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
-SUFFIX = ".xplane.pb"
-_EXPECTED = f"expected the *{SUFFIX} that jax.profiler.trace writes; copy it anew as a binary file, or record again"
-_START = re.compile(
-    rb"\n[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12.(?:/(?:host|device):|Task Environment)",
-    re.DOTALL,
+_EXPECTED = (
+    f"expected the *{XPLANE_SUFFIX} that jax.profiler.trace writes; copy it anew as a binary file, or record again"
 )
 _DEVICE = re.compile(r"/device:(?P<kind>GPU|TPU):(?P<number>\d{1,6})")
 _STREAM = re.compile(r"Stream #(\d{1,18})")
@@ -48,11 +46,6 @@ _COPIES, _FILLS = re.compile(r"Memcpy|(?:async-)?(?:copy|slice|dynamic-slice)-(?
 _SUFFIX_OF_KERNEL = ".kd"
 _FIRST_THREAD = 1_000_000
 """Numbers of the host's threads; those below are of lines of devices."""
-
-
-def sniff_xplane(start: bytes) -> bool:
-    """Return whether a file begins with a plane of a host or a device."""
-    return _START.match(start) is not None
 
 
 def read_xplane(path: Path) -> tuple[Trace, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.ingest.nccl_inspector.reader import COMMUNICATORS
+from pptrace.model.traces import COMMUNICATORS
 
 Facts = Mapping[int, Mapping[str, Any]]
 _UNSURE = (

@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER
-from pptrace.ingest.otlp.process_facts import PARALLEL
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.traces import PARALLEL
 
 _ORDERS = {
     "tp-cp-dp-pp": "the pipeline as the slowest axis",
@@ -30,7 +30,7 @@ def with_layout(facts: Facts, ops: pd.DataFrame) -> tuple[Facts, tuple[str, ...]
     """Add ``mesh`` and ``pp_ranks`` to the facts where sizes and the order of ops give them; with a warning where assumed.
 
     Args:
-        facts: by rank; those without :data:`~pptrace.ingest.otlp.process_facts.PARALLEL` stay as they are.
+        facts: by rank; those without :data:`~pptrace.model.traces.PARALLEL` stay as they are.
         ops: of all ranks, in the order of time on each.
     """
     with_sizes = {

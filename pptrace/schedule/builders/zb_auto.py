@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from pptrace.schedule.actions import Action, Kind
-from pptrace.schedule.builders.zero_bubble import build_h1, build_h2
+from pptrace.schedule.builders.one_chunk import build_h1, build_h2
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.replay import Replay, replay

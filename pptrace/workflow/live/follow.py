@@ -16,9 +16,8 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
 from pptrace.regular import read_regular
-from pptrace.workflow.live.figures import RankFigures, StepFigures
 from pptrace.workflow.live.op_times import has_ops, op_times
-from pptrace.workflow.live.step_figures import StepAnalyser
+from pptrace.workflow.live.template import RankFigures, StepAnalyser, StepFigures
 from pptrace.workflow.live.traces import wall_shift_ns
 
 MOST_AT_ONCE = 32
@@ -123,11 +122,12 @@ class LiveRun:
         steps = [self._waiting.pop(number) for number in complete]
         for number in sorted(self._waiting)[:-MOST_WAITING]:
             del self._waiting[number]
-        return [
-            figures
-            for first in range(0, len(steps), MOST_AT_ONCE)
-            for figures in self._figures(steps[first : first + MOST_AT_ONCE])
-        ]
+        found = []
+        for first in range(0, len(steps), MOST_AT_ONCE):
+            together = steps[first : first + MOST_AT_ONCE]
+            figures, notes = self._step_figures([ranks for ranks in together if _is_observed(ranks)])
+            found += [self._one(ranks, figures.get(next(iter(ranks.values())).step), notes) for ranks in together]
+        return found
 
     @property
     def world_size(self) -> int:
@@ -144,11 +144,6 @@ class LiveRun:
     def cost(self) -> LiveCosts:
         """Cost of observing, from the last steps."""
         return self._costs.costs
-
-    def _figures(self, steps: Sequence[Mapping[int, LiveStep]]) -> list[LiveStepFigures]:
-        observed = [ranks for ranks in steps if all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())]
-        figures, notes = self._step_figures(observed)
-        return [self._one(ranks, figures.get(next(iter(ranks.values())).step), notes) for ranks in steps]
 
     def _step_figures(self, steps: Sequence[Mapping[int, LiveStep]]) -> tuple[dict[int, StepFigures], tuple[str, ...]]:
         """The figures of each step that has any, and why others have none."""
@@ -167,7 +162,7 @@ class LiveRun:
     def _one(self, ranks: Mapping[int, LiveStep], known: StepFigures | None, notes: tuple[str, ...]) -> LiveStepFigures:
         heads = {rank: step.record.head for rank, step in ranks.items()}
         first = next(iter(heads.values()))
-        observed = all(Flag.OBSERVED in head.flags for head in heads.values())
+        observed = _is_observed(ranks)
         step_ns = max(head.dur_ns for head in heads.values())
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
@@ -192,16 +187,19 @@ class LiveRun:
             span_ns=None if known is None else known.span_ns,
             slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
             ranks=tuple(_rank(ranks[rank], by_rank.get(rank)) for rank in ranks),
-            slow_ranks=() if notes else self._search(ranks),
+            slow_ranks=() if notes else self._slow_ranks(ranks),
             quantum_ns=max(step.record.quantum_ns for step in ranks.values()),
             notes=notes,
         )
 
-    def _search(self, ranks: Mapping[int, LiveStep]) -> tuple[SlowRank, ...]:
-        waits = {rank: step.record.head.core_wait_ns for rank, step in ranks.items()}
-        number = next(iter(ranks.values())).step
+    def _slow_ranks(self, ranks: Mapping[int, LiveStep]) -> tuple[SlowRank, ...]:
+        waits = {rank: ns for rank, step in ranks.items() if (ns := step.record.head.core_wait_ns) >= 0}
         times = {rank: op_times(step) for rank, step in ranks.items()}
-        return self._slow.add(number, times, {rank: ns for rank, ns in waits.items() if ns >= 0})
+        return self._slow.add(next(iter(ranks.values())).step, times, waits)
+
+
+def _is_observed(ranks: Mapping[int, LiveStep]) -> bool:
+    return all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())
 
 
 def _rank(step: LiveStep, figures: RankFigures | None) -> LiveRank:

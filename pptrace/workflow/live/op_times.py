@@ -11,6 +11,7 @@ from pptrace.intervals import lengths_within, union
 from pptrace.live_records.file import LiveStep
 from pptrace.marks import OpMark, SpanMark, parse_mark
 from pptrace.recognise.labels import LabelledAction, read_label
+from pptrace.schedule.actions import Action
 
 
 def op_times(step: LiveStep) -> dict[OpKind, OpTimes]:
@@ -33,19 +34,17 @@ def has_ops(step: LiveStep) -> bool:
     return len(_layout(step.names)[0]) > 0
 
 
-def _marked_by_script(name: str) -> LabelledAction | None:
-    """The op that ``pptrace.mark`` names; None of a range that is none."""
-    label = read_label(name)
-    return label.action if label is not None and label.is_op else None
-
-
 @cache
 def _layout(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int | None], ...]]:
     """(places of the ops, places of communication, kind and stage of each op; None is a stage that its name does not say)."""
     ops, comms, kinds = [], [], []
     for place, name in enumerate(names):
         mark = parse_mark(name)
-        action = mark.action if isinstance(mark, OpMark) else _marked_by_script(name)
+        if isinstance(mark, OpMark):
+            action: Action | LabelledAction | None = mark.action
+        else:  # pptrace.mark in a script
+            label = read_label(name)
+            action = label.action if label is not None and label.is_op else None
         if action is not None:
             ops.append(place)
             kinds.append((str(action.kind), action.stage))

@@ -1,4 +1,7 @@
-"""Tables that the analysis recognised in one step, for all steps with the same ranges: their figures by new times alone.
+"""Figures of the steps of a run that goes on: from a template of steps with the same ranges, else from an analysis of their own.
+
+A template is the tables that the analysis recognised in one step: the figures of others follow by new times alone. A step of two
+ranks takes a tenth of the time so that its analysis takes.
 
 The times of the step that is analysed are spread apart, so that every begin and end has a remainder of its own. Each time in the
 tables of ops and communication then says of which range it is the begin or the end, and another step's times take its place. What
@@ -7,6 +10,7 @@ follows is the analysis' own: transfers, lanes, windows (docs/architecture.md).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,12 +28,38 @@ from pptrace.recognise.messages.match import with_transfers
 from pptrace.slices import Slice, rows_where
 from pptrace.timeline.lanes import lane_of
 from pptrace.workflow.analyse import Analysis, analyse
-from pptrace.workflow.live.figures import RankFigures, StepFigures
 from pptrace.workflow.live.traces import trace_of
 
 _OP_TIMES = ("start_ns", "end_ns")
 _COMM_TIMES = ("start_ns", "posted_ns", "asked_ns", "end_ns")
+_MOST_TEMPLATES = 64
 NO_SHIFT = {"start": {"time_ns": 0, "monotonic_ns": 0, "perf_counter_ns": 0}}
+
+
+Facts = Mapping[int, Mapping[str, Any]]
+Programs = tuple[tuple[int, int], ...]
+"""The program of each rank, which a template is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """Figures of a rank in a step, ns, as :class:`pptrace.analysis.result.RankStep` has them; ``wait_ns`` is its waiting in all
+    communication.
+    """
+
+    compute_ns: int | None
+    exposed_comm_ns: int | None
+    bubble_ns: int | None
+    not_compute_ns: int | None
+    wait_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """``span_ns`` is that of the longest pipeline; None where the ranks' times do not compare."""
+
+    span_ns: int | None
+    ranks: Mapping[int, RankFigures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +211,51 @@ def _waits(comms: Slice, num_steps: int) -> list[int | None]:
     np.add.at(waited, comms["step"], lasted)
     unknown[comms["step"][(comms["match"] < 0) & (comms["group_size"] != 1)]] = True
     return [None if missing else ns for ns, missing in zip(waited.tolist(), unknown.tolist(), strict=True)]
+
+
+class StepAnalyser:
+    """Figures of steps of one run."""
+
+    def __init__(self) -> None:
+        self._templates: OrderedDict[Programs, StepTemplate | None] = OrderedDict()
+
+    def figures(self, steps: Sequence[Mapping[int, LiveStep]], facts: Facts) -> dict[int, StepFigures]:
+        """The figures of each step, by its number; a step of which nothing is known has none.
+
+        Raises:
+            PptraceError: a step cannot be analysed.
+        """
+        by_programs: dict[Programs, list[Mapping[int, LiveStep]]] = {}
+        for step in steps:
+            programs = tuple((rank, step[rank].record.program) for rank in sorted(step))
+            by_programs.setdefault(programs, []).append(step)
+        figures: dict[int, StepFigures] = {}
+        for programs, of_programs in by_programs.items():
+            if programs not in self._templates:
+                self._templates[programs] = StepTemplate.of(of_programs[0], facts)
+                if len(self._templates) > _MOST_TEMPLATES:
+                    self._templates.popitem(last=False)
+            if (template := self._templates[programs]) is None:
+                figures |= _analysed(of_programs, facts)
+            else:
+                numbers = [next(iter(step.values())).step for step in of_programs]
+                figures |= dict(zip(numbers, template.figures(of_programs), strict=True))
+        return figures
+
+
+def _analysed(steps: Sequence[Mapping[int, LiveStep]], facts: Facts) -> dict[int, StepFigures]:
+    """The figures of steps from an analysis of their own."""
+    ranks = list(steps[0])
+    traces = [trace_of(rank, "", facts[rank], [step[rank] for step in steps]) for rank in ranks]
+    report = analyse(traces, num_ranks=len(traces))
+    figures: dict[int, StepFigures] = {}
+    for step in report.report.steps:
+        of_ranks: dict[int, RankFigures] = {}
+        for rank in step.ranks:
+            if rank.compute_ns is not None:
+                waits = [comm.wait_ns for comm in rank.comms]
+                waited = None if None in waits else sum(ns for ns in waits if ns is not None)
+                times = (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.not_compute_ns)
+                of_ranks[rank.rank] = RankFigures(*times, waited)
+        figures[step.step] = StepFigures(step.span_ns, of_ranks)
+    return figures

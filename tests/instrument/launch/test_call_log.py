@@ -14,8 +14,7 @@ import pytest
 from instrument.adapters.calls import Call, CallGroup
 from instrument.launch.watch.call_log import NUM_CALLS, CallLog, _runs_on_device
 from instrument.launch.watch.call_log_read import read_call_log, read_last_event
-from pptrace.hang_diagnosis import CallState, Group
-from pptrace.hang_diagnosis.calls import Stream
+from pptrace.hang_diagnosis.calls import CallState, Group, Stream
 
 GLOO = CallGroup("3", (0, 2, 3, 4), "gloo", "mesh_dp")
 NCCL = CallGroup("4", (0, 1), "nccl", "undefined", "tp")

@@ -11,7 +11,7 @@ from instrument.pipeline.cell import Cell
 from instrument.pipeline.outstanding import Outstanding, outstanding, recomputed_cells
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind, iter_halves, parse_action
-from pptrace.schedule.builders import interleaved, one_f_one_b
+from pptrace.schedule.builders import interleaved, one_chunk
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import Shape
@@ -47,7 +47,7 @@ def test_the_runtime_and_the_simulator_count_the_same_activations(name: str) -> 
 def test_1f1b_recomputes_as_megatron_does(microbatches: int, keep: int) -> None:
     plan = build("1f1b", 4, microbatches)
     for rank in range(4):
-        window = one_f_one_b.num_warmup_forwards(4, rank, microbatches) + 1
+        window = one_chunk.num_warmup_forwards(4, rank, microbatches) + 1
         expected = {Cell(rank, index) for index in range(microbatches) if index % window >= keep}
         assert recomputed_cells(plan, rank, keep) == expected
 
@@ -56,7 +56,7 @@ def test_1f1b_recomputes_as_megatron_does(microbatches: int, keep: int) -> None:
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
 def test_interleaved_1f1b_recomputes_as_megatron_does(microbatches: int, keep: int) -> None:
     shape = Shape(2, microbatches, 2)
-    plan = interleaved.build(shape)
+    plan = interleaved.build_1f1b(shape)
     for rank in range(2):
         window = interleaved.num_warmup_forwards(shape, rank) + 1
         table = interleaved.schedule_table(microbatches, 2, 2)
