@@ -18,9 +18,9 @@ from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.routes import add_metrics, add_routes, refuse_metrics
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
+from pptrace.model.units import counted, milliseconds, uncertainty
 from pptrace.report.recording.audit import damage_in, name_of, place_of
 from pptrace.report.tables import warning_lines
-from pptrace.report.units import counted, milliseconds, uncertainty
 
 _PAGES = (
     ("/", "Overview"),

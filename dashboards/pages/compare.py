@@ -16,12 +16,12 @@ from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.compare.result import Comparison, PartChange
 from pptrace.analysis.result import StepReport
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.figures import waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
-from pptrace.report.units import milliseconds
 
 _NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."
 

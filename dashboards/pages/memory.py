@@ -8,10 +8,10 @@ from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded
+from pptrace.analysis.memory.show import measured_kinds, memory_table
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks, unseen_parts
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.tables import Amount
-from pptrace.report.tables.memory import measured_kinds, memory_table
 
 _NEITHER = "Neither measured nor predicted; the reasons are below."
 _NOT_TIMED = "Not recorded: pptrace run --memory records every allocation."

@@ -17,6 +17,7 @@ from dashboards.tables import TABLES
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.recording.audit import audit_line
@@ -31,7 +32,6 @@ from pptrace.report.tables import (
     unknown_line,
     warning_lines,
 )
-from pptrace.report.units import milliseconds
 from pptrace.report.verdict_bar import BarPart, bar_of
 
 

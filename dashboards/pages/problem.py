@@ -10,7 +10,7 @@ from dash import dcc, html
 from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import InputFile, Loaded
 from pptrace.live_records.file import SUFFIX
-from pptrace.report.units import num_bytes
+from pptrace.model.units import num_bytes
 from pptrace.workflow.find_hang import hang_of_run
 
 _FACTS = (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pandas as pd
 
 from pptrace.analysis.experts.traffic_matrix import NO_PAIRS
+from pptrace.analysis.links.types import Link
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
-from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_whole
 from pptrace.api.comms_table import CommsTable
 from pptrace.api.copies import a_copy

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from pptrace.analysis.whole_run import Link
+from pptrace.analysis.links.types import Link
 
 
 class Value(Enum):

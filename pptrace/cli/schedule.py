@@ -15,8 +15,8 @@ from pptrace.cli.numbers import NUMBER, WHOLE
 from pptrace.cli.output import Outputs, option
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import ScheduleError, UsageError
+from pptrace.model.report_table import ReportTable
 from pptrace.report.idle import explain_plan, explained_csv, explained_table, idle_table
-from pptrace.report.tables.table import ReportTable
 from pptrace.report.text import plan_size
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule import registry

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pptrace.analysis.whole_run import Link
+from pptrace.analysis.links.types import Link
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import OPTIONS, Option, Value, Wishes
 from pptrace.cli.counting_bar import counting_bar

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.step_parts import OUTSIDE
+from pptrace.model.units import counted, milliseconds, percent
 from pptrace.report.colours import (
     BUBBLE,
     COMMUNICATION,
@@ -23,7 +24,6 @@ from pptrace.report.colours import (
     OUTSIDE_COLOUR,
     PART_COLOURS,
 )
-from pptrace.report.units import counted, milliseconds, percent
 
 _LABEL_WIDTH = 0.36
 _GRID = "rgba(128, 134, 145, 0.25)"

@@ -13,13 +13,13 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
+from pptrace.model import units
+from pptrace.model.report_table import MORE
 from pptrace.model.schedule_info import PlanSource
-from pptrace.report import units
 from pptrace.report.idle import idle_table
 from pptrace.report.recording.audit import audit_line
 from pptrace.report.recording.line import recording_line
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
-from pptrace.report.tables.table import MORE
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation

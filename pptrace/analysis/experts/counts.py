@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import EXPERT_COUNTS
+from pptrace.analysis.experts import EXPERT_COUNTS
 from pptrace.model.tables import UNKNOWN, Int64
 
 _MOST = 2**53

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.expert_parts import EXPERT_AXES
+from pptrace.analysis.aligned import RankRows
+from pptrace.analysis.experts import EXPERT_AXES
 from pptrace.analysis.experts.turns import Turns, turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
@@ -24,7 +24,6 @@ from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.slices import Slice, last_like
-from pptrace.timeline.windows import StepWindow
 
 Bool = npt.NDArray[np.bool_]
 
@@ -53,28 +52,6 @@ _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTE
 def no_exchanges() -> Slice:
     """A table of exchanges without rows."""
     return Slice({name: np.zeros(0, dtype=np.int64) for name in EXCHANGES})
-
-
-def exchanges_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, Slice]:
-    """The exchanges of each rank in its ``steps``; ranks that have none are left out."""
-    found = {
-        rank: exchanges_of(rank, data.rows.of_rank(rank), of_rank, data.lanes[rank].compute)
-        for rank, of_rank in steps.items()
-        if not data.work[rank].missing_device_events
-    }
-    return {rank: rows for rank, rows in found.items() if len(rows)}
-
-
-def steps_of_exchanges(comparable: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, list[int]]:
-    """The steps of each rank whose exchanges are looked at: those ``comparable`` across ranks, and of traces without any steps
-    (no pipeline, no ranges of steps) all calls together.
-    """
-    if comparable or not len(data.comms) or (data.comms["step"] != UNKNOWN).any():
-        return {rank: list(steps) for rank, steps in comparable.items()}
-    ranks = tuple(sorted(data.comms["rank"].unique().tolist()))
-    begin, end = int(data.comms["start_ns"].min()), int(data.comms["end_ns"].max())
-    is_comparable = data.is_comparable(StepWindow(UNKNOWN, ranks, begin, end))
-    return {rank: [UNKNOWN] for rank in ranks} if is_comparable else {}
 
 
 def join_exchanges(ranks: Iterable[Slice]) -> Slice:

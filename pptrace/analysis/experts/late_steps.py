@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import ExpertStep
 from pptrace.analysis.experts.lateness import (
     COMBINE,
     DISPATCH,
@@ -18,6 +17,7 @@ from pptrace.analysis.experts.lateness import (
 )
 from pptrace.analysis.experts.routing import groups_of, mean_rows
 from pptrace.analysis.experts.slowness import Floats, median_slowness, times_of_experts
+from pptrace.analysis.experts.types import ExpertStep
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import LayerLoad, RankLoad
 from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of
@@ -15,6 +14,7 @@ from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of
 from pptrace.analysis.experts.places import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.analysis.experts.slowness import slowness_of_ranks
+from pptrace.analysis.experts.types import LayerLoad, RankLoad
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.slices import Slice, last_like, places_of_each
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import LayerLoad, LayerSpread
+from pptrace.analysis.experts.types import LayerLoad, LayerSpread
 
 FIGURES = (
     "expert_ratio",

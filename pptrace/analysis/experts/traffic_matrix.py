@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pptrace.analysis.expert_parts import ExpertTraffic, TrafficPair
+from pptrace.analysis.experts.types import ExpertTraffic, TrafficPair
 from pptrace.model.tables import Int64
 from pptrace.slices import distinct_of
 

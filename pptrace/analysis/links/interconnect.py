@@ -15,8 +15,8 @@ from pptrace.analysis.links.peaks import (
     unknown_peaks,
 )
 from pptrace.analysis.links.rank_traffic import RankTraffic
+from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect
 from pptrace.analysis.result import CommSummary, Report
-from pptrace.analysis.whole_run import CollectiveRate, DevicePeak, Interconnect
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pptrace.analysis.memory.types import MemoryReport, RankMemory
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whole_run import MemoryReport, RankMemory
 from pptrace.model.step_memory import MemoryKind
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight

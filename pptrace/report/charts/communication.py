@@ -10,12 +10,12 @@ from itertools import groupby
 
 import plotly.graph_objects as go
 
+from pptrace.analysis.links.types import Link
 from pptrace.analysis.result import CommSummary, Report, StepReport
-from pptrace.analysis.whole_run import Link
-from pptrace.report import units
+from pptrace.model import units
+from pptrace.model.report_table import mean
 from pptrace.report.charts.base import MOST_NAMED, heat_map, label_bars, lay_out, matrix_columns, names_axis, plain
 from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
-from pptrace.report.tables.table import mean
 
 MOST_ROWS = 48
 """Most ranks that a matrix shows one by one."""

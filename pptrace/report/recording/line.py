@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
 from pptrace.analysis.result import Report
-from pptrace.report import units
+from pptrace.model import units
 
 _SLOWED = 1.05
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
+from pptrace.model import units
 from pptrace.model.device_idle import SyncSummary
-from pptrace.report import units
+from pptrace.model.report_table import FEW_RANKS, Amount, ReportTable, mean, share
 from pptrace.report.recording.line import as_recorded
-from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
 
 _COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")
 _MEANING = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, Bar, Cell, ReportTable, mean, share
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, Bar, Cell, ReportTable, mean, share
 
 
 @dataclass(frozen=True, slots=True)

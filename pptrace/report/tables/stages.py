@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pptrace.analysis.op_costs import OpCost
-from pptrace.report import units
-from pptrace.report.tables.table import ReportTable
+from pptrace.model import units
+from pptrace.model.report_table import ReportTable
 
 
 def stages_table(costs: Sequence[OpCost]) -> ReportTable:

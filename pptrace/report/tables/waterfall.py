@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pptrace.analysis.part_words import words_of_part
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import OUTSIDE
-from pptrace.report import units
+from pptrace.model import units
+from pptrace.model.report_table import Amount, Bar, ReportTable
 from pptrace.report.tables.blame import critical_path_line
-from pptrace.report.tables.table import Amount, Bar, ReportTable
 
 
 def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.expert_parts import ExpertStep
+from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
 from pptrace.analysis.experts.late_steps import expert_steps
 from pptrace.analysis.experts.places import with_model_stages
-from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
+from pptrace.analysis.experts.types import ExpertStep
 from pptrace.slices import Slice
 from tests.analysis.experts.on_paper import Call, exchanges_of_all, random_calls
 from tests.analysis.experts.test_experts import HOT, ROW_NS, Experts, experts_of

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RankLoad, RoutingGain
+from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
-from pptrace.analysis.experts.exchanges import join_exchanges
+from pptrace.analysis.experts.exchanges import exchanges_of, join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
 from pptrace.analysis.experts.late_steps import expert_steps
@@ -18,18 +18,44 @@ from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_ra
 from pptrace.analysis.experts.loads import common, layer_loads, rank_loads
 from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.routing import Routing
-from pptrace.analysis.experts.sent_rows import SentRows
+from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of
 from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.analysis.experts.spread import spread_over_layers
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
 from pptrace.analysis.experts.traffic_matrix import report_traffic
+from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, RankLoad, RoutingGain
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.reason import gains
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
+from pptrace.model.tables import UNKNOWN
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
+
+
+Exchanged = tuple[Slice, SentRows]
+"""The exchanges of a rank, and the rows that their splits say it sent."""
+
+
+def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Exchanged | None:
+    """The exchanges of a rank in its comparable steps; of traces without any steps in all calls together. None without any."""
+    compared = [UNKNOWN] if steps.none_compare and data.compares_without_steps else steps.comparable
+    if not compared or data.work[rank].missing_device_events:
+        return None
+    rows = data.rows.of_rank(rank)
+    exchanges = exchanges_of(rank, rows, compared, data.lanes[rank].compute)
+    return (exchanges, sent_rows_of(exchanges, rows.comms)) if len(exchanges) else None
+
+
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """The part on experts, and the findings that are about them alone."""
+    report, experts = asked.report, asked.experts
+    steps = [step.step for step in report.steps]
+    part = None if experts is None else report_experts(experts, asked.costs, asked.run.facts, steps)
+    return {} if part is None else {"experts": part, "findings": with_findings(report.findings, part, report.steps)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,20 +72,20 @@ class ExpertsOfRun:
     @classmethod
     def of(
         cls,
-        exchanges: Mapping[int, Slice],
+        of_ranks: Mapping[int, Exchanged],
         facts: Mapping[int, Mapping[str, Any]],
-        steps: Mapping[int, Sequence[int]],
+        steps: Mapping[int, StepsOfRank],
         plan: Plan | None = None,
-        sent: Mapping[int, SentRows] | None = None,
-        every: Mapping[int, Sequence[int]] | None = None,
     ) -> ExpertsOfRun:
-        """The exchanges and counts of the ranks in their ``steps``, whose times compare, or where there are none the counts of
-        ``every`` step; ``plan`` tells which stages are of the same layers, ``sent`` what the splits of each rank's exchanges do.
+        """The exchanges (:func:`of_rank`) and counts of the ranks in their steps whose times compare, or where there are none the
+        counts of every step; ``plan`` tells which stages are of the same layers.
         """
-        is_compared = any(steps.values()) or not every
-        counts = counts_of_ranks(facts, steps if is_compared else every or {})
-        joined = join_exchanges(rows for _, rows in sorted(exchanges.items()))
-        traffic = traffic_of(joined, counts, sent or {}, sizes_of_run(facts.values()))
+        is_compared = any(of.comparable for of in steps.values()) or not any(of.every for of in steps.values())
+        counted = {rank: of.comparable if is_compared else of.every for rank, of in steps.items()}
+        counts = counts_of_ranks(facts, {rank: of for rank, of in counted.items() if of})
+        joined = join_exchanges(rows for rows, _ in of_ranks.values())
+        sent = {rank: of_rank for rank, (_, of_rank) in of_ranks.items()}
+        traffic = traffic_of(joined, counts, sent, sizes_of_run(facts.values()))
         return cls(with_rows(with_model_stages(joined, plan), counts), counts, traffic, is_compared)
 
     @property
@@ -71,16 +97,6 @@ class ExpertsOfRun:
     def routing(self) -> Routing | None:
         """The changes that equal rows would make; None without exchanges."""
         return Routing.of(self.exchanges)
-
-    def added_to(self, report: Report, plans: Sequence[StepMatrix], facts: Mapping[int, Mapping[str, Any]]) -> Report:
-        """The report with its part on experts, and with the findings that are about them alone.
-
-        ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
-        """
-        part = report_experts(self, plans, facts, [step.step for step in report.steps])
-        if part is None:
-            return report
-        return replace(report, experts=part, findings=with_findings(report.findings, part, report.steps))
 
 
 def report_experts(

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-EXPERT_AXES = ("ep", "etp-ep")
-"""Axes of exchanges with experts; the second is that of Megatron-LM's all-gather dispatcher."""
-EXPERT_COUNTS = "experts"
-"""The fact of a rank that counted routes to experts."""
-
 
 @dataclass(frozen=True, slots=True)
 class LayerLoad:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.analysis.whole_run import Stragglers
-from pptrace.report import units
-from pptrace.report.tables.table import MORE, Amount, ReportTable
+from pptrace.model import units
+from pptrace.model.report_table import MORE, Amount, ReportTable
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Rows
+    from pptrace.analysis.result import Report
 
 _MEANING = (
     "slowdown: of all steps, with this alone as measured and all else typical; slowdowns overlap, what a change gains is in the "
     "findings"
 )
+
+
+def tables(report: Report, amount: Amount) -> list[ReportTable]:
+    """The table of slowdowns, where there is any."""
+    study = report.stragglers
+    return [stragglers_table(study, amount)] if study is not None and has_slowdown(study) else []
+
+
+def _rows(report: Report) -> Iterator[dict[str, Any]]:
+    if (study := report.stragglers) is not None:
+        yield from ({"of": "stage", "name": str(one.stage), "slowdown": one.slowdown} for one in study.stages)
+        yield from ({"of": "worker", "name": str(one.rank), "slowdown": one.slowdown} for one in study.workers)
+        yield from ({"of": "kind", "name": one.kind, "slowdown": one.slowdown} for one in study.op_kinds)
+
+
+FILES: Mapping[str, Rows] = {
+    "stragglers": (_rows, "slowdown of the run with one stage, worker or kind of op alone as it was measured")
+}
 
 
 def has_slowdown(stragglers: Stragglers | None) -> bool:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.whole_run import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.predicted import MemoryParts, RankPrediction
+from pptrace.model.predicted import MemoryParts, RankPrediction, predictions_of, why_unpredicted
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
+
+
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """The memory of all ranks."""
+    run, facts = asked.run, asked.run.facts
+    predicted, unpredicted = predictions_of(facts, run.schedule), why_unpredicted(facts, run.schedule)
+    return {"memory": report_memory(asked.report.steps, run.mesh, run.schedule, predicted, unpredicted)}
 
 
 def report_memory(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.analysis.memory.types import MemoryReport, RankMemory
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Rows
+    from pptrace.analysis.result import Report
 from pptrace.model.step_memory import MemoryKind
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
 
 _KINDS = {
     MemoryKind.DEVICE_ALLOCATED: "tensors on the device",
@@ -20,6 +25,20 @@ _COLUMNS = (
     *("rank", "stage", "peak", "at start", "in flight", "planned"),
     *("predicted", "weights", "gradients", "optimizer", "activations"),
 )
+
+
+def tables(report: Report, amount: Amount) -> list[ReportTable]:
+    """The table of memory, where there is anything to show."""
+    memory = report.memory
+    return [memory_table(memory, amount)] if memory is not None and has_memory(memory) else []
+
+
+FILES: Mapping[str, Rows] = {
+    "memory": (
+        lambda report: () if report.memory is None else report.memory.ranks,
+        "memory of each rank: measured peak and predicted parts, microbatches in flight",
+    )
+}
 
 
 def has_memory(memory: MemoryReport | None) -> bool:

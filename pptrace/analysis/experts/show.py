@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from pptrace.analysis.expert_parts import (
+from pptrace.analysis.experts.types import (
     ExpertCalls,
     ExpertsReport,
     ExpertStep,
@@ -15,8 +16,12 @@ from pptrace.analysis.expert_parts import (
     RankLoad,
     RoutingGain,
 )
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Rows
+    from pptrace.analysis.result import Report
 
 _WHY = {"rows": "most rows", "slow": "slow", "before": "late before", None: ""}
 _BECAUSE = {
@@ -24,6 +29,24 @@ _BECAUSE = {
     "slow": ": its experts take longer than others for as many rows",
     "before": ": it comes late to the layers",
     None: "",
+}
+
+
+def tables(report: Report, amount: Amount) -> list[ReportTable]:
+    """The tables of the run's experts, if it has any."""
+    return [] if report.experts is None else expert_tables(report.experts, amount)
+
+
+def _part(name: str) -> Callable[[Report], Iterable[Any]]:
+    return lambda report: () if report.experts is None else getattr(report.experts, name)
+
+
+FILES: Mapping[str, Rows] = {
+    "experts": (_part("layers"), "routes of each layer's experts, rows of ranks, drops"),
+    "expert-spread": (_part("over_layers"), "spread of the figures of experts over the layers of the model"),
+    "expert-ranks": (_part("ranks"), "rows of each rank's experts, and who is waited for"),
+    "expert-calls": (_part("calls"), "calls that bring rows to experts and back"),
+    "expert-steps": (_part("steps"), "every step: waits in calls of experts, and the rank that they are for"),
 }
 
 

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.result import Report
-from pptrace.analysis.whole_run import Interconnect
-from pptrace.report import units
-from pptrace.report.tables.table import ReportTable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pptrace.analysis.links.types import Interconnect
+from pptrace.model import units
+from pptrace.model.report_table import Amount, ReportTable
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Rows
+    from pptrace.analysis.result import Report
+
+
+def tables(report: Report, amount: Amount) -> list[ReportTable]:
+    """The tables of the whole amount: of links, of ranks that are late, of collectives on devices."""
+    if amount is Amount.BRIEF:
+        return []
+    shown = [links_table(report)] if report.links else []
+    shown += [late_ranks_table(report)] if report.late_ranks else []
+    interconnect = report.interconnect
+    return [*shown, collectives_table(interconnect)] if interconnect is not None and interconnect.collectives else shown
+
+
+FILES: Mapping[str, Rows] = {
+    "links": (lambda report: report.links, "messages from rank to rank: bytes, waiting, latency, bandwidth"),
+    "late-ranks": (lambda report: report.late_ranks, "who comes last to collectives"),
+    "interconnect": (
+        lambda report: () if report.interconnect is None else report.interconnect.collectives,
+        "bandwidth of collectives against the interconnect's",
+    ),
+}
 
 
 def links_table(report: Report) -> ReportTable:

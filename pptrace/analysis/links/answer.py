@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +13,25 @@ import pandas as pd
 from pptrace.analysis.links.fit import fit_link
 from pptrace.analysis.links.interconnect import between_hosts, interconnect_of
 from pptrace.analysis.links.peaks import NO_NETWORK, is_same_host, peak_between
-from pptrace.analysis.links.rank_traffic import RankTraffic
+from pptrace.analysis.links.rank_traffic import RankTraffic, of_rank
+from pptrace.analysis.links.types import CollectiveRate, LateRank, Link
 from pptrace.analysis.result import Report
-from pptrace.analysis.whole_run import CollectiveRate, LateRank, Link
-from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice, slices
 
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
 
-def with_links(
-    report: Report, ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]], mesh: MeshInfo
-) -> Report:
-    """The report with the links between ``ranks``, how often each was late, and the peaks of their devices' links.
+__all__ = ["answer", "late_ranks_of", "links_of", "of_rank", "with_network"]
 
-    ``facts`` of the ranks name their hosts and devices.
-    """
-    links, late_ranks = links_of(ranks, facts), late_ranks_of(ranks)
-    return replace(report, links=links, late_ranks=late_ranks, interconnect=interconnect_of(report, ranks, facts, mesh))
+
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """The links between ranks, how often each was late, and the peaks of their devices' links."""
+    ranks, facts, mesh = list(asked.of_ranks.values()), asked.run.facts, asked.run.mesh
+    return {
+        "links": links_of(ranks, facts),
+        "late_ranks": late_ranks_of(ranks),
+        "interconnect": interconnect_of(asked.report, ranks, facts, mesh),
+    }
 
 
 def with_network(report: Report, gbps: float) -> Report:
