@@ -9,8 +9,7 @@ from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded
 from pptrace.analysis.experts.show import expert_tables, gain_of_equal_rows, late_in_most_steps
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
-from pptrace.analysis.experts.types import ExpertsReport
+from pptrace.analysis.experts.types import ExpertsReport, TrafficMatrix
 from pptrace.report.charts.experts import (
     MOST_RANKS,
     late_steps_chart,

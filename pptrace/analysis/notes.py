@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.doubts import CLOCKS_OFF, Doubt, InDoubt
 from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
 from pptrace.analysis.result import RankDevice, StepReport
-from pptrace.analysis.shared_devices import SharedDevice, devices_by_identity
+from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevice, devices_by_identity, who_shares
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
-from pptrace.analysis.whole_run import Stragglers
+from pptrace.analysis.whole_run import CLOCKS_OFF, Doubt, InDoubt, Stragglers
 from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
@@ -70,7 +69,7 @@ def doubts_of_times(
     """Doubts that all times of a run hang on: clocks that are off, ranks that share a GPU (``sharing``)."""
     return (
         *(Doubt(InDoubt.CLOCK, line) for line in _clocks(run, clock, steps)),
-        *(Doubt(InDoubt.DEVICE, line) for line in map(_shared_device, sharing)),
+        *(Doubt(InDoubt.DEVICE, f"{who_shares([one])}: {TAKING_TURNS}; {OWN_DEVICE}") for one in sharing),
     )
 
 
@@ -109,15 +108,6 @@ def is_plan_of_all(run: WithPlan) -> bool:
     """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
     return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)
-
-
-def _shared_device(device: SharedDevice) -> str:
-    """Name the ranks that share a GPU."""
-    known = f" ({device.how_known})" if device.how_known else ""
-    return (
-        f"{device.who} share a GPU, where their work takes turns{known}: kernels begin late and run long while "
-        "those of another rank run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
-    )
 
 
 def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

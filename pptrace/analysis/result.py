@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.step_parts import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
-from pptrace.analysis.whole_run import CoreWait, RootCause, StepSeries, Stragglers
+from pptrace.analysis.whole_run import CoreWait, Doubt, RootCause, StepSeries, Stragglers
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from pptrace.model.mesh import MeshSizes

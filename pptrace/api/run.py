@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
-from pptrace.analysis.experts.traffic_matrix import NO_PAIRS
+from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pptrace.analysis.links.answer import with_network
-from pptrace.analysis.links.network import read_rate
+from pptrace.analysis.links.peaks import read_rate
 from pptrace.analysis.result import Report
 from pptrace.api.run import Run
 from pptrace.cli.numbers import COUNT, WHOLE

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
-from pptrace.analysis.doubts import Doubt
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
@@ -44,6 +42,7 @@ from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_ste
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import marked_steps, report_steps
 from pptrace.analysis.stragglers.study import Study, study_steps
+from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.early_ends import without_matches_of
 from pptrace.errors import UsageError
@@ -76,6 +75,9 @@ from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
 from pptrace.workflow.planned_steps import planned_steps
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.types import TrafficMatrix
 
 
 @dataclass(frozen=True)

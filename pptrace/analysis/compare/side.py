@@ -15,11 +15,10 @@ from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, ty
 from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
-from pptrace.analysis.compare.recording import Recording
+from pptrace.analysis.compare.recording import NOT_KNOWN, Recording, RecordingCost, of_runs
 from pptrace.analysis.compare.steadiness import Steadiness
 from pptrace.analysis.compare.throughput import MeanStep, mean_step_of
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
-from pptrace.analysis.compare.unrecorded import NOT_KNOWN, RecordingCost, of_runs
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64

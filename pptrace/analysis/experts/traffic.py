@@ -15,7 +15,7 @@ from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.routing import groups_of
 from pptrace.analysis.experts.sent_rows import SentRows, ends_that_differ
-from pptrace.analysis.experts.traffic_matrix import COUNTS, SPLITS, Group, TrafficMatrix
+from pptrace.analysis.experts.types import COUNTS, SPLITS, Group, TrafficMatrix
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.slices import Slice, distinct_of
 

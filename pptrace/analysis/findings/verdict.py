@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pptrace.analysis.findings.outside import ADVICE as OUTSIDE_ADVICE
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
-from pptrace.analysis.part_words import in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 from pptrace.analysis.step_parts import OUTSIDE
 
@@ -100,7 +99,7 @@ def _is_actionable(finding: Finding) -> bool:
 def _advice(finding: Finding, step: StepReport) -> str:
     """Advice on a finding: that of its part, else what its detail ends with."""
     if finding.evidence.get("is_outside"):
-        return OUTSIDE_ADVICE[finding.evidence["cause"]]
+        return OUTSIDE_WORDS[finding.evidence["cause"]][1]
     of_part = words_of_part(step, str(finding.evidence.get("reason") or finding.evidence.get("cause"))).advice
     if of_part and not {"step", "steps"} & finding.evidence.keys():
         return of_part

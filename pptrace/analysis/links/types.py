@@ -53,7 +53,7 @@ class CollectiveRate:
     """Bus bandwidth of all collectives of one kind on an axis, timed on devices, over all ranks and steps, GB/s.
 
     ``ports`` is how many times the rate of a port of the network it can reach where its groups are on several hosts
-    (:func:`pptrace.analysis.links.network.ports_reached`), None where they are not.
+    (:func:`pptrace.analysis.links.peaks.ports_reached`), None where they are not.
     """
 
     axis: str

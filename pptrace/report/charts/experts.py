@@ -9,8 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from pptrace.analysis.experts.show import layer_name, why_late
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
-from pptrace.analysis.experts.types import ExpertsReport, ExpertStep, LayerLoad, RankLoad
+from pptrace.analysis.experts.types import ExpertsReport, ExpertStep, LayerLoad, RankLoad, TrafficMatrix
 from pptrace.model import units
 from pptrace.model.tables import Int64
 from pptrace.report.charts.base import (

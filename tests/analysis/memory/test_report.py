@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.memory.answer import report_memory
-from pptrace.analysis.memory.peaks import _by_events
+from pptrace.analysis.memory.of_steps import _by_events
 from pptrace.analysis.memory.types import InFlight, PredictedMemory, StageActivations
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.model.predicted import MemoryParts, RankPrediction

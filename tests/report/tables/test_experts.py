@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pptrace.analysis.experts.loads import FIGURES, spread_over_layers
 from pptrace.analysis.experts.show import expert_tables, late_in_most_steps
-from pptrace.analysis.experts.spread import FIGURES, spread_over_layers
 from pptrace.analysis.experts.types import (
     ExpertsReport,
     ExpertStep,
