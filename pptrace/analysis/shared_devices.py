@@ -43,10 +43,11 @@ OWN_DEVICE = "give each rank a GPU of its own, as torch.cuda.set_device(local_ra
 
 def who_shares(sharing: Sequence[SharedDevice]) -> str:
     """The ranks that share a GPU, with how that is known where no recorder wrote it."""
+    who = f"{' and '.join(f'ranks {numbered(device.ranks)}' for device in sharing)} share a GPU, where their work takes turns"
     chance = next((device.by_chance for device in sharing if device.by_chance is not None), None)
-    known = f" (no kernel of one overlaps a kernel of another, where by chance {chance:,} pairs would)"
-    who = " and ".join(f"ranks {numbered(device.ranks)}" for device in sharing)
-    return f"{who} share a GPU, where their work takes turns{'' if chance is None else known}"
+    if chance is None:
+        return who
+    return f"{who} (no kernel of one overlaps a kernel of another, where by chance {chance:,} pairs would)"
 
 
 def with_busy_shares(sharing: Sequence[SharedDevice], devices: Sequence[RankDevice]) -> tuple[SharedDevice, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 MAX_ROWS = 12
 """Most rows of a brief table; longer ones are shortened to the first, the last and the extremes."""
@@ -45,6 +46,20 @@ class ReportTable:
     notes: tuple[str, ...] = ()
     num_labels: int = 1
     leave_out: tuple[int, ...] = ()
+
+
+def table_of(
+    key: str,
+    title: str,
+    entries: Iterable[Any],
+    columns: Mapping[str, Callable[[Any], str]],
+    notes: Sequence[str] = (),
+    num_labels: int = 1,
+    leave_out: tuple[int, ...] = (),
+) -> ReportTable:
+    """A table with a row for each entry: ``columns`` give its cells by their heads."""
+    rows = tuple(tuple(cell(entry) for cell in columns.values()) for entry in entries)
+    return ReportTable(key, title, tuple(columns), rows, tuple(notes), num_labels, leave_out)
 
 
 def mean(values: Iterable[int | None]) -> int | None:

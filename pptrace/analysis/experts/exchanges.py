@@ -168,7 +168,9 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
         return np.zeros(0, dtype=np.int64)
     step, (codes, kinds), (of_splits, texts) = calls["step"], calls.codes("kind"), calls.codes("splits")
     is_next = (op[1:] == op[:-1]) & (step[1:] == step[:-1])
-    sizes = _run_lengths(is_next)
+    begins = np.flatnonzero(np.concatenate(([True], ~is_next)))
+    lengths = np.diff(np.append(begins, len(is_next) + 1))
+    sizes = np.repeat(lengths, lengths)
     number = {text: code for code, text in enumerate(texts)}
     swapped = [UNKNOWN if not text else number.get(">".join(reversed(text.split(">"))), UNKNOWN) for text in texts]
     fits = np.array(swapped, dtype=np.int64)[of_splits[:-1]] == of_splits[1:]
@@ -178,13 +180,6 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
     fits = np.where(exchanged[:-1] & exchanged[1:], fits, gathered[:-1] & scattered[1:]) & is_next
     nth = np.arange(len(fits)) - np.maximum.accumulate(np.where(fits, 0, np.arange(1, len(fits) + 1)))
     return np.flatnonzero(fits & (nth % 2 == 0))
-
-
-def _run_lengths(is_next: Bool) -> Int64:
-    """Length of the run that each element is in; ``is_next`` says of all but the first whether they go on with one."""
-    begins = np.flatnonzero(np.concatenate(([True], ~is_next)))
-    lengths = np.diff(np.append(begins, len(is_next) + 1))
-    return np.repeat(lengths, lengths)
 
 
 def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:

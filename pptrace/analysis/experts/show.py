@@ -15,9 +15,10 @@ from pptrace.analysis.experts.types import (
     LayerSpread,
     RankLoad,
     RoutingGain,
+    TrafficPair,
 )
 from pptrace.model import units
-from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable, table_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
@@ -59,9 +60,11 @@ def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
         tables.append(_spread_table(experts.over_layers))
     tables += [_ranks_table(experts, amount)] if experts.ranks else []
     if amount is Amount.WHOLE and experts.calls:
-        tables.append(_calls_table(experts.calls))
+        title = "Calls of experts, all ranks and steps"
+        tables.append(table_of("expert-calls", title, experts.calls, _CALL_COLUMNS, _CALL_NOTES, 4))
     if amount is Amount.WHOLE and experts.steps:
-        tables.append(_steps_table(experts.steps))
+        title = "Who is late for experts, by step"
+        tables.append(table_of("expert-steps", title, experts.steps, _STEP_COLUMNS, _STEP_NOTES, 1, (6, 5)))
     if amount is Amount.WHOLE and experts.traffic is not None:
         tables.append(_traffic_table(experts.traffic))
     return tables
@@ -83,18 +86,17 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         worst = sorted(layers, key=lambda layer: -max(layer.rank_ratio or 0, layer.expert_ratio or 0))[:MAX_ROWS]
         layers = [layer for layer in layers if layer in worst]
     are_dropped = any(layer.dropped_tokens for layer in layers)
-    rows = tuple(_layer_row(layer, are_dropped) for layer in layers)
-    columns = (
-        *("layer", "stage", "routes", "hottest expert", "× mean", "by chance", "idle experts"),
-        *("dropped", "rows of ranks, max / mean", "worst microbatch"),
-        *(("tokens without expert",) if are_dropped else ()),
-    )
+    columns = _LAYER_COLUMNS if are_dropped else {name: _LAYER_COLUMNS[name] for name in [*_LAYER_COLUMNS][:-1]}
     notes.append(
         "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
     )
-    notes += [_padding_note(experts)] if experts.padding_share else []
+    if experts.padding_share:
+        notes.append(
+            f"{units.percent(experts.padding_share)} of the rows that experts compute are padding: balanced routes need less of "
+            "it, which equal rows do not count"
+        )
     notes += [] if experts.routing is None else [_routing_note(experts.routing)]
-    return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+    return table_of("experts", "Experts, all steps", layers, columns, (*notes, *experts.reasons), 2, (9, 5, 6))
 
 
 _FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -120,11 +122,6 @@ def _spread_table(spreads: Sequence[LayerSpread]) -> ReportTable:
     columns = ("of a layer", "layers", "min", "p50", "p75", "p90", "p95", "max")
     notes = ("percentiles over layers, each that of a layer",)
     return ReportTable("expert-spread", "Experts, over the layers", columns, tuple(rows), notes, 1, (6, 4, 2))
-
-
-def _padding_note(experts: ExpertsReport) -> str:
-    share = units.percent(experts.padding_share)
-    return f"{share} of the rows that experts compute are padding: balanced routes need less of it, which equal rows do not count"
 
 
 def gain_of_equal_rows(gain: RoutingGain) -> str:
@@ -155,20 +152,19 @@ def _options_note(experts: ExpertsReport) -> str:
     return "; ".join(words)
 
 
-def _layer_row(layer: LayerLoad, are_dropped: bool) -> tuple[str, ...]:
-    return (
-        layer_name(layer.layer, layer.stage, layer.nth),
-        _number(layer.stage),
-        _number(None if layer.routes is None else sum(layer.routes)),
-        _number(layer.hottest),
-        units.ratio(layer.expert_ratio),
-        units.ratio(layer.chance_ratio),
-        _number(layer.idle_experts),
-        units.percent(layer.dropped_share),
-        units.ratio(layer.rank_ratio),
-        units.ratio(layer.worst_rank_ratio),
-        *((units.percent(layer.dropped_tokens_share),) if are_dropped else ()),
-    )
+_LAYER_COLUMNS: Mapping[str, Callable[[LayerLoad], str]] = {
+    "layer": lambda layer: layer_name(layer.layer, layer.stage, layer.nth),
+    "stage": lambda layer: _number(layer.stage),
+    "routes": lambda layer: _number(None if layer.routes is None else sum(layer.routes)),
+    "hottest expert": lambda layer: _number(layer.hottest),
+    "× mean": lambda layer: units.ratio(layer.expert_ratio),
+    "by chance": lambda layer: units.ratio(layer.chance_ratio),
+    "idle experts": lambda layer: _number(layer.idle_experts),
+    "dropped": lambda layer: units.percent(layer.dropped_share),
+    "rows of ranks, max / mean": lambda layer: units.ratio(layer.rank_ratio),
+    "worst microbatch": lambda layer: units.ratio(layer.worst_rank_ratio),
+    "tokens without expert": lambda layer: units.percent(layer.dropped_tokens_share),
+}
 
 
 def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
@@ -178,11 +174,6 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         notes.append(MORE.format(len(ranks) - FEW_RANKS))
         worst = sorted(ranks, key=lambda rank: -_caused(rank))[:FEW_RANKS]
         ranks = [rank for rank in ranks if rank in worst]
-    columns = (
-        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "FLOP/s", "× others", "waits ms"),
-        *("late before ms", "late after ms", "bytes", "predicted"),
-        *("rows in flight", "× mean in flight"),
-    )
     notes.append(
         "× mean: rows over the mean of its group; × others: how many times as long as others take for as many rows; "
         "late: what others wait for it before the experts, and after them"
@@ -190,62 +181,55 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     late = late_in_most_steps(experts.steps)
     notes += [late] if late else []
     notes += [] if experts.layers else experts.reasons  # which the table of layers has
-    rows = tuple(map(_rank_row, ranks))
-    return ReportTable(
-        "expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (12, 11, 6, 13, 8)
-    )
+    return table_of("expert-ranks", "Ranks with experts, all steps", ranks, _RANK_COLUMNS, notes, 3, (12, 11, 6, 13, 8))
 
 
 def _caused(rank: RankLoad) -> int:
     return (rank.caused_before_ns or 0) + (rank.caused_after_ns or 0)
 
 
-def _rank_row(rank: RankLoad) -> tuple[str, ...]:
+def _experts_of(rank: RankLoad) -> str:
     first, num = rank.first_expert, rank.num_experts
-    return (
-        str(rank.rank),
-        _number(rank.stage),
-        "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}",
-        _number(rank.rows),
-        units.ratio(rank.ratio),
-        units.milliseconds(rank.expert_ns),
-        "–" if rank.flops is None or not rank.expert_ns else units.flops(rank.flops / rank.expert_ns * 1e9),
-        units.ratio(rank.slowness),
-        units.milliseconds(rank.waited_ns),
-        units.milliseconds(rank.caused_before_ns),
-        units.milliseconds(rank.caused_after_ns),
-        units.num_bytes(rank.bytes),
-        units.num_bytes(rank.predicted_bytes),
-        _number(rank.in_flight_rows),
-        units.ratio(rank.in_flight_ratio),
-    )
+    return "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}"
 
 
-def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
-    columns = (
-        *("layer", "stage", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
-        *("last rank", "in share of calls", "why"),
-    )
-    notes = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
-    rows = tuple(
-        (
-            layer_name(call.layer, call.stage, call.nth),
-            _number(call.stage),
-            call.direction or "–",
-            call.role,
-            str(call.count),
-            units.num_bytes(call.bytes),
-            units.milliseconds(call.wait_ns),
-            units.milliseconds(call.transfer_ns),
-            units.milliseconds(call.hidden_ns),
-            units.milliseconds(call.exposed_ns),
-            _number(call.last_rank),
-            units.percent(call.last_share),
-            _WHY[call.last_reason],
-        )
-        for call in calls
-    )
-    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 4)
+_RANK_COLUMNS: Mapping[str, Callable[[RankLoad], str]] = {
+    "rank": lambda rank: str(rank.rank),
+    "stage": lambda rank: _number(rank.stage),
+    "experts": _experts_of,
+    "rows": lambda rank: _number(rank.rows),
+    "× mean": lambda rank: units.ratio(rank.ratio),
+    "in experts ms": lambda rank: units.milliseconds(rank.expert_ns),
+    "FLOP/s": lambda rank: (
+        "–" if rank.flops is None or not rank.expert_ns else units.flops(rank.flops / rank.expert_ns * 1e9)
+    ),
+    "× others": lambda rank: units.ratio(rank.slowness),
+    "waits ms": lambda rank: units.milliseconds(rank.waited_ns),
+    "late before ms": lambda rank: units.milliseconds(rank.caused_before_ns),
+    "late after ms": lambda rank: units.milliseconds(rank.caused_after_ns),
+    "bytes": lambda rank: units.num_bytes(rank.bytes),
+    "predicted": lambda rank: units.num_bytes(rank.predicted_bytes),
+    "rows in flight": lambda rank: _number(rank.in_flight_rows),
+    "× mean in flight": lambda rank: units.ratio(rank.in_flight_ratio),
+}
+
+
+_CALL_COLUMNS: Mapping[str, Callable[[ExpertCalls], str]] = {
+    "layer": lambda call: layer_name(call.layer, call.stage, call.nth),
+    "stage": lambda call: _number(call.stage),
+    "direction": lambda call: call.direction or "–",
+    "call": lambda call: call.role,
+    "count": lambda call: str(call.count),
+    "bytes": lambda call: units.num_bytes(call.bytes),
+    "wait ms": lambda call: units.milliseconds(call.wait_ns),
+    "transfer ms": lambda call: units.milliseconds(call.transfer_ns),
+    "hidden ms": lambda call: units.milliseconds(call.hidden_ns),
+    "exposed ms": lambda call: units.milliseconds(call.exposed_ns),
+    "last rank": lambda call: _number(call.last_rank),
+    "in share of calls": lambda call: units.percent(call.last_share),
+    "why": lambda call: _WHY[call.last_reason],
+}
+_CALL_NOTES = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
 
 
 def late_in_most_steps(steps: Sequence[ExpertStep]) -> str:
@@ -269,22 +253,16 @@ def why_late(step: ExpertStep) -> str:
     return _WHY[step.reason]
 
 
-def _steps_table(steps: Sequence[ExpertStep]) -> ReportTable:
-    columns = ("step", "wait ms", "late rank", "for it ms", "of the waits", "why", "rows of ranks, max / mean")
-    notes = ("waits of all ranks in dispatches and combines; late rank: the one for which the others waited longest",)
-    rows = tuple(
-        (
-            str(step.step),
-            units.milliseconds(step.wait_ns),
-            _number(step.late_rank),
-            units.milliseconds(step.late_ns),
-            units.percent(step.late_share),
-            why_late(step),
-            units.ratio(step.rank_ratio),
-        )
-        for step in steps
-    )
-    return ReportTable("expert-steps", "Who is late for experts, by step", columns, rows, notes, 1, (6, 5))
+_STEP_COLUMNS: Mapping[str, Callable[[ExpertStep], str]] = {
+    "step": lambda step: str(step.step),
+    "wait ms": lambda step: units.milliseconds(step.wait_ns),
+    "late rank": lambda step: _number(step.late_rank),
+    "for it ms": lambda step: units.milliseconds(step.late_ns),
+    "of the waits": lambda step: units.percent(step.late_share),
+    "why": why_late,
+    "rows of ranks, max / mean": lambda step: units.ratio(step.rank_ratio),
+}
+_STEP_NOTES = ("waits of all ranks in dispatches and combines; late rank: the one for which the others waited longest",)
 
 
 def _traffic_table(traffic: ExpertTraffic) -> ReportTable:
@@ -297,18 +275,14 @@ def _traffic_table(traffic: ExpertTraffic) -> ReportTable:
     ]
     if len(traffic.pairs) < traffic.num_pairs:
         notes.append(f"the {len(traffic.pairs):,} pairs with most rows of {traffic.num_pairs:,}")
-    rows = tuple(
-        (
-            str(pair.source),
-            str(pair.target),
-            f"{pair.rows:,}",
-            units.percent(pair.share),
-            units.num_bytes(pair.bytes),
-        )
-        for pair in traffic.pairs
-    )
-    columns = ("from rank", "to rank", "rows", "of its rows", "bytes")
-    return ReportTable("expert-traffic", "Rows from rank to rank, all steps", columns, rows, tuple(notes), 2)
+    columns: Mapping[str, Callable[[TrafficPair], str]] = {
+        "from rank": lambda pair: str(pair.source),
+        "to rank": lambda pair: str(pair.target),
+        "rows": lambda pair: f"{pair.rows:,}",
+        "of its rows": lambda pair: units.percent(pair.share),
+        "bytes": lambda pair: units.num_bytes(pair.bytes),
+    }
+    return table_of("expert-traffic", "Rows from rank to rank, all steps", traffic.pairs, columns, notes, 2)
 
 
 def _number(value: int | None) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pptrace.analysis.links.types import Interconnect
+from pptrace.analysis.links.types import CollectiveRate, Interconnect, LateRank, Link
 from pptrace.model import units
-from pptrace.model.report_table import Amount, ReportTable
+from pptrace.model.report_table import Amount, ReportTable, table_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
@@ -34,70 +34,59 @@ FILES: Mapping[str, Rows] = {
 }
 
 
+_HOSTS = {True: "same host", False: "two hosts", None: "–"}
+_LINK_COLUMNS: Mapping[str, Callable[[Link], str]] = {
+    "axis": lambda link: link.axis,
+    "ranks": lambda link: f"{link.source} → {link.target}",
+    "": lambda link: _HOSTS[link.is_same_host],
+    "count": lambda link: str(link.count),
+    "bytes": lambda link: units.num_bytes(link.bytes),
+    "transfer ms": lambda link: units.milliseconds(link.transfer_ns),
+    "late sender ms": lambda link: units.milliseconds(link.late_sender_ns),
+    "late receiver ms": lambda link: units.milliseconds(link.late_receiver_ns),
+    "B/s": lambda link: units.bandwidth(link.algbw_gbps),
+    "of peak": lambda link: units.percent(link.share_of_peak),
+    "needed B/s": lambda link: units.bandwidth(link.required_gbps),
+    "latency µs": lambda link: "–" if link.latency_ns is None else f"{link.latency_ns / 1e3:.1f}",
+    "fitted B/s": lambda link: units.bandwidth(link.bandwidth_gbps),
+}
+_MOST_REASONS = 3
+
+
 def links_table(report: Report) -> ReportTable:
     """A row for each pair of ranks, way and axis, over all steps of the report; the one with most waiting first."""
-    rows = [
-        (
-            link.axis,
-            f"{link.source} → {link.target}",
-            {True: "same host", False: "two hosts", None: "–"}[link.is_same_host],
-            str(link.count),
-            units.num_bytes(link.bytes),
-            units.milliseconds(link.transfer_ns),
-            units.milliseconds(link.late_sender_ns),
-            units.milliseconds(link.late_receiver_ns),
-            units.bandwidth(link.algbw_gbps),
-            units.percent(link.share_of_peak),
-            units.bandwidth(link.required_gbps),
-            "–" if link.latency_ns is None else f"{link.latency_ns / 1e3:.1f}",
-            units.bandwidth(link.bandwidth_gbps),
-        )
-        for link in report.links
-    ]
-    columns = (
-        *("axis", "ranks", "", "count", "bytes", "transfer ms", "late sender ms", "late receiver ms", "B/s", "of peak"),
-        *("needed B/s", "latency µs", "fitted B/s"),
-    )
     reasons = sorted({link.fit_reason for link in report.links if link.fit_reason is not None})
     notes = (
         "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: fast transfers",
         "of peak: what NVLink or PCIe of these devices moves in one direction at most",
         *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
     )
-    return ReportTable(
-        "links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(11, 12, 10, 9, 8)
-    )
-
-
-_MOST_REASONS = 3
+    return table_of("links", "Links, all steps", report.links, _LINK_COLUMNS, notes, 3, (11, 12, 10, 9, 8))
 
 
 def late_ranks_table(report: Report) -> ReportTable:
     """A row for each rank, axis and kind of collective: how often it was the last to enter, and how long it waited itself."""
-    rows = [
-        (late.axis, late.kind, str(late.rank), str(late.count), str(late.num_last), units.milliseconds(late.wait_ns))
-        for late in report.late_ranks
-    ]
-    columns = ("axis", "kind", "rank", "calls", "came last", "waited ms")
-    return ReportTable("late-ranks", "Who comes last to collectives, all steps", columns, tuple(rows), num_labels=3)
+    columns: Mapping[str, Callable[[LateRank], str]] = {
+        "axis": lambda late: late.axis,
+        "kind": lambda late: late.kind,
+        "rank": lambda late: str(late.rank),
+        "calls": lambda late: str(late.count),
+        "came last": lambda late: str(late.num_last),
+        "waited ms": lambda late: units.milliseconds(late.wait_ns),
+    }
+    title = "Who comes last to collectives, all steps"
+    return table_of("late-ranks", title, report.late_ranks, columns, num_labels=3)
 
 
 def collectives_table(interconnect: Interconnect) -> ReportTable:
     """A row for each axis and kind of collective on devices: its bus bandwidth and what share of the links' peak that is."""
-    rows = [
-        (
-            rate.axis,
-            rate.kind,
-            _HOSTS[rate.is_same_host],
-            units.bandwidth(rate.busbw_gbps),
-            units.bandwidth(rate.peak_gbps),
-            units.percent(rate.share_of_peak),
-        )
-        for rate in interconnect.collectives
-    ]
-    columns = ("axis", "kind", "groups", "bus B/s", "peak B/s", "of peak")
+    columns: Mapping[str, Callable[[CollectiveRate], str]] = {
+        "axis": lambda rate: rate.axis,
+        "kind": lambda rate: rate.kind,
+        "groups": lambda rate: _HOSTS[rate.is_same_host].replace("two", "several"),
+        "bus B/s": lambda rate: units.bandwidth(rate.busbw_gbps),
+        "peak B/s": lambda rate: units.bandwidth(rate.peak_gbps),
+        "of peak": lambda rate: units.percent(rate.share_of_peak),
+    }
     title = "Bandwidth of collectives, all steps"
-    return ReportTable("interconnect", title, columns, tuple(rows), interconnect.reasons, num_labels=3)
-
-
-_HOSTS = {True: "same host", False: "several hosts", None: "–"}
+    return table_of("interconnect", title, interconnect.collectives, columns, interconnect.reasons, 3)

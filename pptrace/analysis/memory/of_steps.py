@@ -55,7 +55,9 @@ def _changes(ops: Slice, window: Int64) -> tuple[Int64, Int64]:
     is_pair = of("OVERLAP_F_B")
     freed_in_pair = np.zeros(len(kind), dtype=np.int64)
     if is_pair.any():
-        freed_in_pair[is_pair] = _freed_in_pairs(ops.where(is_pair))
+        pairs = ops.where(is_pair)
+        code, texts = pairs.codes("pair")
+        freed_in_pair[is_pair] = np.array([_ends_with_backward(text) for text in texts], dtype=np.int64)[code]
     frees = of("B")
     has_weight_grad = of("W")
     if frees.any() and has_weight_grad.any():
@@ -63,12 +65,6 @@ def _changes(ops: Slice, window: Int64) -> tuple[Int64, Int64]:
         frees &= ~np.isin(key, key[has_weight_grad])
     change = (of("F") | is_pair).astype(np.int64) - (frees | has_weight_grad) - freed_in_pair
     return change, freed_in_pair
-
-
-def _freed_in_pairs(pairs: Slice) -> Int64:
-    """1 where the second half of a pair is a whole backward."""
-    code, texts = pairs.codes("pair")
-    return np.array([_ends_with_backward(text) for text in texts], dtype=np.int64)[code]
 
 
 def _ends_with_backward(text: str) -> bool:

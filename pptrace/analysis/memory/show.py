@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.memory.types import MemoryReport, RankMemory
 from pptrace.model import units
-from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable, table_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
@@ -21,10 +21,22 @@ _KINDS = {
     MemoryKind.ALLOCATED: "allocated since recording began",
     MemoryKind.PROCESS_RESIDENT: "resident memory of the process, interpreter and libraries too",
 }
-_COLUMNS = (
-    *("rank", "stage", "peak", "at start", "in flight", "planned"),
-    *("predicted", "weights", "gradients", "optimizer", "activations"),
-)
+
+
+def _predicted(name: str) -> Callable[[RankMemory], str]:
+    return lambda rank: units.num_bytes(None if rank.predicted is None else getattr(rank.predicted, f"{name}_bytes"))
+
+
+_COLUMNS: Mapping[str, Callable[[RankMemory], str]] = {
+    "rank": lambda rank: str(rank.rank),
+    "stage": lambda rank: ", ".join(map(str, rank.stages)) or "–",
+    "peak": lambda rank: units.num_bytes(rank.peak_bytes),
+    "at start": lambda rank: units.num_bytes(rank.start_bytes),
+    "in flight": lambda rank: "–" if rank.in_flight.measured is None else str(rank.in_flight.measured),
+    "planned": lambda rank: "–" if rank.in_flight.planned is None else str(rank.in_flight.planned),
+    "predicted": _predicted("total"),
+    **{name: _predicted(name) for name in ("weights", "gradients", "optimizer", "activations")},
+}
 
 
 def tables(report: Report, amount: Amount) -> list[ReportTable]:
@@ -56,7 +68,11 @@ def measured_kinds(ranks: Sequence[RankMemory]) -> str:
 
 def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     """A row per rank; brief and of many, the rank of each stage with the highest peak."""
-    shown, title, notes = list(memory.ranks), "Memory", [_kinds_note(memory.ranks)]
+    shown, title, notes = (
+        list(memory.ranks),
+        "Memory",
+        [f"peak: {kinds}"] if (kinds := measured_kinds(memory.ranks)) else [],
+    )
     if amount is Amount.BRIEF and len(shown) > FEW_RANKS:
         shown, title = fullest_of_stages(shown), "Memory, the rank of each stage with the highest peak"
     if amount is Amount.BRIEF and len(shown) > MAX_ROWS:
@@ -68,12 +84,14 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
         notes.append(
             "predicted: without temporaries of ops, messages in transit, workspaces of cuBLAS and what the allocator rounds up"
         )
-    rows = [_row(rank) for rank in shown]
-    is_filled = [index < 3 or any(row[index] != "–" for row in rows) for index in range(len(_COLUMNS))]
-    columns = tuple(name for name, filled in zip(_COLUMNS, is_filled, strict=True) if filled)
-    kept = tuple(tuple(cell for cell, filled in zip(row, is_filled, strict=True) if filled) for row in rows)
-    parts = [columns.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns]
-    return ReportTable("memory", title, columns, kept, tuple(filter(None, notes)), num_labels=2, leave_out=tuple(parts))
+    columns = {
+        name: cell
+        for number, (name, cell) in enumerate(_COLUMNS.items())
+        if number < 3 or any(cell(rank) != "–" for rank in shown)
+    }
+    order = [*columns]
+    narrow = tuple(order.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns)
+    return table_of("memory", title, shown, columns, notes, 2, narrow)
 
 
 def _unpredicted(memory: MemoryReport) -> list[str]:
@@ -90,35 +108,3 @@ def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
         if rank.stages not in fullest or (rank.peak_bytes or 0) > (fullest[rank.stages].peak_bytes or 0):
             fullest[rank.stages] = rank
     return [rank for _, rank in sorted(fullest.items())]
-
-
-def _kinds_note(ranks: Sequence[RankMemory]) -> str:
-    return f"peak: {kinds}" if (kinds := measured_kinds(ranks)) else ""
-
-
-def _row(rank: RankMemory) -> tuple[str, ...]:
-    predicted = rank.predicted
-    parts = (
-        (None,) * 5
-        if predicted is None
-        else (
-            predicted.total_bytes,
-            predicted.weights_bytes,
-            predicted.gradients_bytes,
-            predicted.optimizer_bytes,
-            predicted.activations_bytes,
-        )
-    )
-    return (
-        str(rank.rank),
-        ", ".join(map(str, rank.stages)) or "–",
-        units.num_bytes(rank.peak_bytes),
-        units.num_bytes(rank.start_bytes),
-        _count(rank.in_flight.measured),
-        _count(rank.in_flight.planned),
-        *map(units.num_bytes, parts),
-    )
-
-
-def _count(number: int | None) -> str:
-    return "–" if number is None else str(number)
