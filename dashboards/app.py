@@ -17,9 +17,9 @@ from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.routes import add_metrics, add_routes
 from dashboards.store import Loaded, Store
+from pptrace.model.units import counted, milliseconds, uncertainty
 from pptrace.report.recording import damage_in, name_of, place_of
 from pptrace.report.tables import warning_lines
-from pptrace.report.units import counted, milliseconds, uncertainty
 
 _PAGES = (
     ("/", "Overview"),

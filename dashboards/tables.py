@@ -10,6 +10,7 @@ import pandas as pd
 
 from dashboards.answers import Answers
 from dashboards.wishes import wishes_of
+from pptrace.analysis.questions import files_of_answers
 from pptrace.analysis.result import Report, StepReport
 
 
@@ -80,22 +81,6 @@ def _phases(wanted: Asked) -> Iterable[Any]:
             yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | asdict(phase)
 
 
-def _stragglers(wanted: Asked) -> Iterable[Any]:
-    study = wanted.report.stragglers
-    if study is not None:
-        yield from ({"of": "stage", "name": str(one.stage), "slowdown": one.slowdown} for one in study.stages)
-        yield from ({"of": "worker", "name": str(one.rank), "slowdown": one.slowdown} for one in study.workers)
-        yield from ({"of": "kind", "name": one.kind, "slowdown": one.slowdown} for one in study.op_kinds)
-
-
-def _stage_work(wanted: Asked) -> Iterable[Any]:
-    compute = wanted.report.stages
-    for ops in () if compute is None else compute.ops:
-        for what, parts in (("class", ops.classes), ("part", ops.parts)):
-            known = {"stage": ops.stage, "kind": ops.kind, "count": ops.count, "what": what}
-            yield from (known | {"name": part.name, "ns": part.ns} for part in parts)
-
-
 def _of_report(path: str) -> Callable[[Asked], Iterable[Any]]:
     """The rows that a report has at a path of attributes; none where it lacks a part of it."""
 
@@ -117,6 +102,10 @@ class Table:
     is_of_step: bool = False
 
 
+def _of_answers(rows: Callable[[Report], Iterable[Any]], meaning: str) -> Table:
+    return Table(lambda wanted: rows(wanted.report), meaning)
+
+
 TABLES: Mapping[str, Table] = {
     "steps": Table(lambda wanted: _frame(wanted.answers.run().steps), "every step: span, bubble, waterfall"),
     "ranks": Table(
@@ -135,47 +124,14 @@ TABLES: Mapping[str, Table] = {
     ),
     "blame": Table(_blame, "whom the bubbles of a step are charged to: ranks, stages, kinds of op", is_of_step=True),
     "phases": Table(_phases, "warmup, steady and cooldown of each rank in a step, with their bubble", is_of_step=True),
-    "stragglers": Table(
-        _stragglers, "slowdown of the run with one stage, worker or kind of op alone as it was measured"
-    ),
     "comms": Table(_comms, "communication of a step by rank, axis and kind", is_of_step=True),
     "whatif": Table(
         lambda wanted: wanted.answers.whatif(wishes_of(wanted.options)).result.scenarios,
         "predictions of other schedules, splits, links",
     ),
     "comm-totals": Table(_comm_totals, "communication of whole traces by rank, axis and kind"),
-    "links": Table(_of_report("links"), "messages from rank to rank: bytes, waiting, latency, bandwidth"),
-    "late-ranks": Table(_of_report("late_ranks"), "who comes last to collectives"),
-    "interconnect": Table(
-        _of_report("interconnect.collectives"),
-        "bandwidth of collectives against the interconnect's",
-    ),
-    "memory": Table(
-        _of_report("memory.ranks"),
-        "memory of each rank: measured peak and predicted parts, microbatches in flight",
-    ),
     "stages": Table(lambda wanted: wanted.answers.stages(), "what an op costs in each stage, by kind"),
-    "stage-work": Table(_stage_work, "what the ops of each stage do, by kind of work and part of the model"),
-    "experts": Table(
-        _of_report("experts.layers"),
-        "routes of each layer's experts, rows of ranks, drops",
-    ),
-    "expert-spread": Table(
-        _of_report("experts.over_layers"),
-        "spread of the figures of experts over the layers of the model",
-    ),
-    "expert-ranks": Table(
-        _of_report("experts.ranks"),
-        "rows of each rank's experts, and who is waited for",
-    ),
-    "expert-calls": Table(
-        _of_report("experts.calls"),
-        "calls that bring rows to experts and back",
-    ),
-    "expert-steps": Table(
-        _of_report("experts.steps"),
-        "every step: waits in calls of experts, and the rank that they are for",
-    ),
+    **{name: _of_answers(*table) for name, table in files_of_answers().items()},
     "expert-traffic": Table(
         lambda wanted: () if (matrix := wanted.answers.run().analysis.expert_traffic) is None else matrix.pairs(),
         "rows of every rank to the experts of every other one in its group",

@@ -64,7 +64,7 @@ _PLANTED = [
     ("instrument.models.volume.transformer", "instrument.models.volume.step", _CIRCLE),
     ("instrument.models.volume.step", "instrument.mesh", "what a run predicts of itself needs no torch"),
     ("pptrace.report.tables.steps", "pptrace.report.text", _CIRCLE),
-    ("pptrace.report.tables.memory", "pptrace.report.tables.stragglers", "a table of the report knows no other"),
+    ("pptrace.analysis.memory.show", "pptrace.analysis.stragglers.show", "a table of the report knows no other"),
     ("pptrace.report.tables.steps", "pptrace.report.tables.ranks", "a table of the report knows no other"),
 ]
 

@@ -13,6 +13,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
+from pptrace.analysis.links.show import collectives_table, late_ranks_table, links_table
 from pptrace.analysis.result import Report
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
@@ -25,7 +26,6 @@ from pptrace.report.charts.communication import (
 )
 from pptrace.report.tables import Amount
 from pptrace.report.tables.communication import comm_totals_table, comms_table
-from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 
 _FEW_RANKS = 16
 """Most ranks that have a row each below the means."""

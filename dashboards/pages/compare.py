@@ -13,12 +13,12 @@ from dashboards.exports import whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
-from pptrace.report.units import milliseconds
 
 _NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."
 

@@ -8,7 +8,8 @@ from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
+from pptrace.analysis.experts.show import expert_tables, gain_of_equal_rows, late_in_most_steps
+from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.report.charts.experts import (
     MOST_RANKS,
     late_steps_chart,
@@ -19,7 +20,6 @@ from pptrace.report.charts.experts import (
     traffic_map,
 )
 from pptrace.report.tables import Amount
-from pptrace.report.tables.experts import expert_tables, gain_of_equal_rows, late_in_most_steps
 
 _NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
 _NO_ROWS = "The calls of experts do not tell how many rows they carry."

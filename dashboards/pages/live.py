@@ -14,9 +14,9 @@ from dashboards.live import LiveSteps, LiveWindow
 from dashboards.parts import chart, empty, guarded
 from dashboards.store import Loaded, Store
 from pptrace.analysis.slow_rank import SlowRank
+from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.live import live_paces_chart, live_ranks_chart, live_steps_chart
 from pptrace.report.live import slow_rank_text
-from pptrace.report.units import counted, milliseconds
 
 _EVERY_MS = 1000
 _RECENT = 3

@@ -16,6 +16,7 @@ from dashboards.tables import TABLES
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.step_tiles import step_tiles
@@ -28,7 +29,6 @@ from pptrace.report.tables import (
     unknown_line,
     warning_lines,
 )
-from pptrace.report.units import milliseconds
 from pptrace.report.verdict_bar import bar_of
 
 _ELSEWHERE: Mapping[str, str] = {

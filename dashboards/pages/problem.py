@@ -10,7 +10,7 @@ from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import InputFile, Loaded
 from pptrace.hang_diagnosis.field import hang_of_run
 from pptrace.live_records.frames import SUFFIX
-from pptrace.report.units import num_bytes
+from pptrace.model.units import num_bytes
 
 _FACTS = (
     ("status", "Status"),

@@ -16,8 +16,8 @@ from dashboards.paper import OnPaper, on_paper
 from dashboards.parts import waiting, with_files
 from dashboards.store import Loaded, Store
 from pptrace.errors import PptraceError
+from pptrace.model import units
 from pptrace.model.wording import counted
-from pptrace.report import units
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps

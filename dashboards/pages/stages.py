@@ -15,13 +15,13 @@ from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
 from pptrace.analysis.op_samples import OpSample
 from pptrace.analysis.result import Report
+from pptrace.analysis.stages.show import stage_tables, stages_table
+from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table
 from pptrace.analysis.whatif.frameworks import goes_round, paste_options
 from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.stage_work import stage_tables, stages_table
-from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.whatif import span_words
 
 _MOST_LINES = 12

@@ -27,8 +27,8 @@ from pptrace.api.whatif import Predictions
 from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
+from pptrace.model.units import milliseconds
 from pptrace.report.figures import timeline
-from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, span_words, standing_words, whatif_tables
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.workflow.analyse import Analysis

@@ -14,8 +14,8 @@ from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
 from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.tiles.unlabelled import COMPUTE
+from pptrace.model.units import milliseconds, num_bytes
 from pptrace.report.colours import KIND_NAMES
-from pptrace.report.units import milliseconds, num_bytes
 
 Lines = list[tuple[str, str]]
 OP_NAMES = {**KIND_NAMES, COMPUTE: "Compute"}

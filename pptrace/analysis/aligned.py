@@ -13,7 +13,7 @@ from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
 from pptrace.slices import Slice, rows_where, slice_of, slices, slices_by_int
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
@@ -60,10 +60,14 @@ def _of_step(rows: Slice, step: int) -> Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepsOfRank:
-    """The steps of a rank: those of the report, and those whose times compare with the other ranks'."""
+    """The steps of a rank: those of the report, those whose times compare with the other ranks', and all that it is in, with a
+    pipeline or without. ``none_compare``: of no rank there is a step that compares.
+    """
 
     reported: Sequence[int] = ()
     comparable: Sequence[int] = ()
+    every: Sequence[int] = ()
+    none_compare: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,16 @@ class AlignedRun:
     def clock_is_too_uncertain(self, window: StepWindow) -> bool:
         """Return whether the clocks may be off by more than half the window."""
         return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
+
+    @cached_property
+    def compares_without_steps(self) -> bool:
+        """Return whether no communication is in a step (no pipeline, no ranges of steps), and its times compare across ranks."""
+        if not len(self.comms) or (self.comms["step"] != UNKNOWN).any():
+            return False
+        ranks = tuple(sorted(self.comms["rank"].unique().tolist()))
+        return self.is_comparable(
+            StepWindow(UNKNOWN, ranks, int(self.comms["start_ns"].min()), int(self.comms["end_ns"].max()))
+        )
 
     def part(self, rank: int, step: int) -> RankRows:
         """Rows of a rank in a step."""

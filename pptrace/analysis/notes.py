@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.doubts import CLOCKS_OFF, Doubt, InDoubt
 from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
 from pptrace.analysis.result import RankDevice, StepReport
-from pptrace.analysis.shared_devices import SharedDevice, devices_by_identity
+from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevice, devices_by_identity, who_shares
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
-from pptrace.analysis.whole_run import Stragglers
+from pptrace.analysis.whole_run import CLOCKS_OFF, Doubt, InDoubt, Stragglers
 from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
@@ -54,8 +53,7 @@ def explain_nulls(
         *_ranks_alone(run, steps),
         *_ranks_outside_steps(run, steps),
         *_ranks_that_lack_ops(run, steps),
-        *_evaluations(steps),
-        *_overlapping_ops(steps),
+        *_odd_steps(steps),
         *_unknown_bubbles(run, steps),
         *_no_messages(run, steps),
         *_nested_messages(run, num_nested),
@@ -70,7 +68,7 @@ def doubts_of_times(
     """Doubts that all times of a run hang on: clocks that are off, ranks that share a GPU (``sharing``)."""
     return (
         *(Doubt(InDoubt.CLOCK, line) for line in _clocks(run, clock, steps)),
-        *(Doubt(InDoubt.DEVICE, line) for line in map(_shared_device, sharing)),
+        *(Doubt(InDoubt.DEVICE, f"{who_shares([one])}: {TAKING_TURNS}; {OWN_DEVICE}") for one in sharing),
     )
 
 
@@ -81,8 +79,13 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
     yield from clock.warnings
     durations = (run.ops["end_ns"] - run.ops["start_ns"])[run.ops["kind"].isin(COMPUTE_KINDS)]
     uncertainty = clock.uncertainty_ns or 0
-    if steps and durations.empty:
-        yield from _clocks_of_steps(uncertainty, steps)
+    if steps and durations.empty:  # without a pipeline
+        shortest = min(step.end_ns - step.start_ns for step in steps)
+        if uncertainty > _CERTAIN * shortest:
+            yield (
+                f"{CLOCKS_OFF} ±{uncertainty / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
+                f"transfers, which compare ranks, are {'not known' if 2 * uncertainty > shortest else 'only that exact'}"
+            )
         return
     if not steps or uncertainty <= _CERTAIN * (median := float(durations.median())):
         return
@@ -95,29 +98,10 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
     )
 
 
-def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterator[str]:
-    """The same for steps without a pipeline."""
-    shortest = min(step.end_ns - step.start_ns for step in steps)
-    if uncertainty_ns > _CERTAIN * shortest:
-        yield (
-            f"{CLOCKS_OFF} ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
-            f"transfers, which compare ranks, are {'not known' if 2 * uncertainty_ns > shortest else 'only that exact'}"
-        )
-
-
 def is_plan_of_all(run: WithPlan) -> bool:
     """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
     return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)
-
-
-def _shared_device(device: SharedDevice) -> str:
-    """Name the ranks that share a GPU."""
-    known = f" ({device.how_known})" if device.how_known else ""
-    return (
-        f"{device.who} share a GPU, where their work takes turns{known}: kernels begin late and run long while "
-        "those of another rank run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
-    )
 
 
 def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -243,13 +227,10 @@ def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
     )
 
 
-def _evaluations(steps: Sequence[StepReport]) -> Iterator[str]:
+def _odd_steps(steps: Sequence[StepReport]) -> Iterator[str]:
+    """Lines on evaluations, and where ops take longer than there was time: a rank of a pipeline runs them one after the other."""
     if evaluations := [step.step for step in steps if step.is_evaluation]:
         yield f"step {listed(evaluations, _FEW)} has forwards alone, as evaluations have: left out of findings and statistics"
-
-
-def _overlapping_ops(steps: Sequence[StepReport]) -> Iterator[str]:
-    """A line where ops take longer than there was time: a rank of a pipeline runs them one after the other."""
     known = [(step.ideal_ns, step.span_ns) for step in steps if step.ideal_ns is not None and step.span_ns is not None]
     compute, span = (sum(values) for values in zip(*known, strict=True)) if known else (0, 0)
     if compute > span:
@@ -431,30 +412,27 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
 
 
 def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
-    """One warning that says in words which fields are null; none where all are known."""
-    if fields := [*_null_fields(run, steps, stragglers)]:
-        yield f"not known: {'; '.join(fields)}"
-
-
-def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
-    """Words for the fields that are null, each with its reason."""
+    """One warning that says in words which fields are null, each with its reason; none where all are known."""
+    fields = []
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
     if any(len(work) for work in run.work.values()) and any(fall.host is None for fall in falls):
-        yield "what hosts cost the step (it is not known of every rank why its device was idle)"
+        fields.append("what hosts cost the step (it is not known of every rank why its device was idle)")
     if any(rank.peak_memory_bytes is None for step in steps for rank in step.ranks):
-        yield "peak memory (the traces hold no memory events)"
+        fields.append("peak memory (the traces hold no memory events)")
     if any(comm.bytes is None for comm in comms):
-        yield "sizes and bandwidths of messages (the calls record no sizes)"
+        fields.append("sizes and bandwidths of messages (the calls record no sizes)")
     if (unknown_waits := _unknown_waits(steps)) and not _ranks_without_bubble(steps):
-        yield (
+        fields.append(
             f"how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed (other members of the calls have no "
             "trace, or are unknown)"
         )
     if stragglers is None:
-        yield "what stragglers cost (no step has every op of a known plan, or the ranks' times do not compare)"
+        fields.append("what stragglers cost (no step has every op of a known plan, or the ranks' times do not compare)")
     elif stragglers.m_w is None:
-        yield (
+        fields.append(
             f"how much of the slowdown the slowest ranks or the last stage cause (ops that vary make the step less than "
             f"{LEAST_SLOWDOWN - 1:.0%} longer, too little to be shared out)"
         )
+    if fields:
+        yield f"not known: {'; '.join(fields)}"

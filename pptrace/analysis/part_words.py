@@ -1,4 +1,4 @@
-"""Words for the parts of a step: the same in the sentence, in tables, pictures and findings."""
+"""Words for the causes and parts of a step, all of them: for the sentence, tables, pictures and findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, OUTSIDE_NAMES, UNEQUAL_ROUTES
+from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import LONG_OPS
 from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.stragglers.links import SLOW_LINK
@@ -17,42 +17,68 @@ from pptrace.analysis.stragglers.waits import LATE_MEMBER, LATE_RECEIVES
 @dataclass(frozen=True, slots=True)
 class PartWords:
     """``label`` heads a row or a bar, ``phrase`` is the part in a sentence; ``detail`` says more, "" if there is no more.
-    ``advice`` is what to do about it first.
+    ``advice`` is what to do about it first. Of a cause that may be a finding, ``takes`` says where a share of the step goes to,
+    ``takes_at`` the same where most of it is at one place, and ``look`` is the finding's advice.
     """
 
     label: str
     phrase: str
     detail: str = ""
     advice: str = ""
+    takes: str = ""
+    takes_at: str = ""
+    look: str = ""
 
 
-_WORDS: Mapping[str, PartWords] = {
+WORDS: Mapping[str, PartWords] = {
     "compute": PartWords("compute", "compute", "what ops usually take, spread evenly over the ranks"),
     "structural": PartWords("structural", "the fill and drain of the schedule", "ops of a kind at one cost"),
-    "imbalance": PartWords("imbalance", "stages of unequal cost", advice="move layers away from the slowest stage"),
+    "imbalance": PartWords(
+        "imbalance",
+        "stages of unequal cost",
+        advice="move layers away from the slowest stage",
+        takes="goes to stages of unequal cost",
+        takes_at="goes to {place}, which costs more than the others",
+        look="the slowest stage sets the pace; move layers away from it (embedding and head count too)",
+    ),
     "straggler": PartWords(
         "straggler",
         "ranks slower than their replicas",
         advice="look at the slow rank's host, clocks, neighbours and length of inputs",
+        takes="is lost to ranks that are slower than their replicas",
+        takes_at="is lost to {place}, which is slower than its replicas",
+        look="other ranks run the same stage faster: look at this one's host, clocks, neighbours and length of inputs",
     ),
     "jitter": PartWords(
         "jitter",
         "ops that vary",
         advice="look for noise on the hosts, clock throttling and sequences of uneven length",
+        takes="goes to ops of one stage that vary",
+        takes_at="goes to ops of one stage that vary, most of them on {place}",
+        look="look for noise on the host, clock throttling or sequences of uneven length",
     ),
     "communication": PartWords(
-        "communication", "exposed communication", advice="overlap it with compute, or send fewer bytes"
+        "communication",
+        "exposed communication",
+        advice="overlap it with compute, or send fewer bytes",
+        takes="goes to communication that no compute hides",
+        look="overlap it with compute, or send fewer bytes",
     ),
     "host": PartWords(
         "host",
         "devices waiting for launches",
         advice="launch less and earlier: CUDA graphs or torch.compile, less Python between ops",
+        takes="is device idle time because hosts launch too late",
+        takes_at="is device idle time because hosts launch too late, most of it on {place}",
+        look="launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
     LATE_OPS: PartWords(
         "host",
         "ops that begin late",
         "their inputs were there",
         "look at the Python between ops, and at other work on the machine's cores",
+        takes="goes to ops that begin late though their inputs are there",
+        look="look at the Python between ops, and at other work on the machine's cores",
     ),
     LATE_MEMBER: PartWords(
         "late member",
@@ -101,17 +127,76 @@ _WORDS: Mapping[str, PartWords] = {
         advice="look at the network, and at what else the receivers' devices run",
     ),
     INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several"),
-    "unexplained": PartWords("unexplained", "unexplained", "what neither ops nor transfers show"),
+    "unexplained": PartWords(
+        "unexplained",
+        "unexplained",
+        "what neither ops nor transfers show",
+        takes="is spent in neither ops nor transfers",
+        look=(
+            "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive, messages "
+            "that were not recorded; on devices also copies, gaps between kernels that had been launched in time, and what "
+            "other processes run on the same device"
+        ),
+    ),
 }
+OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
+    "gradient_sync": (
+        "gradient sums that nothing hides",
+        "overlap it with the backward (Megatron-LM: --overlap-grad-reduce; DDP does), reduce in lower precision",
+    ),
+    "parameter_gather": (
+        "parameter gathers that nothing hides",
+        "overlap it with the next forward (Megatron-LM: --overlap-param-gather; FSDP: prefetching)",
+    ),
+    "optimizer": (
+        "optimizer",
+        "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)",
+    ),
+    "data": (
+        "loading of data",
+        "have the next batch ready before its step begins: more workers, prefetching, pinned memory, caches",
+    ),
+    "barrier": ("barrier", "take it out of the loop"),
+    "evaluation": ("evaluation", "evaluate less often, or with fewer batches"),
+    "checkpoint": ("checkpoint", "write it while training goes on (asynchronous checkpoints), or less often"),
+    "logging": ("logging", "log less often; reading a loss (.item()) waits for the device"),
+    "garbage_collection": (
+        "garbage collection between pipelines",
+        "gc.freeze() after the set-up, and collect by hand every many steps",
+    ),
+    "communication": ("communication between pipelines", "overlap it with compute, or send fewer bytes"),
+    "host": (
+        "devices waiting for launches between pipelines",
+        "launch less and earlier: CUDA graphs or torch.compile, a fused optimizer, less Python between steps",
+    ),
+    "compute": (
+        "compute between pipelines",
+        "look at what is computed between pipelines: metrics, clipping, copies",
+    ),
+    "other": (
+        "time between pipelines that no range names",
+        "look at what it does between steps: input, logging, checkpoints; pptrace.mark names what no range does",
+    ),
+    "unrecorded_ranks": (
+        "waiting for ranks that are not recorded",
+        "why they come late, and what is won without it, only their traces tell: record all ranks (--profile-ranks all)",
+    ),
+    "unknown_rank": (
+        "waiting for a rank that is not known",
+        "these calls have no match in other traces, so that who comes late, and what is won without it, is not known",
+    ),
+    "overlap": ("pipelines of two steps at once", ""),
+}
+"""(name, advice) of the parts outside the pipeline; "" of one that is no finding."""
 
 
 def words_of_part(step: StepReport, name: str) -> PartWords:
     """The words for a part of a step, as :attr:`StepReport.parts` names it; the name itself of anything else."""
-    if name.startswith(OUTSIDE) and name.removeprefix(OUTSIDE) in OUTSIDE_NAMES:
-        return PartWords(name.replace("_", " "), OUTSIDE_NAMES[name.removeprefix(OUTSIDE)])
+    if name.startswith(OUTSIDE) and (outside := OUTSIDE_WORDS.get(name.removeprefix(OUTSIDE))):
+        return PartWords(name.replace("_", " "), *outside[:1])
     if name in _NEGATIVE and (step.parts or {}).get(name, 0) < 0:
-        return replace(_WORDS[name], detail=_NEGATIVE[name])
-    return _WORDS.get(LATE_OPS if name == "host" and not step.has_devices else name, PartWords(name, name))
+        return replace(WORDS[name], detail=_NEGATIVE[name])
+    return WORDS.get(LATE_OPS if name == "host" and not step.has_devices else name, PartWords(name, name))
 
 
 _NEGATIVE = {

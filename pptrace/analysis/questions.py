@@ -1,58 +1,125 @@
-"""Questions that each rank answers by itself, and from whose answers the run's is made.
+"""Questions that a run is asked: each is a folder of this package, and a field of the report with ``answer_of``.
 
-One list for all ways of analysing: in one process each rank is asked in turn, with workers each where it was read. A question
-is a module of its own; its line here is all that the analysis knows of it.
+    types.py    what the JSON has of the answer, as a dataclass
+    answer.py   of_rank(rank, steps, data): what one rank answers, made where its trace was read; picklable, None: nothing
+                answer(asked): fields of the report and their values, from what all ranks answered
+    show.py     tables(report, amount): its tables; FILES: the rows of its CSV files, by name
+
+There is no ``of_rank`` where ranks are not asked, no ``answer.py`` where other analyses need the answer before (``stragglers``),
+no ``show.py`` where nothing is shown. ``applies(comms, facts)`` in the folder's ``__init__.py`` says whether a run is asked at
+all: of one that is not, no other file of the folder is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
-from pptrace.analysis.links.join import with_links
-from pptrace.analysis.links.rank_traffic import traffic_of_rank
-from pptrace.analysis.result import Report
-from pptrace.analysis.stage_parts import stage_compute, sums_of_rank, with_stages
-from pptrace.model.mesh import MeshInfo
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.result import ANSWER_OF, SHOWN, Report
+from pptrace.model.report_table import Amount, ReportTable
+from pptrace.recognise.run import RecognisedRun
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.answer import ExpertsOfRun
 
 Answers = Mapping[str, Any]
 """Answers of one rank by the name of the question, without those that do not apply to it."""
+Rows = tuple[Callable[[Report], Iterable[Any]], str]
+"""(rows of a file, from a report; what they are in one line)."""
+
+_FIELDS = [field for field in fields(Report) if ANSWER_OF in field.metadata]
+QUESTIONS = tuple(dict.fromkeys(field.metadata[ANSWER_OF] for field in _FIELDS))
+"""All questions, in the order in which they are asked: that of the report's fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question by the name of its block in the report.
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What a question is answered from: the report so far, and what each rank answered, in order of their numbers.
 
-    ``of_rank`` is the answer of one rank in some steps, None where it has none; it is sent between processes. ``answer`` adds the
-    block of the run to a report, from the answers of the ranks, in order of their numbers, and the facts of their recorders.
+    ``costs`` are those of whole steps; ``experts`` are None in a run without experts.
     """
 
-    name: str
-    of_rank: Callable[[int, StepsOfRank, AlignedRun], Any]
-    answer: Callable[[Report, Sequence[Any], Mapping[int, Mapping[str, Any]], MeshInfo], Report]
+    report: Report
+    of_ranks: Mapping[int, Any]
+    run: RecognisedRun
+    costs: Sequence[StepMatrix] = ()
+    experts: ExpertsOfRun | None = None
 
 
-QUESTIONS = (
-    Question("links", traffic_of_rank, with_links),
-    Question(
-        "stages", sums_of_rank, lambda report, answers, _facts, _mesh: with_stages(report, stage_compute(answers))
-    ),
-)
+def ask_ranks(
+    data: AlignedRun, steps: Mapping[int, StepsOfRank], facts: Mapping[int, Mapping[str, Any]]
+) -> dict[int, Answers]:
+    """Ask each rank all questions, in its steps."""
+    modules = {name: _part_of(name, "answer") for name in QUESTIONS if _applies(name, data.comms, facts)}
+    asking = {name: module.of_rank for name, module in modules.items() if module and hasattr(module, "of_rank")}
+    answers: dict[int, Answers] = {}
+    for rank in data.lanes:
+        given = ((name, of_rank(rank, steps.get(rank, StepsOfRank()), data)) for name, of_rank in asking.items())
+        answers[rank] = {name: answer for name, answer in given if answer is not None}
+    return answers
 
 
-def answers_of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Answers:
-    """Ask one rank all questions."""
-    asked = ((question.name, question.of_rank(rank, steps, data)) for question in QUESTIONS)
-    return {name: answer for name, answer in asked if answer is not None}
+def experts_in(
+    answers: Mapping[int, Answers], run: RecognisedRun, steps: Mapping[int, StepsOfRank]
+) -> ExpertsOfRun | None:
+    """What ranks answered about experts: explanations of steps need it before the report is made. None of a run without any."""
+    of_ranks = _answers_to("experts", answers)
+    if not of_ranks and not _applies("experts", run.comms, run.facts):
+        return None
+    from pptrace.analysis.experts.answer import ExpertsOfRun
+
+    return ExpertsOfRun.of(of_ranks, run.facts, steps, run.schedule.plan)
 
 
 def with_answers(
-    report: Report, of_ranks: Mapping[int, Answers], facts: Mapping[int, Mapping[str, Any]], mesh: MeshInfo
+    report: Report,
+    answers: Mapping[int, Answers],
+    run: RecognisedRun,
+    costs: Sequence[StepMatrix] = (),
+    experts: ExpertsOfRun | None = None,
 ) -> Report:
-    """The report with the blocks of all questions, from what each rank answered."""
-    for question in QUESTIONS:
-        given = [answers[question.name] for _, answers in sorted(of_ranks.items()) if question.name in answers]
-        report = question.answer(report, given, facts, mesh)
+    """The report with the answers to all questions, from what each rank answered."""
+    for name in QUESTIONS:
+        of_ranks = _answers_to(name, answers)
+        if (of_ranks or _applies(name, run.comms, run.facts)) and (module := _part_of(name, "answer")):
+            report = replace(report, **module.answer(Asked(report, of_ranks, run, costs, experts)))
     return report
+
+
+def tables_of_answers(report: Report, amount: Amount) -> list[ReportTable]:
+    """The tables of all questions that have an answer, in reading order."""
+    answered = [field for field in _FIELDS if getattr(report, field.name) not in (None, ())]
+    in_order = sorted(answered, key=lambda field: field.metadata[SHOWN])
+    modules = (_part_of(name, "show") for name in dict.fromkeys(field.metadata[ANSWER_OF] for field in in_order))
+    return [table for module in modules if module for table in module.tables(report, amount)]
+
+
+def files_of_answers() -> dict[str, Rows]:
+    """The rows of the files of all questions, by name."""
+    modules = (_part_of(name, "show") for name in QUESTIONS)
+    return {name: rows for module in modules if module for name, rows in module.FILES.items()}
+
+
+def _answers_to(name: str, answers: Mapping[int, Answers]) -> dict[int, Any]:
+    return {rank: given[name] for rank, given in sorted(answers.items()) if name in given}
+
+
+def _applies(name: str, comms: pd.DataFrame, facts: Mapping[int, Mapping[str, Any]]) -> bool:
+    applies = getattr(import_module(f"pptrace.analysis.{name}"), "applies", None)
+    return applies is None or bool(applies(comms, facts))
+
+
+@cache
+def _part_of(name: str, part: str) -> ModuleType | None:
+    """A file of a question's folder; None where it has none."""
+    path = f"pptrace.analysis.{name}.{part}"
+    return import_module(path) if find_spec(path) else None

@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pptrace.analysis.doubts import Doubt
-from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.recording_parts import RecordingReport
-from pptrace.analysis.stage_types import StageCompute
 from pptrace.analysis.step_parts import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
-from pptrace.analysis.whole_run import (
-    CoreWait,
-    Interconnect,
-    LateRank,
-    Link,
-    MemoryReport,
-    RootCause,
-    StepSeries,
-    Stragglers,
-)
+from pptrace.analysis.whole_run import CoreWait, Doubt, RootCause, StepSeries, Stragglers
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from pptrace.model.mesh import MeshSizes
 from pptrace.model.wording import counted
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.types import ExpertsReport
+    from pptrace.analysis.links.types import Interconnect, LateRank, Link
+    from pptrace.analysis.memory.types import MemoryReport
+    from pptrace.analysis.stages.types import StageCompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +389,17 @@ class MissingEvidence:
     reason: str
 
 
+ANSWER_OF, SHOWN = "question", "shown"
+
+
+def answer_of(question: str, shown: int = 100) -> Mapping[str, Any]:
+    """Metadata of a field that a question answers: a folder of this package (:mod:`pptrace.analysis.questions`).
+
+    ``shown`` is the place of the question's tables among those of the others.
+    """
+    return {ANSWER_OF: question, SHOWN: shown}
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     pptrace_version: str
@@ -410,20 +415,20 @@ class Report:
     warnings: tuple[str, ...]
     verdict: str = ""
     """The report in one sentence (:mod:`pptrace.analysis.findings.verdict`)."""
-    memory: MemoryReport | None = None
+    memory: MemoryReport | None = field(default=None, metadata=answer_of("memory", shown=5))
     hang: Mapping[str, Any] | None = None
     """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
     step_series: StepSeries | None = None
-    links: tuple[Link, ...] = ()
-    late_ranks: tuple[LateRank, ...] = ()
-    stragglers: Stragglers | None = None
-    interconnect: Interconnect | None = None
+    links: tuple[Link, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    late_ranks: tuple[LateRank, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    stragglers: Stragglers | None = field(default=None, metadata=answer_of("stragglers", shown=2))
+    interconnect: Interconnect | None = field(default=None, metadata=answer_of("links", shown=4))
     missing_evidence: tuple[MissingEvidence, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
-    experts: ExpertsReport | None = None
+    experts: ExpertsReport | None = field(default=None, metadata=answer_of("experts", shown=1))
     recording: RecordingReport | None = None
-    stages: StageCompute | None = None
+    stages: StageCompute | None = field(default=None, metadata=answer_of("stages", shown=3))
     """Compute of the stages by kind of work; None where no trace tells what ops did."""
     doubts: tuple[Doubt, ...] = ()
     """Doubts that all times hang on, with their lines among the warnings."""

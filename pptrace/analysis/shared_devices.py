@@ -36,17 +36,18 @@ class SharedDevice:
     by_chance: int | None = None
     busy_share: float | None = None
 
-    @property
-    def who(self) -> str:
-        """The ranks, in words."""
-        return f"ranks {numbered(self.ranks)}"
 
-    @property
-    def how_known(self) -> str:
-        """The evidence where it is not that of a recorder, in words; "" where it is."""
-        if self.by_chance is None:
-            return ""
-        return f"no kernel of one overlaps a kernel of another, where by chance {self.by_chance:,} pairs would"
+TAKING_TURNS = "kernels begin late and run long while those of another rank run"
+OWN_DEVICE = "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+
+
+def who_shares(sharing: Sequence[SharedDevice]) -> str:
+    """The ranks that share a GPU, with how that is known where no recorder wrote it."""
+    who = f"{' and '.join(f'ranks {numbered(device.ranks)}' for device in sharing)} share a GPU, where their work takes turns"
+    chance = next((device.by_chance for device in sharing if device.by_chance is not None), None)
+    if chance is None:
+        return who
+    return f"{who} (no kernel of one overlaps a kernel of another, where by chance {chance:,} pairs would)"
 
 
 def with_busy_shares(sharing: Sequence[SharedDevice], devices: Sequence[RankDevice]) -> tuple[SharedDevice, ...]:

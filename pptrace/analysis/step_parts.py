@@ -75,25 +75,6 @@ class Cause:
 
 OUTSIDE = "outside "
 """Before the name of a part outside the pipeline, among all parts of a step."""
-OUTSIDE_NAMES = {
-    "gradient_sync": "gradient sums that nothing hides",
-    "parameter_gather": "parameter gathers that nothing hides",
-    "optimizer": "optimizer",
-    "data": "loading of data",
-    "barrier": "barrier",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoint",
-    "logging": "logging",
-    "garbage_collection": "garbage collection between pipelines",
-    "communication": "communication between pipelines",
-    "host": "devices waiting for launches between pipelines",
-    "compute": "compute between pipelines",
-    "unrecorded_ranks": "waiting for ranks that are not recorded",
-    "unknown_rank": "waiting for a rank that is not known",
-    "other": "time between pipelines that no range names",
-    "overlap": "pipelines of two steps at once",
-}
-"""Names of the parts outside the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)

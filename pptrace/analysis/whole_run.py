@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pptrace.analysis.step_parts import BlamedOp, Cause
 
@@ -63,90 +64,6 @@ class StepSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """Messages from one rank to another on an axis, in all steps of the report, ns.
-
-    For ``late_sender_ns`` the receiver waited, for ``late_receiver_ns`` the sender. ``slack_ns`` is how long messages might have
-    been under way before they were asked for, and ``required_gbps`` the bandwidth (GB/s) that would hide them in it.
-    ``latency_ns`` and ``bandwidth_gbps`` describe fast transfers as latency + bytes / bandwidth; ``fit_reason`` says why they
-    are None. ``peak_gbps`` is the reference peak of the devices' links, per direction, and ``share_of_peak`` what
-    ``algbw_gbps`` is of it.
-    """
-
-    axis: str
-    source: int
-    target: int
-    is_same_host: bool | None
-    count: int
-    bytes: int | None
-    transfer_ns: int
-    late_sender_ns: int
-    late_receiver_ns: int
-    slack_ns: int
-    required_gbps: float | None
-    algbw_gbps: float | None
-    latency_ns: int | None
-    bandwidth_gbps: float | None
-    peak_gbps: float | None = None
-    share_of_peak: float | None = None
-    fit_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
-    """The reference peak of a rank's device: ``peak_gbps`` in GB/s per direction, over ``link`` (``nvlink``, ``pcie``).
-
-    Both are None where :mod:`pptrace.analysis.links.peaks` has none.
-    """
-
-    rank: int
-    device: str | None
-    link: str | None
-    peak_gbps: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveRate:
-    """Bus bandwidth of all collectives of one kind on an axis, timed on devices, over all ranks and steps, GB/s.
-
-    ``ports`` is how many times the rate of a port of the network it can reach where its groups are on several hosts
-    (:func:`pptrace.analysis.links.network.ports_reached`), None where they are not.
-    """
-
-    axis: str
-    kind: str
-    is_same_host: bool | None
-    busbw_gbps: float
-    peak_gbps: float | None
-    share_of_peak: float | None
-    ports: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Interconnect:
-    """Peaks of the links between devices, and the rates that collectives reach; ``reasons`` why peaks are None, a line each."""
-
-    devices: tuple[DevicePeak, ...]
-    collectives: tuple[CollectiveRate, ...]
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LateRank:
-    """Collectives of one rank, of one kind on an axis, in all steps of the report.
-
-    It was the last of its group to enter ``num_last`` of ``count``, and waited ``wait_ns`` for others in the rest.
-    """
-
-    axis: str
-    kind: str
-    rank: int
-    count: int
-    num_last: int
-    wait_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSlowdown:
     rank: int
     slowdown: float
@@ -183,58 +100,6 @@ class Stragglers:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """Most microbatches of one chunk whose activations are held at once, by the plan and as measured."""
-
-    planned: int | None
-    measured: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StageActivations:
-    """Activations that one microbatch keeps of a stage of the plan, bytes, from its forward to its backward."""
-
-    stage: int
-    bytes_per_microbatch: int
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedMemory:
-    """Memory that the run's sizes and options come to (:mod:`pptrace.model.predicted`)."""
-
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int | None
-    total_bytes: int | None
-    stages: tuple[StageActivations, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """The step with a rank's highest peak; ``kind`` as in :class:`pptrace.model.step_memory.MemoryKind`."""
-
-    rank: int
-    pp_rank: int | None
-    stages: tuple[int, ...]
-    step: int | None
-    peak_bytes: int | None
-    kind: str | None
-    start_bytes: int | None
-    reserved_bytes: int | None
-    in_flight: InFlight
-    predicted: PredictedMemory | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """``reasons`` say why figures are null."""
-
-    ranks: tuple[RankMemory, ...]
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class CoreWait:
     """For which share of the recorded time the threads of a rank were ready to run and had no processor core, all together.
 
@@ -259,3 +124,22 @@ class RootCause:
     detail: str
     advice: str
     gain: str = ""
+
+
+class InDoubt(StrEnum):
+    """Thing in doubt: how the clocks of ranks relate, or what ops take on a device that several ranks have."""
+
+    CLOCK = "clock"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A doubt, and the line of the report's warnings that tells of it."""
+
+    cause: InDoubt
+    line: str
+
+
+CLOCKS_OFF = "the clocks may be off by"
+"""Beginning of the line that says by how much, and where that is much."""

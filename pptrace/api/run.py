@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
-from pptrace.analysis.experts.traffic_matrix import NO_PAIRS
+from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.result import Report
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole

@@ -10,7 +10,7 @@ from html import escape
 
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
-from pptrace.report import units
+from pptrace.model import units
 from pptrace.report.step_tiles import step_tiles
 from pptrace.simulator import Simulation
 

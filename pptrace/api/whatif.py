@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.links.types import Link
 from pptrace.analysis.whatif.answer import OnCount, answer, pictures
 from pptrace.analysis.whatif.candidates import all_changes, all_schedules, prefetch_name
 from pptrace.analysis.whatif.change import Change, plan_of
@@ -14,7 +15,6 @@ from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.stage_costs import Assumed
 from pptrace.analysis.whatif.study import Study, study_run
-from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.api.files import FilePath, text_or_file

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pptrace.analysis.whole_run import Link
+from pptrace.analysis.links.types import Link
 from pptrace.api.options import Value, option, options_of
 from pptrace.errors import UsageError
 

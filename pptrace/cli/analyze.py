@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.analysis.links.join import with_network
-from pptrace.analysis.links.network import read_rate
+from pptrace.analysis.links.answer import with_network
+from pptrace.analysis.links.peaks import read_rate
 from pptrace.analysis.result import Report
 from pptrace.api.options import Value, option, options_of
 from pptrace.api.run import Run

@@ -58,8 +58,8 @@ class _InputPath(_GivenPath):
 
 
 def _say(num_files: int, num_bytes: int) -> None:
+    from pptrace.model import units
     from pptrace.model.wording import counted
-    from pptrace.report import units
 
     size = f", {units.num_bytes(num_bytes)}" if num_bytes else ""
     click.echo(f"pptrace: copying {counted(num_files, 'file')}{size}", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pptrace.analysis.whole_run import Link
+from pptrace.analysis.links.types import Link
 from pptrace.api.options import Option, Value, options_of
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes

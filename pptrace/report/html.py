@@ -15,8 +15,8 @@ from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.field import rank_text
+from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
-from pptrace.report import units
 from pptrace.report.charts.memory import memory_over_time
 from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph

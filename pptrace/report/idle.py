@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pptrace.report.tables.table import ReportTable
+from pptrace.model.report_table import ReportTable
 from pptrace.schedule.actions import Action, Key
 from pptrace.schedule.needs import needs_of
 from pptrace.schedule.replay import Timed

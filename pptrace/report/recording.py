@@ -11,10 +11,10 @@ from rich.text import Text
 from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.recording_parts import KERNELS_MISSING, AuditEntry, RecordingReport
 from pptrace.analysis.result import Report
+from pptrace.model import units
 from pptrace.model.damage import Damage
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import counted, numbered
-from pptrace.report import units
 
 _SLOWED = 1.05
 """Steps after the recording that take so many times as long as those before are said to."""

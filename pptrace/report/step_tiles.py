@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pptrace.analysis.result import Report, StepReport
+from pptrace.model.units import milliseconds, percent
 from pptrace.model.wording import numbered
-from pptrace.report.units import milliseconds, percent
 
 _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""

@@ -11,9 +11,18 @@ import plotly.graph_objects as go
 from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.step_parts import OUTSIDE
+from pptrace.model.units import counted, milliseconds, percent
 from pptrace.report.charts.base import QUIET, lay_out, names_axis
-from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, GAIN, IDEAL, OTHER, OUTSIDE_COLOUR, PART_COLOURS
-from pptrace.report.units import counted, milliseconds, percent
+from pptrace.report.colours import (
+    BUBBLE,
+    COMMUNICATION,
+    COMPUTE,
+    GAIN,
+    IDEAL,
+    OTHER,
+    OUTSIDE_COLOUR,
+    PART_COLOURS,
+)
 
 MOST_BARS = 48
 """Most ranks that have a bar each."""

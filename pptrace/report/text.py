@@ -13,12 +13,12 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Report, Severity
 from pptrace.hang_diagnosis.field import lines
+from pptrace.model import units
+from pptrace.model.report_table import more
 from pptrace.model.schedule_info import PlanSource
-from pptrace.report import units
 from pptrace.report.idle import idle_table
 from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, unknown_line, warning_lines
-from pptrace.report.tables.table import more
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import StepReport
+from pptrace.model.units import milliseconds, percent
 from pptrace.report.colours import OUTSIDE_COLOUR, PART_COLOURS, ink
-from pptrace.report.units import milliseconds, percent
 
 _HAS_ROOM = 0.08
 """Share of the bar from which on a piece has room for its name."""

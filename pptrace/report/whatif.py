@@ -10,8 +10,8 @@ from rich.text import Text
 
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
-from pptrace.report import units
-from pptrace.report.tables.table import ReportTable
+from pptrace.model import units
+from pptrace.model.report_table import ReportTable
 from pptrace.report.text_table import Stripped, render_table
 
 _MOST_BRIEF = 6

@@ -11,9 +11,6 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
-from pptrace.analysis.doubts import Doubt
-from pptrace.analysis.expert_parts import EXPERT_AXES, EXPERT_COUNTS
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
@@ -23,9 +20,8 @@ from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
-from pptrace.analysis.questions import answers_of_rank, with_answers
+from pptrace.analysis.questions import ask_ranks, experts_in, with_answers
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
@@ -45,7 +41,7 @@ from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_ste
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import marked_steps, report_steps
 from pptrace.analysis.stragglers.study import Study, study_steps
-from pptrace.analysis.whole_run import MemoryReport
+from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.early_ends import without_matches_of
 from pptrace.errors import UsageError
@@ -55,7 +51,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.predicted import RankPrediction, predictions_of, why_unpredicted
+from pptrace.model.predicted import RankPrediction, predictions_of
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
@@ -71,7 +67,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import host_parts, host_waits, lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
@@ -79,7 +75,7 @@ from pptrace.version import __version__
 from pptrace.workflow.planned_steps import planned_steps
 
 if TYPE_CHECKING:
-    from pptrace.analysis.experts.report import ExpertsOfRun
+    from pptrace.analysis.experts.types import TrafficMatrix
     from pptrace.analysis.op_slack import OpSlack
 
 
@@ -176,7 +172,13 @@ def analyse_ranks(
     jobs = num_cpus() if jobs is None else jobs
     give_back_freed_memory()
     comparable = comparable_steps(windows or marked, data)
-    experts = _experts(comparable, steps_of_ranks(windows or marked), data, run)
+    every, of_ranks = [window.step for window in windows], steps_of_ranks(windows or marked)
+    steps_of = {
+        rank: StepsOfRank(every, comparable.get(rank, ()), of_ranks.get(rank, ()), not comparable)
+        for rank in data.lanes
+    }
+    answers = ask_ranks(data, steps_of, run.facts)
+    experts = experts_in(answers, run, steps_of)
     routing = None if experts is None else experts.routing
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = with_periods(
@@ -198,10 +200,7 @@ def analyse_ranks(
     )
     device = _device_of_ranks(run)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = report if experts is None else experts.added_to(report, costs, run.facts)
-    every = [window.step for window in windows]
-    answers = {rank: answers_of_rank(rank, StepsOfRank(every, comparable.get(rank, ())), data) for rank in data.lanes}
-    report = with_answers(report, answers, run.facts, run.mesh)
+    report = with_answers(report, answers, run, costs, experts)
     traffic = None if experts is None else experts.traffic.matrix
     return Analysis(
         report,
@@ -215,29 +214,6 @@ def analyse_ranks(
         sharing=sharing,
         lacking=run.lacking,
     )
-
-
-def _experts(
-    comparable: Mapping[int, Sequence[int]], every: Mapping[int, Sequence[int]], data: AlignedRun, run: RecognisedRun
-) -> ExpertsOfRun | None:
-    """The exchanges with experts in the steps that are ``comparable``, and counts of routes; None of a run without experts, which
-    enters nothing of theirs.
-    """
-    if not has_experts(data.comms, run.facts):
-        return None
-    from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
-    from pptrace.analysis.experts.report import ExpertsOfRun
-    from pptrace.analysis.experts.sent_rows import sent_rows_of_ranks
-
-    exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
-    sent = sent_rows_of_ranks(exchanged, data)
-    return ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
-
-
-def has_experts(comms: pd.DataFrame, facts: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Return whether a run communicates with experts, or a rank counted what was sent to them."""
-    counted_routes = any(of_rank.get(EXPERT_COUNTS) for of_rank in facts.values())
-    return counted_routes or bool(rows_among(comms["axis"], EXPERT_AXES).any())
 
 
 def make_report(
@@ -291,14 +267,8 @@ def make_report(
         core_waits=waits,
         root_causes=roots,
         doubts=doubts,
-        memory=_memory_of(steps, run),
     )
     return with_verdict(report)
-
-
-def _memory_of(steps: Sequence[StepReport], run: RecognisedRun) -> MemoryReport | None:
-    facts, schedule = run.facts, run.schedule
-    return report_memory(steps, run.mesh, schedule, predictions_of(facts, schedule), why_unpredicted(facts, schedule))
 
 
 def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:

@@ -22,7 +22,6 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.experts.report import ExpertsOfRun
 from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
@@ -30,7 +29,7 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
-from pptrace.analysis.questions import with_answers
+from pptrace.analysis.questions import experts_in, with_answers
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity
 from pptrace.analysis.steps.op_rows import OpRows
@@ -65,12 +64,12 @@ from pptrace.workflow.on_workers import (
     RankReport,
     RunFacts,
     comms_of_ranks,
-    comparable_steps_of,
     dealt_by_step,
     facts_of_block,
     matched_block,
     report_of_group,
     rows_of_ranks,
+    steps_of,
     timed_block,
 )
 from pptrace.workflow.planned_steps import planned_steps
@@ -120,18 +119,15 @@ def analyse_on_workers(
     facts = RunFacts(*of_run, parts.of_plan, inside_windows(every_window), data.lost_steps)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
-    found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
-    comparable = comparable_steps_of(list(parts.of_rank), parts.of_rank)
-    sent = {number: report.sent for number, report in reports.items() if report.sent is not None}
-    every = {number: part.windows.steps.tolist() for number, part in parts.of_rank.items()}
-    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan, sent, every)
-    routing = experts.routing
+    answers = {number: report.answers for number, report in reports.items()}
+    experts = experts_in(answers, run, {number: steps_of(part) for number, part in parts.of_rank.items()})
+    routing = None if experts is None else experts.routing
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
     outside = {number: report.outside for number, report in reports.items()}
     steps = with_periods(reported.steps, every_window, data, outside, run.mesh.num_ranks)
-    study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
+    study = study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
@@ -146,9 +142,8 @@ def analyse_on_workers(
     device = tuple(report.device for _, report in sorted(reports.items()))
     missing = missing_evidence(steps, costs)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = experts.added_to(report, costs, run.facts)
-    report = with_answers(report, {rank: of_rank.answers for rank, of_rank in reports.items()}, run.facts, run.mesh)
-    matrix = experts.traffic.matrix
+    report = with_answers(report, answers, run, costs, experts)
+    matrix = None if experts is None else experts.traffic.matrix
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=matrix, lacking=run.lacking)
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
-from pptrace.analysis.compare.recording import recording_of
+from pptrace.analysis.compare.recording import recording_cost_of, recording_of
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.steadiness import steadiness_of
 from pptrace.analysis.compare.undisturbed import op_times, usual_plan
-from pptrace.analysis.compare.unrecorded import recording_cost_of
 from pptrace.analysis.result import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress

@@ -14,13 +14,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
-from pptrace.analysis.experts.exchanges import exchanges_of_ranks
-from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of_ranks
 from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.lost_steps import outside_lost, without_unknown_times
 from pptrace.analysis.notes import count_nested
-from pptrace.analysis.questions import Answers, answers_of_rank
+from pptrace.analysis.questions import Answers, ask_ranks
 from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.steps.rank_steps import report_rank_steps
@@ -44,7 +42,7 @@ from pptrace.recognise.messages.match import (
 )
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, with_ends
-from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices_by_int
+from pptrace.slices import group_codes, rows_where, slice_of, slices_by_int
 from pptrace.timeline.phases import tag_ops
 from pptrace.workflow.analyse import device_of_rank, with_lanes
 from pptrace.workflow.remote_rank import Part, whole_rank
@@ -186,8 +184,8 @@ class RunFacts:
 class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
     (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
-    (messages, collectives) without a group or peer; its exchanges with experts and the rows ``sent`` in these, where it is in a
-    step; what it did ``outside`` of pipelines; and what it answers to the questions of :mod:`pptrace.analysis.questions`.
+    (messages, collectives) without a group or peer; what it did ``outside`` of pipelines; and what it answers to the questions of
+    :mod:`pptrace.analysis.questions`.
     """
 
     steps: list[RankStep]
@@ -195,8 +193,6 @@ class RankReport:
     times: tuple[RankTimes | None, ...]
     axes_inside_ops: Mapping[str, int]
     unknown: tuple[int, int]
-    exchanges: Slice | None
-    sent: SentRows | None
     outside: OutsideRows
     answers: Answers
 
@@ -246,9 +242,7 @@ def report_of_group(
     data = _aligned(recognised, run)
     unknown = _unknown_by_rank(data.comms)
     own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
-    comparable = comparable_steps_of(numbers, of_rank)
-    exchanges = exchanges_of_ranks(comparable, data)
-    sent = sent_rows_of_ranks(exchanges, data)
+    answers = ask_ranks(data, {number: steps_of(part) for number, part in of_rank.items()}, {})
     reports = {
         number: RankReport(
             _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
@@ -256,10 +250,8 @@ def report_of_group(
             tuple(_times(plan, number, data) for plan in run.plans),
             axes_inside_ops(data.rows.of_rank(number).comms),
             unknown.get(number, (0, 0)),
-            exchanges.get(number),
-            sent.get(number),
             outside_rows(data.rows.of_rank(number), data.lanes.get(number), run.inside),
-            answers_of_rank(number, _steps_of(of_rank.get(number)), data),
+            answers[number],
         )
         for number, rank in ranks.items()
     }
@@ -277,18 +269,10 @@ def _numbered_in_run(block: int, timed: pd.DataFrame) -> pd.DataFrame:
     return timed.assign(match=np.where(match >= 0, match + block * _MOST_MATCHES, match))
 
 
-def comparable_steps_of(numbers: Sequence[int], of_rank: Mapping[int, RankPart]) -> dict[int, list[int]]:
-    """The steps of each rank in which its times compare with those of the others."""
-    windows = {number: of_rank[number].windows for number in numbers if number in of_rank}
-    return {number: of_number.steps[of_number.comparable].tolist() for number, of_number in windows.items()}
-
-
-def _steps_of(part: RankPart | None) -> StepsOfRank:
-    """The steps of a rank; none of one that is in no window."""
-    if part is None:
-        return StepsOfRank()
-    windows = part.windows
-    return StepsOfRank(windows.steps.tolist(), windows.steps[windows.comparable].tolist())
+def steps_of(part: RankPart) -> StepsOfRank:
+    """The steps of a rank."""
+    steps = part.windows.steps
+    return StepsOfRank(steps.tolist(), steps[part.windows.comparable].tolist(), steps.tolist())
 
 
 def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.analysis.links.network import PORTS
+from pptrace.analysis.links.peaks import PORTS
 from pptrace.analysis.shared_devices import DEVICE_ID
 from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes

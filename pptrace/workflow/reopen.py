@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
+from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Report
 from pptrace.analysis.steps.op_rows import OpRows

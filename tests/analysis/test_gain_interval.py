@@ -8,13 +8,13 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare import student
+from pptrace.analysis.compare.bootstrap import quantile
 from pptrace.analysis.gain_interval import gain_interval
 
 
 @pytest.mark.parametrize("gains", [[1_000_000, 3_000_000], [5, 9, 100_000], [-70_000, 10_000, 20_000, 90_000]])
 def test_of_two_to_four_steps_it_is_students(gains: list[int]) -> None:
-    half = student.quantile(0.9, len(gains) - 1) * stdev(gains) / sqrt(len(gains))
+    half = quantile(0.9, len(gains) - 1) * stdev(gains) / sqrt(len(gains))
     low, high = gain_interval(np.array(gains))
     assert low == pytest.approx(floor(fmean(gains) - half), rel=2e-4)
     assert high == pytest.approx(ceil(fmean(gains) + half), rel=2e-4)

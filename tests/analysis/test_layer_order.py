@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.layer_order import BEFORE, BEHIND, Layers, find_layers, parts_by_order
+from pptrace.analysis.stages.layer_order import BEFORE, BEHIND, Layers, find_layers, parts_by_order
 
 
 def numbers(text: str) -> np.ndarray:

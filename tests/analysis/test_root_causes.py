@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.findings.root_causes import CLOCKS, CORES, SHARED_DEVICE, above_doubt, in_groups, with_root_causes
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.analysis.whole_run import CoreWait
+from pptrace.analysis.whole_run import CoreWait, Doubt, InDoubt
 
 STEP_NS = 1000
 

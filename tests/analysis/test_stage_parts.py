@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.analysis.aligned import StepsOfRank
 from pptrace.analysis.op_costs import computed_by_op
-from pptrace.analysis.stage_parts import stage_compute, with_stages, words_of
-from pptrace.analysis.stage_types import StageCompute
+from pptrace.analysis.questions import Asked
+from pptrace.analysis.stages.answer import answer, of_rank, stage_compute, words_of
+from pptrace.analysis.stages.show import stage_tables
+from pptrace.analysis.stages.types import StageCompute
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.stage_work import stage_tables
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
 from tests.support.programs import SAMPLES
 
@@ -107,9 +109,11 @@ def test_the_finding_of_a_heavy_stage_says_of_which_work_it_has_more() -> None:
     longest = max((one for one in compute_of(run).differences if one.stage == stage), key=lambda one: one.more_ns)
     assert finding.detail.startswith(words_of(longest))
     bare = replace(run.report, findings=(replace(finding, detail="look"),))
-    (again,) = with_stages(bare, compute_of(run)).findings
+    steps = StepsOfRank([step.step for step in run.report.steps])
+    sums = {rank: of_rank(rank, steps, run.analysis.data) for rank in run.analysis.data.lanes}
+    (again,) = answer(Asked(bare, sums, None))["findings"]  # type: ignore[arg-type]
     assert again.detail.endswith(" ms. Look")
-    assert with_stages(bare, None) is bare
+    assert answer(Asked(bare, {}, None)) == {}  # type: ignore[arg-type]
 
 
 def test_no_ops_that_are_known_tell_nothing() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.doubts import InDoubt
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, is_plan_of_all
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps.steps import PlannedStep, report_steps
+from pptrace.analysis.whole_run import InDoubt
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.traces import Category
 from pptrace.recognise.run import recognise

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pptrace.analysis.findings.outside import ADVICE
 from pptrace.analysis.findings.verdict import VerdictLines, verdict_lines, with_verdict
+from pptrace.analysis.part_words import OUTSIDE_WORDS
 from pptrace.analysis.result import (
     ClockSummary,
     Finding,
@@ -112,12 +112,12 @@ def test_work_that_is_moved_saves_what_is_left_when_it_is_spread() -> None:
     assert verdict.finding == 0
 
 
-@pytest.mark.parametrize("part", ADVICE)
+@pytest.mark.parametrize("part", [part for part, (_, advice) in OUTSIDE_WORDS.items() if advice])
 def test_what_to_do_about_a_part_outside_the_pipeline_is_said_whole(part: str) -> None:
     evidence = {"cause": part, "where": {}, "share": 0.3, "reason": part, "is_outside": True}
-    detail = f"0.9 ms from the pipeline's last op to the next step's first one, a step takes 3.0 ms: {ADVICE[part]}"
+    detail = f"0.9 ms from the pipeline's last op to the next step's first one, a step takes 3.0 ms: {OUTSIDE_WORDS[part][1]}"
     first = lines_of(Finding(Severity.WARNING, "Outside the pipeline", detail, 900_000, evidence)).first
-    advice = ADVICE[part]
+    advice = OUTSIDE_WORDS[part][1]
     assert first.startswith(f"{advice[:1].upper()}{advice[1:]}: saves 0.90 ms a step"), first
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.report.units import milliseconds, percent
+from pptrace.model.units import milliseconds, percent
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
 from tests.support.extent import ALL

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.report.units import milliseconds
+from pptrace.model.units import milliseconds
 from pptrace.workflow.load import load
 
 pytestmark = pytest.mark.browser

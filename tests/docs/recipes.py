@@ -91,7 +91,7 @@ def _analysis(root: Path) -> None:
     after = "from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps\n"
     _insert(steps, after, "from pptrace.analysis.steps.longest_ops import longest_ops\n", before=True)
     tables = root / "pptrace" / "report" / "tables" / "__init__.py"
-    after = "from pptrace.report.tables.memory import has_memory, memory_table\n"
+    after = "from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table\n"
     _insert(tables, after, "from pptrace.report.tables.longest_ops import longest_ops_table\n", before=True)
     end = "    return tables\n\n\ndef warning_lines"
     _insert(tables, end, _example("a table of a step", 4), before=True)
@@ -99,6 +99,19 @@ def _analysis(root: Path) -> None:
     row = "| `ranks` | one [entry per rank](#ranks), in order of ranks | |\n"
     _insert(page, row, "| `longest_ops` | one entry per stage | never |\n")
     _insert(page, "## `marked_steps[]`\n", f"{_example('the section of docs/report.md')}\n", before=True)
+
+
+def _question(root: Path) -> None:
+    folder = "pptrace/analysis/calls"
+    (root / folder).mkdir()
+    _write(root, *(f"{folder}/{name}.py" for name in ("__init__", "types", "answer", "show")))
+    result = root / "pptrace" / "analysis" / "result.py"
+    after = "    from pptrace.analysis.experts.types import ExpertsReport\n"
+    _insert(result, after, "    from pptrace.analysis.calls.types import RankCalls\n", before=True)
+    _insert(result, "    def __repr__(self) -> str:\n", f"{_example('a field of Report', 4)}\n", before=True)
+    page = root / "docs" / "report.md"
+    _insert(page, "| `doubts` |", "| `calls` | one entry per rank | never |\n", before=True)
+    _insert(page, "## `marked_steps[]`\n", f"{_example('a section of docs/report.md')}\n", before=True)
 
 
 def _axis(root: Path) -> None:
@@ -124,6 +137,7 @@ _RECIPES = {
     "The labels of a framework": _labels,
     "An input format": _format,
     "An analysis": _analysis,
+    "A question": _question,
     "A parallel axis": _axis,
 }
 

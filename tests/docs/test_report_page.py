@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.expert_parts import (
+from pptrace.analysis.experts.types import (
     ExpertCalls,
     ExpertsReport,
     ExpertStep,
@@ -24,20 +24,12 @@ from pptrace.analysis.expert_parts import (
     RoutingGain,
     TrafficPair,
 )
+from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank
+from pptrace.analysis.memory.types import PredictedMemory, StageActivations
 from pptrace.analysis.result import Report, ScheduleCandidate
-from pptrace.analysis.stage_types import StageCompute, StageDifference, StageOps, StagePart
+from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
 from pptrace.analysis.step_parts import BlamedOp, Cause
-from pptrace.analysis.whole_run import (
-    CollectiveRate,
-    DevicePeak,
-    Interconnect,
-    LateRank,
-    PredictedMemory,
-    StageActivations,
-    StepChange,
-    StepOutlier,
-    StepSeries,
-)
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object

@@ -20,13 +20,13 @@ from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.api.load import load
 from pptrace.api.run import Run
+from pptrace.model.report_table import Amount
+from pptrace.model.units import milliseconds, percent
 from pptrace.report.charts.causes import causes_chart, place_of
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import waterfall
-from pptrace.report.tables.table import Amount
 from pptrace.report.tables.waterfall import causes_table, waterfall_table
 from pptrace.report.to_json import report_object
-from pptrace.report.units import milliseconds, percent
 from tests.support.programs import ROOT
 
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/expected.json"))

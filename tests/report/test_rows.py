@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pptrace.analysis.memory.types import InFlight, RankMemory
 from pptrace.analysis.step_parts import Cause
-from pptrace.analysis.whole_run import InFlight, RankMemory
 from pptrace.report.rows import csv_of, json_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.report.units import percent, uncertainty
+from pptrace.model.units import percent, uncertainty
 
 
 def test_how_far_clocks_may_be_off_has_the_unit_of_its_size() -> None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, hypot, inf, log, sqrt
+from math import ceil, exp, hypot, inf, lgamma, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.compare import student
 from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 
@@ -95,7 +94,7 @@ class Difference:
 
     def interval(self) -> tuple[float, float]:
         """(low, high) of the interval of ``CONFIDENCE``."""
-        half = student.quantile(CONFIDENCE, self.freedom) * self.deviation
+        half = quantile(CONFIDENCE, self.freedom) * self.deviation
         return self.estimate - half, self.estimate + half
 
 
@@ -164,7 +163,7 @@ def _difference(estimate: float, variances: Sequence[float], both: Sequence[Typi
     most = min(_KNOWN, *(of.most_freedom for of in both))
     deviation, freedom = sqrt(total), min(total**2 / spread, most) if spread > 0 else most
     t = estimate / deviation if deviation > 0 else inf if estimate else 0.0
-    return Difference(estimate, deviation, freedom, student.p_value(t, freedom))
+    return Difference(estimate, deviation, freedom, p_value(t, freedom))
 
 
 _KNOWN = 1e6
@@ -259,3 +258,56 @@ def _memories(series: Int64, correlation: float) -> tuple[tuple[float, _Memory],
 def _beyond_blocks(memories: Sequence[tuple[float, _Memory]], length: int, num_steps: int) -> float:
     """The factor by which the mean of ``num_steps`` correlated steps deviates more than blocks of ``length`` show."""
     return sqrt(sum(weight * memory.summed(num_steps) / memory.summed(length) for weight, memory in memories))
+
+
+_MOST_TERMS = 500
+_CLOSE = 1e-13
+_TINY = 1e-300
+
+
+def p_value(t: float, freedom: float) -> float:
+    """The chance of a value at least as far from 0 as ``t``, on either side."""
+    if t in (inf, -inf):
+        return 0.0
+    return _beta_share(freedom / 2, 0.5, freedom / (freedom + t * t))
+
+
+def quantile(confidence: float, freedom: float) -> float:
+    """The t within which, on either side of 0, ``confidence`` of the values lie."""
+    low, high = 0.0, 1.0
+    while p_value(high, freedom) > 1 - confidence:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle, freedom) > 1 - confidence else (low, middle)
+    return high
+
+
+def _beta_share(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function I_x(a, b)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    factor = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(1 - x))
+    if x < (a + 1) / (a + b + 2):
+        return factor * _continued_fraction(a, b, x) / a
+    return 1 - factor * _continued_fraction(b, a, 1 - x) / b
+
+
+def _continued_fraction(a: float, b: float, x: float) -> float:
+    """Lentz's evaluation of the fraction."""
+    upper, lower = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    value = lower
+    for term in range(1, _MOST_TERMS):
+        even = term * (b - term) * x / ((a + 2 * term - 1) * (a + 2 * term))
+        odd = -(a + term) * (a + b + term) * x / ((a + 2 * term) * (a + 2 * term + 1))
+        for coefficient in (even, odd):
+            lower = 1 / _away_from_zero(1 + coefficient * lower)
+            upper = _away_from_zero(1 + coefficient / upper)
+            value *= lower * upper
+        if abs(lower * upper - 1) < _CLOSE:
+            break
+    return value
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY

@@ -18,7 +18,7 @@ from pptrace.analysis.compare.bootstrap import (
 from pptrace.analysis.compare.facts import differing, other_work
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
-from pptrace.analysis.compare.recording import RecordedApart
+from pptrace.analysis.compare.recording import RecordedApart, RecordedBoth
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
@@ -32,7 +32,6 @@ from pptrace.analysis.compare.result import (
 from pptrace.analysis.compare.run_to_run import TypicalOfSides, typical_of_sides
 from pptrace.analysis.compare.side import ComparedRun, Order, Side, describe_counts, order_of, side_of
 from pptrace.analysis.compare.throughput import changes_otherwise
-from pptrace.analysis.compare.unrecorded import RecordedBoth
 from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds

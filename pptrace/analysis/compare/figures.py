@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,11 +73,8 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
     parts = {
         COMPUTE: _mean_over_stages(of_ranks),
         COMPUTE_OF_RANKS: _mean_over_ranks(of_ranks),
-        BUBBLE: _of_ranks(steps, _bubbles),
-        EXPOSED: _of_ranks(steps, _exposed),
         CAUSE: _causes(steps, with_communication=any(rank.comms for step in steps for rank in step.ranks)),
-        IDLE: _of_ranks(steps, _idle),
-        RANGE: _of_ranks(steps, _ranges),
+        **_of_ranks(steps),
     }
     spans = [step.span_ns for step in steps if step.span_ns is not None]
     periods = [step.period_ns for step in steps if step.period_ns is not None]
@@ -110,41 +107,31 @@ def whole_steps(steps: Sequence[StepReport]) -> list[StepReport]:
     return [step for step in known if step.causes is not None] or known
 
 
-def _of_ranks(
-    steps: Sequence[StepReport], parts_of: Callable[[RankStep], Iterable[tuple[Place, int | None]]]
-) -> dict[Place, Series]:
-    """The mean over ranks of what ``parts_of`` gives of each; not known in a step where it is not of one of them."""
-    sums: dict[Place, Series] = {}
+def _of_ranks(steps: Sequence[StepReport]) -> dict[str, dict[Place, Series]]:
+    """The means over ranks by name and place; not known in a step where it is not of one of them."""
+    sums: dict[str, dict[Place, Series]] = {}
     for index, step in enumerate(steps):
         for rank in step.ranks:
-            for place, ns in parts_of(rank):
-                series = sums.setdefault(place, np.zeros(len(steps)))
+            for name, place, ns in _parts_of(rank):
+                series = sums.setdefault(name, {}).setdefault(place, np.zeros(len(steps)))
                 series[index] += np.nan if ns is None else ns
     num_ranks = np.array([len(step.ranks) for step in steps])
-    return {place: series / num_ranks for place, series in sums.items()}
+    return {name: {place: series / num_ranks for place, series in of.items()} for name, of in sums.items()}
 
 
-def _bubbles(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
-    for phase, summary in rank.phases.items():
-        yield (("phase", str(phase)),), summary.bubble_ns
+def _parts_of(rank: RankStep) -> Iterator[tuple[str, Place, int | None]]:
+    """(name, place, ns) of what a rank's step was spent on besides its ops."""
     if not rank.phases:
-        yield (), rank.bubble_ns
-
-
-def _exposed(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+        yield BUBBLE, (), rank.bubble_ns
+    for phase, summary in rank.phases.items():
+        yield BUBBLE, (("phase", str(phase)),), summary.bubble_ns
     for comm in rank.comms:
-        yield (("axis", str(comm.axis)), ("kind", str(comm.kind))), comm.exposed_ns
-
-
-def _idle(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+        yield EXPOSED, (("axis", str(comm.axis)), ("kind", str(comm.kind))), comm.exposed_ns
     for reason in _REASONS:
-        yield (("reason", reason),), None if rank.host is None else getattr(rank.host, f"{reason}_ns")
-
-
-def _ranges(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+        yield IDLE, (("reason", reason),), None if rank.host is None else getattr(rank.host, f"{reason}_ns")
     for kind, ns in rank.spans.items():
         if kind not in _NO_RANGES:
-            yield (("kind", str(kind)),), ns
+            yield RANGE, (("kind", str(kind)),), ns
 
 
 def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place, Series]:

@@ -185,7 +185,8 @@ def _kind_level(a: set[object], b: set[object], is_same_schedule: bool) -> Calla
 
 def _phase_level(a: Parts, b: Parts) -> Level:
     """The phases; all of them together where one run has none."""
-    return _same if _values(a, "phase") and _values(b, "phase") else _anywhere
+    has_both = bool(_values(a, "phase") and _values(b, "phase"))
+    return lambda place: place if has_both else ()
 
 
 def _communication_level(a: Parts, b: Parts) -> Level:
@@ -206,16 +207,8 @@ def _values(parts: Parts, name: str) -> set[object]:
     return {value for place in parts for coordinate, value in place if coordinate == name}
 
 
-def _same(place: Place) -> Place:
-    return place
-
-
-def _anywhere(_: Place) -> Place:
-    return ()
-
-
 def _finest(_a: Parts, _b: Parts) -> Level:
-    return _same
+    return lambda place: place
 
 
 _LEVELS: Mapping[str, Callable[[Parts, Parts], Level]] = {

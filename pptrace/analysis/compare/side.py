@@ -15,11 +15,10 @@ from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, ty
 from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
-from pptrace.analysis.compare.recording import Recording
+from pptrace.analysis.compare.recording import NOT_KNOWN, Recording, RecordingCost, of_runs
 from pptrace.analysis.compare.steadiness import Steadiness
 from pptrace.analysis.compare.throughput import MeanStep, mean_step_of
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
-from pptrace.analysis.compare.unrecorded import NOT_KNOWN, RecordingCost, of_runs
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64
@@ -137,7 +136,8 @@ class Side:
 
     def typical_lengths(self, series: Series) -> list[Typical] | None:
         """The same of the lengths of steps, which are hardly known, and not unknown, of runs with few of them."""
-        return self._or_of_few(series, [NOTHING_KNOWN if of is None else of.of_steps for of in self._steadiness])
+        steadiness = [run.steadiness for run in self.runs]
+        return self._or_of_few(series, [NOTHING_KNOWN if of is None else of.of_steps for of in steadiness])
 
     def typical_steps(self, lengths: Int64) -> list[Typical]:
         """The typical step of each run: of the recorded ones, or of those that were timed unrecorded."""
@@ -160,7 +160,8 @@ class Side:
 
     def typical_compute(self, series: Series) -> list[Typical] | None:
         """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
-        return self._or_of_few(series, [None if of is None else of.of_ops for of in self._steadiness])
+        steadiness = [run.steadiness for run in self.runs]
+        return self._or_of_few(series, [None if of is None else of.of_ops for of in steadiness])
 
     @property
     def prior(self) -> tuple[Prior, bool]:
@@ -169,10 +170,6 @@ class Side:
         if len(known) < len(self.runs):
             return NOTHING_KNOWN, False
         return max(known, key=lambda prior: prior.lasting), True
-
-    @property
-    def _steadiness(self) -> list[Steadiness | None]:
-        return [run.steadiness for run in self.runs]
 
     def _or_of_few(self, series: Series, priors: Sequence[Prior | None]) -> list[Typical] | None:
         """The typical values of a series, of runs with few steps by what is known of each before."""
@@ -201,14 +198,9 @@ class Side:
                 alike.setdefault((words, seen[words]), []).append(line)
                 seen[words] += 1
         for lines in alike.values():
-            yield lines[0], f"{self.name}{self._of_these(lines)}"
-
-    def _of_these(self, lines: Sequence[str]) -> str:
-        """The runs that have lines which are alike, in words."""
-        is_same = len(set(lines)) == 1
-        if is_same and len(lines) == len(self.runs):
-            return ""
-        return f" ({len(lines)} of {len(self.runs)} runs{'' if is_same else ', numbers are of the first'})"
+            is_same = len(set(lines)) == 1
+            of_these = f" ({len(lines)} of {len(self.runs)} runs{'' if is_same else ', numbers are of the first'})"
+            yield lines[0], self.name + ("" if is_same and len(lines) == len(self.runs) else of_these)
 
     def _of_runs(self, series: Series) -> Sequence[Series]:
         ends = np.cumsum([run.figures.num_steps for run in self.runs])

@@ -12,7 +12,6 @@ from math import hypot, inf, log, sqrt
 
 import numpy as np
 
-from pptrace.analysis.compare import student
 from pptrace.analysis.compare.bootstrap import (
     CONFIDENCE,
     FEWEST_STEPS,
@@ -22,6 +21,7 @@ from pptrace.analysis.compare.bootstrap import (
     block_length,
     drawn_steps,
     lower_median,
+    p_value,
     sampled_deviation,
 )
 from pptrace.analysis.core_waits import CORE_WAIT
@@ -86,4 +86,4 @@ def changes_otherwise(a: Sequence[MeanStep], b: Sequence[MeanStep]) -> bool:
         return False
     if spread <= 0:
         return True
-    return student.p_value(apart / sqrt(variance), variance**2 / spread) < 1 - CONFIDENCE
+    return p_value(apart / sqrt(variance), variance**2 / spread) < 1 - CONFIDENCE

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.expert_parts import EXPERT_AXES
+from pptrace.analysis.aligned import RankRows
+from pptrace.analysis.experts import EXPERT_AXES
 from pptrace.analysis.experts.turns import Turns, turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
@@ -24,7 +24,6 @@ from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.slices import Slice, last_like
-from pptrace.timeline.windows import StepWindow
 
 Bool = npt.NDArray[np.bool_]
 
@@ -53,28 +52,6 @@ _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTE
 def no_exchanges() -> Slice:
     """A table of exchanges without rows."""
     return Slice({name: np.zeros(0, dtype=np.int64) for name in EXCHANGES})
-
-
-def exchanges_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, Slice]:
-    """The exchanges of each rank in its ``steps``; ranks that have none are left out."""
-    found = {
-        rank: exchanges_of(rank, data.rows.of_rank(rank), of_rank, data.lanes[rank].compute)
-        for rank, of_rank in steps.items()
-        if not data.work[rank].missing_device_events
-    }
-    return {rank: rows for rank, rows in found.items() if len(rows)}
-
-
-def steps_of_exchanges(comparable: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, list[int]]:
-    """The steps of each rank whose exchanges are looked at: those ``comparable`` across ranks, and of traces without any steps
-    (no pipeline, no ranges of steps) all calls together.
-    """
-    if comparable or not len(data.comms) or (data.comms["step"] != UNKNOWN).any():
-        return {rank: list(steps) for rank, steps in comparable.items()}
-    ranks = tuple(sorted(data.comms["rank"].unique().tolist()))
-    begin, end = int(data.comms["start_ns"].min()), int(data.comms["end_ns"].max())
-    is_comparable = data.is_comparable(StepWindow(UNKNOWN, ranks, begin, end))
-    return {rank: [UNKNOWN] for rank in ranks} if is_comparable else {}
 
 
 def join_exchanges(ranks: Iterable[Slice]) -> Slice:
@@ -191,7 +168,9 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
         return np.zeros(0, dtype=np.int64)
     step, (codes, kinds), (of_splits, texts) = calls["step"], calls.codes("kind"), calls.codes("splits")
     is_next = (op[1:] == op[:-1]) & (step[1:] == step[:-1])
-    sizes = _run_lengths(is_next)
+    begins = np.flatnonzero(np.concatenate(([True], ~is_next)))
+    lengths = np.diff(np.append(begins, len(is_next) + 1))
+    sizes = np.repeat(lengths, lengths)
     number = {text: code for code, text in enumerate(texts)}
     swapped = [UNKNOWN if not text else number.get(">".join(reversed(text.split(">"))), UNKNOWN) for text in texts]
     fits = np.array(swapped, dtype=np.int64)[of_splits[:-1]] == of_splits[1:]
@@ -201,13 +180,6 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
     fits = np.where(exchanged[:-1] & exchanged[1:], fits, gathered[:-1] & scattered[1:]) & is_next
     nth = np.arange(len(fits)) - np.maximum.accumulate(np.where(fits, 0, np.arange(1, len(fits) + 1)))
     return np.flatnonzero(fits & (nth % 2 == 0))
-
-
-def _run_lengths(is_next: Bool) -> Int64:
-    """Length of the run that each element is in; ``is_next`` says of all but the first whether they go on with one."""
-    begins = np.flatnonzero(np.concatenate(([True], ~is_next)))
-    lengths = np.diff(np.append(begins, len(is_next) + 1))
-    return np.repeat(lengths, lengths)
 
 
 def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:

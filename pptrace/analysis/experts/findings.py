@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.expert_parts import ExpertsReport, LayerLoad, RankLoad
-from pptrace.analysis.experts.lateness import SLOW
+from pptrace.analysis.experts.types import ExpertsReport, LayerLoad, RankLoad
+from pptrace.analysis.experts.waits import SLOW
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.unequal_routes import CLEARLY, HotSpot

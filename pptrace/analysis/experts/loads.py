@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import LayerLoad, RankLoad
-from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratios
-from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.counts import Floats, Groups, RankCounts, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of
-from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of
 from pptrace.analysis.experts.places import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
-from pptrace.analysis.experts.slowness import slowness_of_ranks
+from pptrace.analysis.experts.types import LayerLoad, LayerSpread, RankLoad
+from pptrace.analysis.experts.waits import ROLES, Waits
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.slices import Slice, last_like, places_of_each
 
@@ -57,7 +55,8 @@ def _places_of_layers(layers: Sequence[int], layers_per_stage: Sequence[int]) ->
 def _layer_load(
     place: Place, layer: int | None, rows: Slice, counts: Mapping[int, RankCounts], groups: Groups
 ) -> LayerLoad:
-    ratios = None if layer is None else ratios_of_layer(_having(layer, groups, counts), counts, layer)
+    having = [group for group in groups if any(layer in counts[rank].layer for rank in group if rank in counts)]
+    ratios = None if layer is None else ratios_of_layer(having, counts, layer)
     if ratios is None:
         ratios = _ratios_of_exchanges(rows)
     chosen, kept = _counts_of_layer(layer, counts)
@@ -83,11 +82,6 @@ def _layer_load(
         least_ratio=None if total is None or not routes else float(total.min() / total.mean()),
         deviation_ratio=None if total is None or not routes else float(total.std() / total.mean()),
     )
-
-
-def _having(layer: int, groups: Groups, counts: Mapping[int, RankCounts]) -> Groups:
-    """The groups that have a layer."""
-    return [group for group in groups if any(rank in counts and (counts[rank].layer == layer).any() for rank in group)]
 
 
 def _ratios_of_exchanges(rows: Slice) -> Floats:
@@ -136,10 +130,10 @@ def _chance(chosen: Int64) -> float | None:
     return None if not routes or num < 2 else 1 + math.sqrt(2 * math.log(num) * num / routes)
 
 
-def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> tuple[RankLoad, ...]:
+def rank_loads(waits: Waits, counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> tuple[RankLoad, ...]:
     """The loads of all ranks that exchanged; ``sizes`` are those of tokens, where the run's facts tell."""
-    before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
-    slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
+    exchanges, (before, after) = waits.exchanges, (waits.lateness[role] for role in ROLES)
+    took, mean = time_in_experts(exchanges), waits.mean_rows
     counted = {} if sizes is None else rows_and_ratios(sizes.ep_groups, counts)
     forward_of = forward_of_each(exchanges, counts)
     loads = []
@@ -154,6 +148,10 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
         is_matched = bool((before.waited[own] >= 0).all())
         passes = None if of_rank is None else passes_of(exchanges.where(own), forward_of[own], len(of_rank.step))
         in_flight, equal = (_in_flight(exchanges.where(own), values[own]) for values in (exchanges["rows"], mean))
+        handed, got = (  # of calls of equal parts as much comes back as is handed in
+            np.stack([exchanges[f"{call}_{name}"][own] for call in ROLES.values()])
+            for name in ("bytes", "received_bytes")
+        )
         loads.append(
             RankLoad(
                 rank=rank,
@@ -163,12 +161,12 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
                 rows=rows,
                 ratio=ratio,
                 expert_ns=int(took[own].sum()),
-                slowness=slowness.get(rank),
+                slowness=waits.slowness.get(rank),
                 waited_ns=int((before.waited + after.waited)[own].sum()) if is_matched else None,
                 caused_before_ns=int(before.caused[own].sum()) if is_matched else None,
                 caused_after_ns=int(after.caused[own].sum()) if is_matched else None,
-                bytes=_total(exchanges, own, "bytes"),
-                received_bytes=_received(exchanges, own),
+                bytes=int(handed.sum()) if (handed >= 0).all() else None,
+                received_bytes=int(np.where(got < 0, handed, got).sum()) if (handed >= 0).all() else None,
                 predicted_bytes=handed_in(passes, rank, counts, sizes),
                 in_flight_rows=None if in_flight is None else round(in_flight),
                 in_flight_ratio=in_flight / equal if in_flight and equal else None,
@@ -218,22 +216,29 @@ def _has_both_ways(own: Slice) -> bool:
     return np.array_equal(there, back)
 
 
-def _total(exchanges: Slice, own: Int64, name: str) -> int | None:
-    both = np.stack([exchanges[f"{call}_{name}"][own] for call in ("out", "back")])
-    return int(both.sum()) if (both >= 0).all() else None
-
-
-def _received(exchanges: Slice, own: Int64) -> int | None:
-    """Bytes that come back; of calls of equal parts as much as is handed in."""
-    total = 0
-    for call in ("out", "back"):
-        handed, got = (exchanges[f"{call}_{name}"][own] for name in ("bytes", "received_bytes"))
-        if (handed < 0).any():
-            return None
-        total += int(np.where(got < 0, handed, got).sum())
-    return total
-
-
 def common(values: Sequence[int]) -> int | None:
     """The value that all have; None where they differ, or there are none."""
     return values[0] if values and all(value == values[0] for value in values) else None
+
+
+FIGURES = (
+    "expert_ratio",
+    "least_ratio",
+    "deviation_ratio",
+    "idle_experts",
+    "dropped_share",
+    "dropped_tokens_share",
+    "rank_ratio",
+    "worst_rank_ratio",
+)
+
+
+def spread_over_layers(layers: Sequence[LayerLoad]) -> tuple[LayerSpread, ...]:
+    """The spread of each of :data:`FIGURES` that two or more layers have; each percentile is the value of a layer."""
+    known = {name: [value for layer in layers if (value := getattr(layer, name)) is not None] for name in FIGURES}
+    places = (0, 50, 75, 90, 95, 100)
+    return tuple(
+        LayerSpread(name, len(values), *map(float, np.percentile(values, places, method="nearest")))
+        for name, values in known.items()
+        if len(values) > 1
+    )

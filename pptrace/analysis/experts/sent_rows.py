@@ -13,7 +13,6 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.routing import groups_of
 from pptrace.model.splits import splits_by_size
 from pptrace.model.tables import Int64
@@ -40,11 +39,6 @@ class SentRows:
     row_bytes: int | None
     size: Int64
     weighted: UInt64
-
-
-def sent_rows_of_ranks(exchanges: Mapping[int, Slice], data: AlignedRun) -> dict[int, SentRows]:
-    """The rows that each rank with exchanges sends and receives."""
-    return {rank: sent_rows_of(rows, data.rows.of_rank(rank).comms) for rank, rows in exchanges.items()}
 
 
 def sent_rows_of(exchanges: Slice, comms: Slice) -> SentRows:

@@ -15,17 +15,6 @@ from pptrace.slices import Slice, places_of_each
 Floats = npt.NDArray[np.float64]
 
 
-def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
-    """Slowness of each rank: how many times as long it takes as the others of its groups would with as many rows: the median
-    over exchanges whose rows are known. Ranks of which no others have any like theirs have none; those without rows are like
-    others without rows alone.
-
-    What others would take is the median of theirs, moved to as many rows by what a row takes. Down to few rows that is not
-    sure, so that who takes less than the least of the others is not slow.
-    """
-    return median_slowness(times_of_experts(exchanges))
-
-
 def times_of_experts(exchanges: Slice) -> Slice:
     """Times of each exchange: its ``rank`` and ``rows``, the time in its experts (``took``) and of one more row (``slope``),
     ns, its ``group``, −1 where rows or members are not known, and a number of its stage and direction (``place``).
@@ -43,7 +32,13 @@ def times_of_experts(exchanges: Slice) -> Slice:
 
 
 def median_slowness(times: Slice) -> dict[int, float]:
-    """:func:`slowness_of_ranks` by the times of exchanges."""
+    """Slowness of each rank by the times of exchanges: how many times as long it takes as the others of its groups would with as
+    many rows: the median over exchanges whose rows are known. Ranks of which no others have any like theirs have none; those
+    without rows are like others without rows alone.
+
+    What others would take is the median of theirs, moved to as many rows by what a row takes. Down to few rows that is not
+    sure, so that who takes less than the least of the others is not slow.
+    """
     known = times.where(times["group"] >= 0)
     ratios: dict[int, list[Floats]] = {}
     for at in places_of_each(known["place"]):

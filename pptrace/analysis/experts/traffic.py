@@ -15,7 +15,7 @@ from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.routing import groups_of
 from pptrace.analysis.experts.sent_rows import SentRows, ends_that_differ
-from pptrace.analysis.experts.traffic_matrix import COUNTS, SPLITS, Group, TrafficMatrix
+from pptrace.analysis.experts.types import COUNTS, SPLITS, Group, TrafficMatrix
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.slices import Slice, distinct_of
 
@@ -128,7 +128,10 @@ def _by_counts(
             missing += [rank for rank in group if rank in counts]
             continue
         for rank in group:
-            rows = _rows_to_members(counts[rank], held, len(group))
+            own, rows = counts[rank], np.zeros(len(group), dtype=np.int64)
+            for layer, (begin, end) in held.items():  # kept routes to the experts of each member
+                up_to = np.concatenate(([0], np.cumsum(own.kept[own.layer == layer].sum(axis=0))))
+                rows += up_to[end] - up_to[begin]
             cells.append(_Cells(np.full(len(group), rank), np.array(group), rows, row_bytes))
     if not cells:
         return None, ()
@@ -152,15 +155,6 @@ def _held_by(group: Sequence[RankCounts]) -> dict[int, Int64] | None:
             return None
         held[layer] = np.stack((begin, end))
     return held
-
-
-def _rows_to_members(own: RankCounts, held: Mapping[int, Int64], num_members: int) -> Int64:
-    """The kept routes of a rank to the experts of each member."""
-    total = np.zeros(num_members, dtype=np.int64)
-    for layer, (begin, end) in held.items():
-        up_to = np.concatenate(([0], np.cumsum(own.kept[own.layer == layer].sum(axis=0))))
-        total += up_to[end] - up_to[begin]
-    return total
 
 
 def _matrix(known_from: str, cells: Sequence[_Cells], groups: Iterable[Group]) -> TrafficMatrix:

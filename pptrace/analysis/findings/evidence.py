@@ -46,20 +46,15 @@ def _missing(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Iterat
         number = f"{len(whole)} whole step{'s' if len(whole) != 1 else ''}"
         yield MissingEvidence(tuple(kind for kind, _ in lacking), f"{number}, too few for {needs}")
     if not any(step.has_devices for step in known):
-        yield from _without_transfers(plans)
+        counts = [(int((costs.transfers < 0).sum()), costs.transfers.size) for costs in plans]
+        unknown, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+        if unknown:
+            yield MissingEvidence(
+                ("host",),
+                f"{unknown} of {total} messages between stages have no known transfer: waits for them and ops that begin late "
+                "cannot be distinguished",
+            )
     yield from _without_like(plans)
-
-
-def _without_transfers(plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
-    """Evidence that messages without a known transfer cannot give: their readers may wait for them, or begin late."""
-    counts = [(int((costs.transfers < 0).sum()), costs.transfers.size) for costs in plans]
-    unknown, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    if unknown:
-        yield MissingEvidence(
-            ("host",),
-            f"{unknown} of {total} messages between stages have no known transfer: waits for them and ops that begin late "
-            "cannot be distinguished",
-        )
 
 
 def _without_like(plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:

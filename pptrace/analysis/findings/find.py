@@ -13,59 +13,19 @@ from pptrace.analysis.findings.evidence import STRAGGLER
 from pptrace.analysis.findings.host import with_synchronisations
 from pptrace.analysis.findings.plain import plain_host_findings
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
-from pptrace.analysis.findings.shares import Shares
+from pptrace.analysis.findings.shares import Shares, finding_of
 from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
+from pptrace.analysis.part_words import WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
-from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
 from pptrace.analysis.stragglers.waits import LATE_MEMBER
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 
-_CAUSES = {
-    "imbalance": (
-        "goes to stages of unequal cost",
-        "goes to {place}, which costs more than the others",
-        "the slowest stage sets the pace; move layers away from it (embedding and head count too)",
-    ),
-    "straggler": (
-        "is lost to ranks that are slower than their replicas",
-        "is lost to {place}, which is slower than its replicas",
-        "other ranks run the same stage faster: look at this one's host, clocks, neighbours and length of inputs",
-    ),
-    "jitter": (
-        "goes to ops of one stage that vary",
-        "goes to ops of one stage that vary, most of them on {place}",
-        "look for noise on the host, clock throttling or sequences of uneven length",
-    ),
-    "communication": (
-        "goes to communication that no compute hides",
-        "goes to communication that no compute hides",
-        "overlap it with compute, or send fewer bytes",
-    ),
-    "host": (
-        "is device idle time because hosts launch too late",
-        "is device idle time because hosts launch too late, most of it on {place}",
-        "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
-    ),
-    LATE_OPS: (  # of no place: a rank that is later than the others has a reason of its own
-        "goes to ops that begin late though their inputs are there",
-        "goes to ops that begin late though their inputs are there",
-        "look at the Python between ops, and at other work on the machine's cores",
-    ),
-    "unexplained": (
-        "is spent in neither ops nor transfers",
-        "is spent in neither ops nor transfers",
-        "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive, messages that "
-        "were not recorded; on devices also copies, gaps between kernels that had been launched in time, and what other "
-        "processes run on the same device",
-    ),
-}
-"""Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
 _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
 _COMPARED = ("imbalance", "straggler")
@@ -123,20 +83,21 @@ def find(
             losses[name] = losses[name].without(finding.gain_ns or 0)
     if not any(step.has_devices for step in explained) and "host" in losses:
         losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS, places={})
-    candidates = [_finding(losses[name], shares, study.gains) for name in _CAUSES if name in losses]
-    candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
-    waited_for = [reason.where for reason in study.reasons if reason.name == LATE_MEMBER]
     candidates = [
-        finding
-        for finding in candidates
-        if finding and not (finding.evidence["cause"] == "straggler" and finding.evidence["where"] in waited_for)
+        _finding(losses[name], shares, study.gains) for name, words in WORDS.items() if words.takes and name in losses
     ]
-    if any(STRAGGLER in kinds.findings for kinds in missing):
-        candidates = [_with_doubt(finding) for finding in candidates if finding]
-    of_axes = losses.get("communication")
-    named = [
-        with_synchronisations(_with_axes(finding, explained, of_axes), explained) for finding in candidates if finding
-    ]
+    waited_for = [reason.where for reason in study.reasons if reason.name == LATE_MEMBER]
+    named = []
+    for finding in filter(None, candidates):
+        cause, where = finding.evidence["cause"], finding.evidence["where"]
+        by_chance = study.noise is not None and study.noise.explains(cause, where, finding.gain_ns or 0)
+        if by_chance or (cause == "straggler" and where in waited_for):
+            continue
+        if cause == "imbalance" and where and any(STRAGGLER in kinds.findings for kinds in missing):
+            doubt = "a slow rank would look the same: there is one pipeline"
+            finding = replace(finding, detail=f"{finding.detail}; {doubt}")
+        finding = _with_axes(finding, explained, losses.get("communication"))
+        named.append(with_synchronisations(finding, explained))
     structural = [_structural(losses["structural"], shares, schedule)] if "structural" in losses else []
     structural = [finding for finding in structural if finding.evidence["share"] >= _LEAST_FILL]
     unordered = (*of_reasons, *named, *of_series, *others, *structural)
@@ -150,18 +111,9 @@ def _in_order(findings: Iterable[Finding]) -> list[Finding]:
 
 def _finding_of(reason: Reason, shares: Shares) -> Finding:
     """The finding of a reason."""
-    (low, high), gain = gain_interval(reason.gains), reason.gain
-    words, share = shares.text(reason.name, gain)
+    words, share = shares.text(reason.name, reason.gain)
     known = {"cause": reason.causes[0], "where": reason.where, "share": share, "reason": reason.name}
-    return Finding(
-        Severity.WARNING,
-        reason.title.format(share=words),
-        reason.detail,
-        gain_ns=gain,
-        evidence={**known, **reason.evidence},
-        gain_low_ns=low,
-        gain_high_ns=high,
-    )
+    return finding_of(reason.gains, reason.title.format(share=words), reason.detail, {**known, **reason.evidence})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,15 +169,16 @@ def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Findi
     where = loss.where
     is_alike = loss.name in _COMPARED
     of_steps = next((gains[at] for at in where.items() if is_alike and at in gains), loss.of_steps)
-    low, high = gain_interval(of_steps)
+    low, _ = gain_interval(of_steps)
     gain = int(of_steps.sum()) // len(of_steps)
     is_noise = low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
     is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
     least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
     if gain < least * shares.mean_ns or is_noise:
         return None
-    anywhere, somewhere, advice = _CAUSES[loss.name]
-    place = " ".join(f"{kind} {at}" for kind, at in where.items())
+    texts = WORDS[loss.name]
+    takes = texts.takes_at.format(place=" ".join(f"{kind} {at}" for kind, at in where.items())) if where else ""
+    advice = texts.look
     cause = "host" if loss.name == LATE_OPS else loss.name
     words, share = shares.text(cause, loss.mean)
     evidence: dict[str, Any] = {"cause": cause, "where": where, "share": share}
@@ -234,28 +187,7 @@ def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Findi
         others = f"{gain / 1e6:,.1f} ms a step if it cost what the others cost"
         spread = f"{loss.mean / 1e6:,.1f} ms a step if its work were spread over all stages, {others}"
         advice = f"{spread if loss.name == 'imbalance' else others}: {advice}"
-    return Finding(
-        Severity.WARNING,
-        f"{cause.capitalize()}: {words} {somewhere.format(place=place) if where else anywhere}",
-        advice,
-        gain_ns=gain,
-        evidence=evidence,
-        gain_low_ns=low,
-        gain_high_ns=high,
-    )
-
-
-def _is_chance(finding: Finding, noise: Noise | None) -> bool:
-    """Return whether ops that vary by chance explain a finding."""
-    evidence = finding.evidence
-    return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
-
-
-def _with_doubt(finding: Finding) -> Finding:
-    """Add to a finding about a stage that its rank has no replicas to be compared with."""
-    if finding.evidence["cause"] != "imbalance" or not finding.evidence["where"]:
-        return finding
-    return replace(finding, detail=f"{finding.detail}; a slow rank would look the same: there is one pipeline")
+    return finding_of(of_steps, f"{cause.capitalize()}: {words} {takes or texts.takes}", advice, evidence)
 
 
 def _with_axes(finding: Finding, steps: Sequence[StepReport], loss: _Loss | None) -> Finding:
@@ -341,17 +273,14 @@ def _with_less_fill(schedule: ScheduleSummary) -> str:
 
 
 def _structural(loss: _Loss, shares: Shares, schedule: ScheduleSummary) -> Finding:
-    (low, high), gain = gain_interval(loss.of_steps), loss.total // len(loss.of_steps)
-    words, share = shares.text("structural", gain)
-    return Finding(
-        Severity.INFO,
+    words, share = shares.text("structural", loss.total // len(loss.of_steps))
+    return finding_of(
+        loss.of_steps,
         f"Structural: {words} is the fill and drain of {schedule.name} itself",
         f"more microbatches, or a schedule with a smaller bubble{_with_less_fill(schedule)}, would shrink it: pptrace whatif "
         "says by how much",
-        gain_ns=gain,
-        evidence={"cause": "structural", "where": {}, "share": share},
-        gain_low_ns=low,
-        gain_high_ns=high,
+        {"cause": "structural", "where": {}, "share": share},
+        Severity.INFO,
     )
 
 

@@ -8,31 +8,13 @@ import numpy as np
 
 from pptrace.analysis.findings.shares import Shares
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
+from pptrace.analysis.part_words import OUTSIDE_WORDS
 from pptrace.analysis.result import Finding, Severity, StepReport
-from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES
+from pptrace.analysis.step_parts import OUTSIDE
 from pptrace.analysis.steps.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.model.tables import Int64
 
-ADVICE = {
-    "gradient_sync": "overlap it with the backward (Megatron-LM: --overlap-grad-reduce; DDP does), reduce in lower precision",
-    "parameter_gather": "overlap it with the next forward (Megatron-LM: --overlap-param-gather; FSDP: prefetching)",
-    "optimizer": "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)",
-    "data": "have the next batch ready before its step begins: more workers, prefetching, pinned memory, caches",
-    "barrier": "take it out of the loop",
-    "evaluation": "evaluate less often, or with fewer batches",
-    "checkpoint": "write it while training goes on (asynchronous checkpoints), or less often",
-    "logging": "log less often; reading a loss (.item()) waits for the device",
-    "garbage_collection": "gc.freeze() after the set-up, and collect by hand every many steps",
-    "communication": "overlap it with compute, or send fewer bytes",
-    HOST: "launch less and earlier: CUDA graphs or torch.compile, a fused optimizer, less Python between steps",
-    COMPUTE: "look at what is computed between pipelines: metrics, clipping, copies",
-    OTHER: "look at what it does between steps: input, logging, checkpoints; pptrace.mark names what no range does",
-}
-"""Advice on each part."""
-_NO_GAIN = {
-    UNRECORDED: "why they come late, and what is won without it, only their traces tell: record all ranks (--profile-ranks all)",
-    UNKNOWN_RANK: "these calls have no match in other traces, so that who comes late, and what is won without it, is not known",
-}
+_OF_OTHERS = (UNRECORDED, UNKNOWN_RANK)
 """Parts that are the time of other ranks, which nothing tells: no gain is known."""
 _ANYWHERE = ("optimizer", HOST, COMPUTE, OTHER)
 """Parts that every run has some of."""
@@ -47,8 +29,8 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     if {entry.part for step in known for entry in step.outside or ()} <= {OTHER}:
         return  # nothing was recorded there
     shares = Shares.of(steps, sum(periods) // len(periods))
-    for part, advice in {**ADVICE, **_NO_GAIN}.items():
-        places = _places(known, part)
+    for part, (name, advice) in OUTSIDE_WORDS.items():
+        places = _places(known, part) if advice else {}
         if not places:
             continue
         of_steps: Int64 = np.sum(list(places.values()), axis=0)
@@ -60,17 +42,16 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
         place, most = max(places.items(), key=lambda item: int(item[1].sum()))
         where = dict((place,)) if int(most.sum()) >= _MOST_OF_IT * int(of_steps.sum()) and place[0] else {}
         at = "".join(f" ({kind} {name})" for kind, name in where.items())
-        name = OUTSIDE_NAMES[part]
         words, share = shares.text(f"{OUTSIDE}{part}", gain)
         yield Finding(
             Severity.WARNING,
             f"Outside the pipeline: {words} is {name}{at}",
             f"{gain / 1e6:,.1f} ms from the pipeline's last op to the next step's first one, a step takes "
             f"{sum(periods) / len(periods) / 1e6:,.1f} ms: {advice}",
-            gain_ns=None if part in _NO_GAIN else gain,
+            gain_ns=None if part in _OF_OTHERS else gain,
             evidence={"cause": part, "where": where, "share": share, "reason": name, "is_outside": True},
-            gain_low_ns=None if part in _NO_GAIN else low,
-            gain_high_ns=None if part in _NO_GAIN else high,
+            gain_low_ns=None if part in _OF_OTHERS else low,
+            gain_high_ns=None if part in _OF_OTHERS else high,
         )
 
 

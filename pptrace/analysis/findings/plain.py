@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pptrace.analysis.findings.shares import finding_of
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, gain_interval
-from pptrace.analysis.result import Finding, RankStep, Severity, StepReport
+from pptrace.analysis.result import Finding, RankStep, StepReport
 from pptrace.model.tables import Int64
 
 BETWEEN_OPERATORS = "time between operators"
@@ -110,14 +111,5 @@ def _is_finding(of_steps: Int64, mean_span: float) -> bool:
 
 
 def _finding(of_steps: Int64, mean_span: float, title: str, detail: str, evidence: dict[str, object]) -> Finding:
-    (low, high), gain = gain_interval(of_steps), int(of_steps.sum()) // len(of_steps)
-    share = gain / mean_span
-    return Finding(
-        Severity.WARNING,
-        title.format(share=share),
-        detail,
-        gain,
-        evidence | {"share": share},
-        gain_low_ns=low,
-        gain_high_ns=high,
-    )
+    share = (int(of_steps.sum()) // len(of_steps)) / mean_span
+    return finding_of(of_steps, title.format(share=share), detail, evidence | {"share": share})

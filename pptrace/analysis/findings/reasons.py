@@ -42,7 +42,8 @@ def with_reasons(
     explained = explained_steps(steps, series)
     if not explained or not study.reasons:
         return tuple(steps), replace(study, reasons=())
-    reasons = sorted(_to_name(study, explained), key=_rank)
+    # of about the same time, that for which others wait says whose it is
+    reasons = sorted(_to_name(study, explained), key=lambda one: -one.gain * (_ALIKE if one.name == LATE_MEMBER else 1))
     causes = {step.step: list(step.causes) for step in steps if step.causes is not None}
     replayed = _nearest(np.array(study.steps, dtype=np.int64), np.array(list(causes), dtype=np.int64))
     kept = []
@@ -83,11 +84,6 @@ def _nearest(replayed: Int64, steps: Int64) -> Int64:
     is_left = steps - replayed[order[left]] <= replayed[order[right]] - steps
     nearest: Int64 = order[np.where(is_left, left, right)]
     return nearest
-
-
-def _rank(reason: Reason) -> float:
-    """The place of a reason among those that are named: of about the same time, that for which others wait says whose it is."""
-    return -reason.gain * (_ALIKE if reason.name == LATE_MEMBER else 1)
 
 
 _ALIKE = 1.1

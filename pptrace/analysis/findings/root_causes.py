@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pptrace.analysis.core_waits import wait_behind
-from pptrace.analysis.doubts import CLOCKS_OFF, Doubt
 from pptrace.analysis.result import Finding
-from pptrace.analysis.shared_devices import SharedDevice
+from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevice, who_shares
 from pptrace.analysis.stragglers.links import SLOW_LINK
 from pptrace.analysis.stragglers.waits import LATE_RECEIVES
-from pptrace.analysis.whole_run import CoreWait, RootCause
+from pptrace.analysis.whole_run import CLOCKS_OFF, CoreWait, Doubt, RootCause
 from pptrace.model.wording import numbered
 
 SHARED_DEVICE, CLOCKS, CORES = "shared device", "clocks", "cores"
@@ -56,14 +55,13 @@ def with_root_causes(
         for index, finding in enumerate(named):
             if finding.evidence.get("cause") not in (None, "structural"):
                 named[index] = _following(finding, SHARED_DEVICE)
-        known = next((f" ({device.how_known})" for device in sharing if device.how_known), "")
         roots.append(
             RootCause(
                 SHARED_DEVICE,
                 tuple(rank for device in sharing for rank in device.ranks),
-                f"{' and '.join(device.who for device in sharing)} share a GPU, where their work takes turns{known}",
+                who_shares(sharing),
                 _of_shared_device(sharing),
-                "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does, and record again",
+                f"{OWN_DEVICE}, and record again",
                 "what that saves is not known, as these times are not those of such a run",
             )
         )
@@ -116,7 +114,7 @@ def _of_shared_device(sharing: Sequence[SharedDevice]) -> str:
             f"all of them together keep it busy for {max(shares):.0%} of the time, so that turns explain little: "
             "what else they share, as processor cores and memory, is in these times too"
         )
-    return "kernels begin late and run long while those of another rank run"
+    return TAKING_TURNS
 
 
 def _hangs_on_clocks(finding: Finding, uncertainty_ns: int) -> bool:

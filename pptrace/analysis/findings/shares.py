@@ -1,12 +1,15 @@
-"""Shares in words: of the typical step, as everywhere in a report, with those of all steps where they differ."""
+"""Findings from what steps would gain, and shares in words: of the typical step, with those of all steps where they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pptrace.analysis.result import StepReport, typical_of
+from pptrace.analysis.gain_interval import gain_interval
+from pptrace.analysis.result import Finding, Severity, StepReport, typical_of
 from pptrace.analysis.step_parts import OUTSIDE
+from pptrace.model.tables import Int64
 
 _FAR_LESS = 0.5
 
@@ -45,3 +48,11 @@ class Shares:
             outside = step.outside or ()
             return sum(entry.ns for entry in outside if f"{OUTSIDE}{entry.part}" == part) / step.length_ns
         return None if step.parts is None else step.parts.get(part, 0) / step.length_ns
+
+
+def finding_of(
+    of_steps: Int64, title: str, detail: str, evidence: Mapping[str, Any], severity: Severity = Severity.WARNING
+) -> Finding:
+    """A finding by what each step would get back, ns: the mean, and its interval."""
+    low, high = gain_interval(of_steps)
+    return Finding(severity, title, detail, int(of_steps.sum()) // len(of_steps), evidence, low, high)

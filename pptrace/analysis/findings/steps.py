@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pptrace.analysis.findings.shares import finding_of
 from pptrace.analysis.gain_interval import LEAST_SHARE, gain_interval
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.analysis.step_parts import BlamedOp, Cause
@@ -48,10 +49,9 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
     number_of = {step: number for number, step in enumerate(order)}
     for outlier in outliers:
         excess[number_of[outlier.step]] = outlier.excess_ns
-    gain = int(excess.sum()) // len(order)
-    if gain < LEAST_SHARE * series.median_ns:
+    if int(excess.sum()) // len(order) < LEAST_SHARE * series.median_ns:
         return None
-    low, high = gain_interval(excess)
+    low, _ = gain_interval(excess)
     worst = outliers[0]
     main = _largest(worst.differences, worst.excess_ns)
     times = f"{worst.span_ns / worst.usual_ns:.1f} times the usual"
@@ -59,21 +59,18 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         f"{len(outliers)} of {len(order)} steps {'is' if len(outliers) == 1 else 'are'} "
         f"{'far ' * (worst.span_ns >= _FAR * worst.usual_ns)}longer than the others"
     )
-    return Finding(
-        Severity.WARNING
-        if len(outliers) > 1 or (low is not None and low > 0)
-        else Severity.INFO,  # once is not enough to say that it happens again
+    recurs = len(outliers) > 1 or (low is not None and low > 0)  # once is not enough to say that it happens again
+    return finding_of(
+        excess,
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
         f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{_op_text(worst.ops)}; "
         "look at what that rank's host did then: input, checkpoints, garbage collection, neighbours",
-        gain_ns=gain,
-        evidence={
+        {
             "cause": main.cause if main else "unexplained",
             "where": dict(main.where) if main else {},
             "steps": [outlier.step for outlier in outliers],
         },
-        gain_low_ns=low,
-        gain_high_ns=high,
+        Severity.WARNING if recurs else Severity.INFO,
     )
 
 

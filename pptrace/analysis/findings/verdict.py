@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pptrace.analysis.findings.outside import ADVICE as OUTSIDE_ADVICE
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
-from pptrace.analysis.part_words import in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 from pptrace.analysis.step_parts import OUTSIDE
 
@@ -100,7 +99,7 @@ def _is_actionable(finding: Finding) -> bool:
 def _advice(finding: Finding, step: StepReport) -> str:
     """Advice on a finding: that of its part, else what its detail ends with."""
     if finding.evidence.get("is_outside"):
-        return OUTSIDE_ADVICE[finding.evidence["cause"]]
+        return OUTSIDE_WORDS[finding.evidence["cause"]][1]
     of_part = words_of_part(step, str(finding.evidence.get("reason") or finding.evidence.get("cause"))).advice
     if of_part and not {"step", "steps"} & finding.evidence.keys():
         return of_part
@@ -181,7 +180,11 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
     starved = _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks]) or 0
     # Windows are the pipelines' spans: what is outside of them is a part of the step by itself.
     window = round(window * (step.length_ns or 1) / (step.span_ns or 1)) if step.outside is not None else window
-    outside = _outside_shares(step)
+    sums: dict[str, int] = {}
+    for part in step.outside or ():
+        name = _name(step, f"{OUTSIDE}{part.part}")
+        sums[name] = sums.get(name, 0) + part.ns
+    outside = {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
     if exposed is None or bubble is None:
         launching = min(starved, window - compute)
         shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **outside}
@@ -208,15 +211,6 @@ def _rest_name(step: StepReport, num_ranks: int) -> str:
     if num_ranks > 1:
         return "waiting for other ranks, input and Python"
     return "copies and gaps between kernels" if step.has_devices else "waiting for input and Python"
-
-
-def _outside_shares(step: StepReport) -> dict[str, float]:
-    """Shares of the step outside its pipeline, by name."""
-    sums: dict[str, int] = {}
-    for part in step.outside or ():
-        name = _name(step, f"{OUTSIDE}{part.part}")
-        sums[name] = sums.get(name, 0) + part.ns
-    return {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
 
 
 def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:

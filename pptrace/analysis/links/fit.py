@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.whole_run import Link
+from pptrace.analysis.links.types import Link
 from pptrace.axes import Axis
 from pptrace.intervals import Int64
 from pptrace.model.wording import counted

@@ -49,7 +49,7 @@ def steps_of_ranks(windows: Iterable[StepWindow]) -> dict[int, list[int]]:
     return steps
 
 
-def traffic_of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankTraffic | None:
+def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankTraffic | None:
     """The traffic of a rank in its comparable steps; None of a rank without any, or whose device was not recorded."""
     if not steps.comparable or data.work[rank].missing_device_events:
         return None

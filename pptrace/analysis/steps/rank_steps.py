@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.memory.in_flight import peaks_in_flight
-from pptrace.analysis.memory.peaks import peaks_of_steps
+from pptrace.analysis.memory.of_steps import peaks_in_flight, peaks_of_steps
 from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankStep
 from pptrace.analysis.steps.communication import summarise_steps
 from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
-from pptrace.analysis.whole_run import MemoryReport
 from pptrace.model.step_memory import MemoryKind
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan import Plan

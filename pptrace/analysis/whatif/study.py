@@ -12,7 +12,6 @@ from types import MappingProxyType
 import numpy as np
 
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
-from pptrace.analysis.doubts import InDoubt
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix
@@ -43,6 +42,7 @@ from pptrace.analysis.whatif.stage_costs import (
     stage_costs,
     with_assumed,
 )
+from pptrace.analysis.whole_run import InDoubt
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import Int64

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
+from pptrace.model.units import milliseconds, percent
 from pptrace.report.charts.base import add_bars, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import BUBBLE, COMMUNICATION, GAIN, KIND_COLOURS, OTHER, PART_COLOURS
-from pptrace.report.units import milliseconds, percent
 
 _MOST_PLACES = 12
 _TEXT_PART = 0.6

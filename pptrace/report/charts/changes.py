@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
+from pptrace.model.units import milliseconds
 from pptrace.model.wording import counted
 from pptrace.report.charts.base import QUIET, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL, OTHER
-from pptrace.report.units import milliseconds
 
 _MOST_NAMES = 8
 _NAME_PX = (6.2, 14.0)

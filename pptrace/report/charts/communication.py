@@ -9,9 +9,10 @@ from itertools import groupby
 
 import plotly.graph_objects as go
 
+from pptrace.analysis.links.types import Link
 from pptrace.analysis.result import CommSummary, Report, StepReport
-from pptrace.analysis.whole_run import Link
-from pptrace.report import units
+from pptrace.model import units
+from pptrace.model.report_table import mean
 from pptrace.report.charts.base import (
     MOST_NAMED,
     add_bars,
@@ -23,7 +24,6 @@ from pptrace.report.charts.base import (
     plain,
 )
 from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
-from pptrace.report.tables.table import mean
 
 MOST_ROWS = 48
 """Most ranks that a matrix shows one by one."""

@@ -7,9 +7,9 @@ import plotly.graph_objects as go
 from pptrace.analysis.compare.compare import part_label
 from pptrace.analysis.compare.figures import CAUSE
 from pptrace.analysis.compare.result import Comparison
+from pptrace.model.units import signed_milliseconds
 from pptrace.report.charts.base import add_bars, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import COMPUTE, GAIN, OTHER, PART_COLOURS
-from pptrace.report.units import signed_milliseconds
 
 A_COLOUR, B_COLOUR = "#56708F", "#E69F00"
 _MOST_PARTS = 14

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from pptrace.analysis.expert_parts import ExpertsReport, ExpertStep, RankLoad
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
+from pptrace.analysis.experts.show import layer_name, waits_for, why_late
+from pptrace.analysis.experts.types import ExpertsReport, ExpertStep, RankLoad, TrafficMatrix
+from pptrace.model import units
+from pptrace.model.report_table import largest
 from pptrace.model.tables import Int64
-from pptrace.report import units
 from pptrace.report.charts.base import (
     MOST_NAMED,
     MOST_TEXTS,
@@ -24,8 +25,6 @@ from pptrace.report.charts.base import (
     names_axis,
 )
 from pptrace.report.colours import COMMUNICATION, COMPUTE, OTHER, WAIT
-from pptrace.report.tables.experts import layer_name, waits_for, why_late
-from pptrace.report.tables.table import largest
 
 MOST_RANKS = 48
 """Most ranks that charts of ranks show: those for which others waited longest."""

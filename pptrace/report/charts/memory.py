@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.analysis.memory.show import fullest_of_stages
+from pptrace.analysis.memory.types import MemoryReport, RankMemory
 from pptrace.model.tables import Int64
+from pptrace.model.units import num_bytes
 from pptrace.report.charts.base import columns_axis, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL
-from pptrace.report.tables.memory import fullest_of_stages
-from pptrace.report.units import num_bytes
 
 MOST_RANKS = 48
 """Most ranks that are shown one by one; of more, that of each stage with the highest peak."""

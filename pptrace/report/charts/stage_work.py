@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.stage_types import StageCompute
+from pptrace.analysis.stages.types import StageCompute
 from pptrace.model.pieces import CLASSES, WorkClass
+from pptrace.model.units import milliseconds, percent
 from pptrace.report.charts.base import columns_axis, lay_out
 from pptrace.report.colours import KIND_NAMES, OTHER
-from pptrace.report.units import milliseconds, percent
 
 _MOST_COLUMNS = 64
 _COLOURS = {

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.op_samples import OpGroup, OpSample
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import QUIET, columns_axis, lay_out, plain
 from pptrace.report.colours import KIND_COLOURS, KIND_NAMES, OTHER
-from pptrace.report.units import milliseconds
 
 _GOLDEN = 0.618034
 

@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.result import Report, StepReport, alike_steps
 from pptrace.analysis.whole_run import StepSeries
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import GRID, QUIET, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL, OTHER
-from pptrace.report.units import milliseconds
 
 _MOST_MARKERS = 3000
 _FEW_STEPS = 12

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.report import units
+from pptrace.model import units
 from pptrace.report.charts.base import heat_map, lay_out
 from pptrace.report.sweep.layout import Axis, M, N, P, cost_axes, row_name, varying
 from pptrace.simulator.sweep.run import Sweep, SweptPoint

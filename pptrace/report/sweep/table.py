@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from pptrace.model import units
+from pptrace.model.report_table import ReportTable
 from pptrace.model.wording import counted
-from pptrace.report import units
 from pptrace.report.sweep.layout import COSTS, Axis, M, N, P, cost_axes, row_name, varying
-from pptrace.report.tables.table import ReportTable
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.simulator.sweep.grid import CostsOf
 from pptrace.simulator.sweep.run import Sweep, SweptPoint

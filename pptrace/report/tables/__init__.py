@@ -7,18 +7,14 @@ kind. Means are over what is known.
 
 from __future__ import annotations
 
+from pptrace.analysis.questions import tables_of_answers
 from pptrace.analysis.result import Report, StepReport
+from pptrace.model.report_table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table, host_window_table
-from pptrace.report.tables.experts import expert_tables
 from pptrace.report.tables.host import device_host_table, host_table
-from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
-from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
-from pptrace.report.tables.stage_work import stage_tables
 from pptrace.report.tables.steps import steps_table
-from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
-from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
 __all__ = [
@@ -51,18 +47,7 @@ def tables_of_run(report: Report, step: StepReport | None, amount: Amount) -> li
             tables.append(host_window_table(report, amount))
         if any(entry.comms for entry in report.device):
             tables.append(comm_totals_table(report, amount))
-    if report.experts is not None:
-        tables += expert_tables(report.experts, amount)
-    if report.stragglers is not None and has_slowdown(report.stragglers):
-        tables.append(stragglers_table(report.stragglers, amount))
-    if amount is Amount.WHOLE:
-        tables += [] if report.stages is None else stage_tables(report.stages, amount)
-        tables += [links_table(report)] if report.links else []
-        tables += [late_ranks_table(report)] if report.late_ranks else []
-        if report.interconnect is not None and report.interconnect.collectives:
-            tables.append(collectives_table(report.interconnect))
-    if report.memory is not None and has_memory(report.memory):
-        tables.append(memory_table(report.memory, amount))
+    tables += tables_of_answers(report, amount)
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
     is_shown = step is not None and any(rank.host is not None for rank in step.ranks)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import CriticalPath
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, Amount, Bar, ReportTable, more
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, Amount, Bar, ReportTable, more
 
 _BRIEF_ROWS = 3
 _LEAST_SHARE = 0.01

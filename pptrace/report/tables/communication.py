@@ -7,9 +7,9 @@ from itertools import groupby
 from statistics import fmean
 
 from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
-from pptrace.report import units
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, Amount, ReportTable, mean, mean_and_extremes, share
 from pptrace.report.recording import as_recorded
-from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, mean_and_extremes, share
 
 _SHOWN_DIFFERENCES = 4
 

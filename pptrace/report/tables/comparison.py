@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, RUN_TO_RUN
 from pptrace.analysis.compare.compare import place_label
 from pptrace.analysis.compare.result import Comparison, MeanChange, SpanChange
+from pptrace.model import units
+from pptrace.model.report_table import MAX_ROWS, Amount, ReportTable, more
 from pptrace.model.wording import listed
-from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, more
 
 _LEAST_SHARE = 0.001
 """A brief table leaves out parts that changed by less than this share of a step."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
-from pptrace.report import units
+from pptrace.model import units
+from pptrace.model.report_table import Amount, ReportTable, mean, mean_and_extremes, share
 from pptrace.report.recording import as_recorded
-from pptrace.report.tables.table import Amount, ReportTable, mean, mean_and_extremes, share
 
 _COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")
 _MEANING = (

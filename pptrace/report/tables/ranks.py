@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Bar, Cell, ReportTable, mean, more, share
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, Amount, Bar, Cell, ReportTable, mean, more, share
 
 _PHASE_ROWS = 4
 

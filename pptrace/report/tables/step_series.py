@@ -8,8 +8,8 @@ from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.whole_run import StepSeries
-from pptrace.report import units
-from pptrace.report.tables.table import ReportTable
+from pptrace.model import units
+from pptrace.model.report_table import ReportTable
 
 NO_LENGTH = (
     "No step's length is known: nothing relates the clocks of the ranks, or the devices' work was not recorded; the warnings of "

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pptrace.analysis.result import Report, StepReport, alike_steps
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whole_run import StepChange, StepSeries
-from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, mean
+from pptrace.model import units
+from pptrace.model.report_table import MAX_ROWS, Amount, ReportTable, mean
 
 
 def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str = "shown below") -> ReportTable:

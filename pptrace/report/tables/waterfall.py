@@ -5,9 +5,9 @@ from __future__ import annotations
 from pptrace.analysis.part_words import words_of_part
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import OUTSIDE
-from pptrace.report import units
+from pptrace.model import units
+from pptrace.model.report_table import Amount, Bar, ReportTable
 from pptrace.report.tables.blame import critical_path_line
-from pptrace.report.tables.table import Amount, Bar, ReportTable
 
 _SMALL = 0.02
 """A brief table has parts outside the pipeline in one that are a smaller share of the step."""

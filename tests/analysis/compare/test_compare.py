@@ -14,9 +14,9 @@ from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
 from pptrace.analysis.compare.recording import RecordedApart, Recording
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
+from pptrace.model.report_table import Amount
 from pptrace.model.traces import Trace
 from pptrace.report.tables.comparison import comparison_tables
-from pptrace.report.tables.table import Amount
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.figures import (
+    BUBBLE,
+    EXPOSED,
+    IDLE,
+    RANGE,
     Place,
     Series,
-    _bubbles,
     _causes,
-    _exposed,
-    _idle,
     _knows_communication,
     _mean_over_ranks,
     _mean_over_stages,
     _of_ranks,
-    _ranges,
+    _parts_of,
     whole_steps,
 )
 from pptrace.analysis.result import (
@@ -57,34 +58,38 @@ def values(series: dict[Place, Series]) -> dict[tuple[object, ...], list[float]]
     return {tuple(value for _, value in place): of.tolist() for place, of in series.items()}
 
 
+def parts_of(rank: RankStep, wanted: str) -> list[tuple[Place, int | None]]:
+    return [(place, ns) for name, place, ns in _parts_of(rank) if name == wanted]
+
+
 def test_figures_of_ranks_are_means_and_not_known_where_one_is_not() -> None:
     steps = [
         step_of(rank_of(bubble_ns=10), rank_of(bubble_ns=30)),
         step_of(rank_of(bubble_ns=7), rank_of(bubble_ns=None)),
     ]
-    (series,) = _of_ranks(steps, _bubbles).values()
+    (series,) = _of_ranks(steps)[BUBBLE].values()
     assert series[0] == 20
     assert np.isnan(series[1])
     alone = [step_of(rank_of(), rank_of(spans={"OPTIMIZER": 50, "STEP": 900})), step_of(rank_of(spans={"GC": 4}))]
-    assert values(_of_ranks(alone, _ranges)) == {("OPTIMIZER",): [25, 0], ("GC",): [0, 4]}
+    assert values(_of_ranks(alone)[RANGE]) == {("OPTIMIZER",): [25, 0], ("GC",): [0, 4]}
 
 
 def test_bubbles_are_by_phase_where_there_are_phases() -> None:
     phases = {"warmup": PhaseSummary(0, 9, 1, 0, 5), "steady": PhaseSummary(9, 20, 1, 1, None)}
-    assert list(_bubbles(rank_of(phases=phases))) == [((("phase", "warmup"),), 5), ((("phase", "steady"),), None)]
-    assert list(_bubbles(rank_of())) == [((), 300)]
+    assert parts_of(rank_of(phases=phases), BUBBLE) == [((("phase", "warmup"),), 5), ((("phase", "steady"),), None)]
+    assert parts_of(rank_of(), BUBBLE) == [((), 300)]
 
 
 def test_idle_time_is_not_known_without_a_device() -> None:
     names = ("launch_starved", "blocking", "dependency")
-    assert list(_idle(rank_of())) == [((("reason", name),), None) for name in names]
+    assert parts_of(rank_of(), IDLE) == [((("reason", name),), None) for name in names]
     host = rank_of(host=HostIdle(1, 2, 3))
-    assert list(_idle(host)) == [((("reason", name),), ns) for name, ns in zip(names, (1, 2, 3), strict=True)]
+    assert parts_of(host, IDLE) == [((("reason", name),), ns) for name, ns in zip(names, (1, 2, 3), strict=True)]
 
 
 def test_exposed_communication_is_by_axis_and_kind() -> None:
     rank = rank_of(comms=(comm_of("dp", "all_reduce", 5), comm_of("pp", "send", None)))
-    found = list(_exposed(rank))
+    found = parts_of(rank, EXPOSED)
     assert found == [((("axis", "dp"), ("kind", "all_reduce")), 5), ((("axis", "pp"), ("kind", "send")), None)]
 
 

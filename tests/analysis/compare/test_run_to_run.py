@@ -8,8 +8,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare import student
-from pptrace.analysis.compare.bootstrap import Typical, relative_difference
+from pptrace.analysis.compare.bootstrap import Typical, p_value, relative_difference
 from pptrace.analysis.compare.run_to_run import typical_of_sides
 from pptrace.analysis.compare.side import Order
 
@@ -76,7 +75,7 @@ def test_the_mean_of_runs_has_the_freedom_of_their_number() -> None:
     found = relative_difference(both.a, both.b)
     assert found is not None
     assert found.freedom <= 2  # that of two sides of two runs
-    assert found.p == pytest.approx(student.p_value(found.estimate / found.deviation, found.freedom))
+    assert found.p == pytest.approx(p_value(found.estimate / found.deviation, found.freedom))
 
 
 def test_runs_that_are_equal_by_chance_vary_as_their_steps_show() -> None:

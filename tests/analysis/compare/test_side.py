@@ -17,8 +17,8 @@ from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun, Order, order_of, side_of
 from pptrace.errors import TraceError
+from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
-from pptrace.report.tables.table import Amount
 from pptrace.report.to_json import comparison_object
 from pptrace.workflow.compare import read_compared
 from tests.support.noisy_runs import Noise, NoisyRun

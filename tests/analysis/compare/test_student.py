@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import pytest
 
-from pptrace.analysis.compare.student import p_value, quantile
+from pptrace.analysis.compare.bootstrap import p_value, quantile
 
 
 @pytest.mark.parametrize(

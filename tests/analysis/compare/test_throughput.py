@@ -15,8 +15,8 @@ from pptrace.analysis.compare.compare import compare_runs, compare_sides
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.throughput import MeanStep, changes_otherwise, mean_step_of
+from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
-from pptrace.report.tables.table import Amount
 from pptrace.workflow.compare import read_compared
 from tests.support.noisy_runs import NoisyRun
 

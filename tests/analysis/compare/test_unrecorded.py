@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.compare import compare_runs
+from pptrace.analysis.compare.recording import RecordedBoth, RecordingCost, of_runs, recording_cost_of
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.unrecorded import RecordedBoth, RecordingCost, of_runs, recording_cost_of
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.workflow.compare import read_compared
 from tests.support.noisy_runs import NoisyRun

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from instrument.expert.options import Dispatcher, ExpertOptions
-from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratios
-from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
+from pptrace.analysis.experts.counts import RankCounts, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
 from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
 from pptrace.analysis.experts.places import with_model_stages
-from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
+from pptrace.analysis.experts.waits import Waits
 from pptrace.slices import Slice
 from tests.support.gpt_runs import facts_of_run
 
@@ -45,10 +45,10 @@ def exchanges(*backward: int) -> Slice:
 
 def test_rows_are_those_of_all_forwards_where_calls_tell_of_some() -> None:
     sizes = TokenSizes(64, "all-to-all", 1, ep_groups=GROUPS)
-    ranks = rank_loads(exchanges(0, 1), counts_of(ROWS), sizes)
+    ranks = rank_loads(Waits(exchanges(0, 1)), counts_of(ROWS), sizes)
     assert [rank.rows for rank in ranks] == [56, 52]
     assert [rank.ratio for rank in ranks] == pytest.approx([56 / 54, 52 / 54])
-    assert [rank.rows for rank in rank_loads(exchanges(0, 1), counts_of(ROWS), None)] == [30, 10]
+    assert [rank.rows for rank in rank_loads(Waits(exchanges(0, 1)), counts_of(ROWS), None)] == [30, 10]
 
 
 def test_the_ratio_of_a_layer_is_that_of_its_forwards() -> None:
@@ -66,8 +66,8 @@ def test_ranks_with_other_forwards_or_without_counts_are_not_compared() -> None:
 
 
 def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() -> None:
-    assert [rank.in_flight_rows for rank in rank_loads(exchanges(0, 1), {}, None)] == [30, 10]
-    assert [rank.in_flight_rows for rank in rank_loads(exchanges(0), {}, None)] == [None, None]
+    assert [rank.in_flight_rows for rank in rank_loads(Waits(exchanges(0, 1)), {}, None)] == [30, 10]
+    assert [rank.in_flight_rows for rank in rank_loads(Waits(exchanges(0)), {}, None)] == [None, None]
 
 
 def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.expert_parts import ExpertsReport
+from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.marks import Axis, Collective, CollectiveMark, Mark, OpMark, SpanKind, SpanMark, Uneven
+from pptrace.model.report_table import Amount
 from pptrace.model.traces import Trace
-from pptrace.report.tables.table import Amount
 from pptrace.report.tables.waterfall import waterfall_table
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build

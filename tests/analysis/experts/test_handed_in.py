@@ -16,6 +16,7 @@ from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of, sizes_of_run
 from pptrace.analysis.experts.loads import rank_loads
 from pptrace.analysis.experts.places import with_model_stages
+from pptrace.analysis.experts.waits import Waits
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
@@ -115,7 +116,7 @@ def test_forwards_some_of_which_are_recomputed_hand_in_their_rows_as_often_as_th
     counts = read_counts(fact)
     assert counts is not None
     sizes = TokenSizes(8, "all-to-all", 1, row_flops=10)
-    (load,) = rank_loads(with_model_stages(Slice(columns), None), {0: counts}, sizes)
+    (load,) = rank_loads(Waits(with_model_stages(Slice(columns), None)), {0: counts}, sizes)
     assert load.predicted_bytes == 8 * 2 * (2 * (3 + 5) + 3 * (7 + 11))
     assert load.flops == 10 * (3 * (3 + 5) + 4 * (7 + 11))
     # of the second one no rows are kept; as it runs again a layer at a time is there

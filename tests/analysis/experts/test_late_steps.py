@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.expert_parts import ExpertStep
-from pptrace.analysis.experts.late_steps import expert_steps
+from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
 from pptrace.analysis.experts.places import with_model_stages
-from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
+from pptrace.analysis.experts.types import ExpertStep
+from pptrace.analysis.experts.waits import Waits, expert_steps
 from pptrace.slices import Slice
 from tests.analysis.experts.on_paper import Call, exchanges_of_all, random_calls
 from tests.analysis.experts.test_experts import HOT, ROW_NS, Experts, experts_of
@@ -41,7 +41,7 @@ def by_loops(calls: Sequence[Call], step: int) -> tuple[int, int | None, int | N
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_are_those_of_a_reference_in_plain_loops(seed: int) -> None:
     calls = random_calls(seed, GROUPS)
-    steps = expert_steps(exchanges_of_all(calls))
+    steps = expert_steps(Waits(exchanges_of_all(calls)))
     assert [step.step for step in steps] == [0, 1, 2, 3]
     for step in steps:
         waits, late, late_ns, ratio = by_loops(calls, step.step)
@@ -54,7 +54,7 @@ def test_the_order_of_exchanges_changes_nothing() -> None:
     exchanges = exchanges_of_all(random_calls(3, GROUPS))
     order = np.random.default_rng(0).permutation(len(exchanges))
     mixed = Slice({name: exchanges[name][order] for name in exchanges.columns})
-    for step, other in zip(expert_steps(exchanges), expert_steps(mixed), strict=True):
+    for step, other in zip(expert_steps(Waits(exchanges)), expert_steps(Waits(mixed)), strict=True):
         assert replace(other, rank_ratio=None) == replace(step, rank_ratio=None)
         assert other.rank_ratio == pytest.approx(step.rank_ratio)
 
@@ -97,7 +97,7 @@ def test_a_rank_that_is_slow_in_one_step_is_slow_there() -> None:
         for step in range(3)
         for at in range(2)
     ]
-    steps = expert_steps(exchanges_of_all(calls))
+    steps = expert_steps(Waits(exchanges_of_all(calls)))
     assert [(step.late_rank, step.reason) for step in steps if step.step == 1] == [(1, "slow")]
     assert {step.reason for step in steps if step.step != 1} == {None}
 
@@ -105,9 +105,9 @@ def test_a_rank_that_is_slow_in_one_step_is_slow_there() -> None:
 def test_a_rank_that_is_late_no_more_than_by_chance_has_no_reason() -> None:
     rows = np.array([[5, 5], [5, 5]])
     enters = np.array([[[10, 0], [20, 20]], [[0, 9], [20, 20]]])
-    (step,) = expert_steps(exchanges_of_all([Call(0, (0, 1), each, rows) for each in enters]))
+    (step,) = expert_steps(Waits(exchanges_of_all([Call(0, (0, 1), each, rows) for each in enters])))
     assert (step.wait_ns, step.late_rank, step.late_ns, step.reason) == (19, 0, 10, None)
-    (step,) = expert_steps(exchanges_of_all([Call(0, (0, 1), enters[0], rows)]))
+    (step,) = expert_steps(Waits(exchanges_of_all([Call(0, (0, 1), enters[0], rows)])))
     assert (step.late_rank, step.reason) == (0, "before")
 
 
@@ -130,7 +130,7 @@ def test_waits_are_those_of_whole_calls_where_members_name_other_layers() -> Non
         ExpertsOfRun(with_model_stages(Slice({**exchanges.columns, "layer": layer}), None), {}), (), {}
     )
     assert part is not None
-    waits = [step.wait_ns for step in expert_steps(exchanges)]
+    waits = [step.wait_ns for step in expert_steps(Waits(exchanges))]
     assert [step.wait_ns for step in part.steps] == waits
     assert sum(call.wait_ns or 0 for call in part.calls) == sum(wait or 0 for wait in waits)
 
@@ -139,9 +139,9 @@ def test_steps_without_matched_calls_or_without_any_have_no_waits() -> None:
     exchanges = exchanges_of_all(random_calls(1, GROUPS, steps=2))
     unmatched = exchanges["step"] == 1
     one = Slice({**exchanges.columns, "out_match": np.where(unmatched, -1, exchanges["out_match"])})
-    first, second, third = expert_steps(one, [0, 1, 7])
-    assert first == expert_steps(exchanges)[0]
+    first, second, third = expert_steps(Waits(one), [0, 1, 7])
+    assert first == expert_steps(Waits(exchanges))[0]
     assert second == ExpertStep(1, None, None, None, None, None, None)
     assert third == ExpertStep(7, None, None, None, None, None, None)
     no_step = Slice({**exchanges.columns, "step": np.full(len(exchanges), -1)})
-    assert expert_steps(no_step) == ()
+    assert expert_steps(Waits(no_step)) == ()

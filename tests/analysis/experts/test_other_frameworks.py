@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pptrace.analysis.expert_parts import ExpertsReport
+from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.model.traces import Category
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.recognise.kineto_calls import ALL_GATHER, ALL_TO_ALL, MAIN_THREAD, Rank

@@ -9,7 +9,8 @@ import pytest
 
 from pptrace.analysis.experts import slowness
 from pptrace.analysis.experts.exchanges import EXCHANGES
-from pptrace.analysis.experts.slowness import Floats, slowness_of_ranks, times_of_experts
+from pptrace.analysis.experts.slowness import Floats, times_of_experts
+from pptrace.analysis.experts.waits import Waits
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -30,11 +31,11 @@ def exchanges(row_ns: dict[int, int], microbatches: int = 3) -> Slice:
 
 
 def test_ranks_that_take_as_long_for_each_row_are_equally_slow() -> None:
-    assert slowness_of_ranks(exchanges(dict.fromkeys(ROWS, 10))) == pytest.approx(dict.fromkeys(ROWS, 1.0))
+    assert Waits(exchanges(dict.fromkeys(ROWS, 10))).slowness == pytest.approx(dict.fromkeys(ROWS, 1.0))
 
 
 def test_nobody_is_expected_to_take_less_for_a_row_than_others_of_its_group_do() -> None:
-    of_ranks = slowness_of_ranks(exchanges({0: 10, 1: 10, 2: 1, 3: 1}))  # the slope of all is not that of a fast stage
+    of_ranks = Waits(exchanges({0: 10, 1: 10, 2: 1, 3: 1})).slowness  # the slope of all is not that of a fast stage
     assert [of_ranks[rank] for rank in (2, 3)] == pytest.approx([1.0, 1.0])
 
 
@@ -44,7 +45,7 @@ def test_of_a_rank_without_rows_it_is_not_known_where_all_others_have_some() -> 
     rank = given["rank"]
     columns = {**given.columns, "rows": np.where(rank == 1, 0, given["rows"])}
     columns["back_start_ns"] = np.where(rank == 1, 2, given["back_start_ns"])
-    assert slowness_of_ranks(Slice(columns)) == pytest.approx({0: 1.0, 2: 1.0, 3: 1.0}, abs=0.1)
+    assert Waits(Slice(columns)).slowness == pytest.approx({0: 1.0, 2: 1.0, 3: 1.0}, abs=0.1)
 
 
 def test_who_takes_less_than_all_others_is_not_slow() -> None:
@@ -53,7 +54,7 @@ def test_who_takes_less_than_all_others_is_not_slow() -> None:
     few = np.isin(given["rank"], (1, 3))
     columns = {**given.columns, "rows": np.where(few, 1, given["rows"])}
     columns["back_start_ns"] = np.where(few, given["back_start_ns"] // 20, given["back_start_ns"])
-    assert slowness_of_ranks(Slice(columns))[1] == pytest.approx(1.0)
+    assert Waits(Slice(columns)).slowness[1] == pytest.approx(1.0)
 
 
 def one_by_one(exchanges: Slice) -> dict[int, float]:
@@ -112,7 +113,7 @@ def random_exchanges(seed: int, num_ranks: int, num_calls: int, *, is_regular: b
 @pytest.mark.parametrize("is_regular", [True, False], ids=["groups", "any members"])
 def test_all_ranks_together_are_as_slow_as_one_by_one(seed: int, is_regular: bool) -> None:
     given = random_exchanges(seed, num_ranks=4 + 3 * (seed % 5), num_calls=3 + seed, is_regular=is_regular)
-    assert slowness_of_ranks(given) == one_by_one(given)
+    assert Waits(given).slowness == one_by_one(given)
 
 
 def test_the_work_grows_with_the_ranks_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,5 +129,5 @@ def test_the_work_grows_with_the_ranks_and_not_with_their_square(monkeypatch: py
 
         with monkeypatch.context() as patch:
             patch.setattr(slowness.np, "argsort", counted)
-            slowness_of_ranks(given)
+            _ = Waits(given).slowness
     assert numbers[128] < 8 * numbers[32]

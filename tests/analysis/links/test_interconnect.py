@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.links.interconnect import interconnect_of
-from pptrace.analysis.links.join import with_network
+from pptrace.analysis.links.answer import interconnect_of, with_network
 from pptrace.analysis.links.rank_traffic import RankTraffic
+from pptrace.analysis.links.types import CollectiveRate, DevicePeak
 from pptrace.analysis.result import CommSummary, RankStep, Report, StepReport
-from pptrace.analysis.whole_run import CollectiveRate, DevicePeak
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.links.join import with_network
-from pptrace.analysis.links.network import peak_of_ports, read_rate
-from pptrace.analysis.links.peaks import device_of, members_of, peak_between, peak_of_device
+from pptrace.analysis.links.answer import with_network
+from pptrace.analysis.links.peaks import device_of, members_of, peak_between, peak_of_device, peak_of_ports, read_rate
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Trace

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.memory.peaks import _by_events
-from pptrace.analysis.memory.report import report_memory
+from pptrace.analysis.memory.answer import report_memory
+from pptrace.analysis.memory.of_steps import _by_events
+from pptrace.analysis.memory.types import InFlight, PredictedMemory, StageActivations
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.whole_run import InFlight, PredictedMemory, StageActivations
 from pptrace.model.predicted import MemoryParts, RankPrediction
 from pptrace.model.step_memory import MemoryKind, PeakMemory
 from pptrace.schedule.registry import build

@@ -17,10 +17,10 @@ from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import MOST_ERROR
 from pptrace.api.whatif import Predictions
 from pptrace.errors import UsageError
+from pptrace.model.report_table import Amount
+from pptrace.model.units import milliseconds
 from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.steps import steps_table
-from pptrace.report.tables.table import Amount
-from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from tests.support.programs import SAMPLES
 

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.answer import answer
@@ -23,6 +22,7 @@ from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, study_run
+from pptrace.analysis.whole_run import Doubt, InDoubt
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, ShapeError, UsageError

@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
+from pptrace.analysis.links.types import Link
+from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
 from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.op_samples import OpGroup, OpSample
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
-from pptrace.analysis.whole_run import (
-    InFlight,
-    Link,
-    MemoryReport,
-    PredictedMemory,
-    RankMemory,
-    StepChange,
-    StepOutlier,
-    StepSeries,
-)
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.report.charts.base import columns_axis, plain
 from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.charts.changes import changes_chart

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import ExpertsReport, ExpertStep
-from pptrace.analysis.experts.traffic_matrix import NO_PAIRS, TrafficMatrix
+from pptrace.analysis.experts.types import NO_PAIRS, ExpertsReport, ExpertStep, TrafficMatrix
 from pptrace.report.charts.experts import MOST_IN_MATRIX, late_steps_chart, ranks_in_matrix, traffic_map
 
 MS = 1_000_000

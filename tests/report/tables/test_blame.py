@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Blame, BlamedOp, CriticalPath
+from pptrace.model.report_table import Bar, ReportTable
 from pptrace.report.tables import Amount, tables_of_step
-from pptrace.report.tables.table import Bar, ReportTable
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import record

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pptrace.model.report_table import ReportTable
 from pptrace.report.tables import Amount, tables_of_step
-from pptrace.report.tables.table import ReportTable
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.expert_parts import (
+from pptrace.analysis.experts.loads import FIGURES, spread_over_layers
+from pptrace.analysis.experts.show import expert_tables, late_in_most_steps
+from pptrace.analysis.experts.types import (
     ExpertsReport,
     ExpertStep,
     ExpertTraffic,
@@ -16,9 +18,7 @@ from pptrace.analysis.expert_parts import (
     RoutingGain,
     TrafficPair,
 )
-from pptrace.analysis.experts.spread import FIGURES, spread_over_layers
-from pptrace.report.tables.experts import expert_tables, late_in_most_steps
-from pptrace.report.tables.table import Amount
+from pptrace.model.report_table import Amount
 
 LAYER = LayerLoad(3, 0, 0, (6, 2), 0, 1.5, 1.1, 0, 0, 0.0, 1.0, 1.0)
 RANK = RankLoad(0, 0, 0, 2, 8, 1.0, 2_000, 1.0, 0, 0, 0, 64, 64, 64, flops=9_000)

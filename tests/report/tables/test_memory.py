@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pptrace.analysis.whole_run import InFlight, MemoryReport, PredictedMemory, RankMemory
-from pptrace.report.tables.memory import has_memory, memory_table
-from pptrace.report.tables.table import MAX_ROWS, Amount
+from pptrace.analysis.memory.show import has_memory, memory_table
+from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
+from pptrace.model.report_table import MAX_ROWS, Amount
 
 PREDICTED = PredictedMemory(1_000, 2_000, 3_000, 4_000, 10_000, ())
 

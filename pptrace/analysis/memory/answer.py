@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.whole_run import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.predicted import MemoryParts, RankPrediction
+from pptrace.model.predicted import MemoryParts, RankPrediction, predictions_of, why_unpredicted
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
+
+
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """The memory of all ranks."""
+    run, facts = asked.run, asked.run.facts
+    predicted, unpredicted = predictions_of(facts, run.schedule), why_unpredicted(facts, run.schedule)
+    return {"memory": report_memory(asked.report.steps, run.mesh, run.schedule, predicted, unpredicted)}
 
 
 def report_memory(
@@ -33,57 +43,41 @@ def report_memory(
             by_rank.setdefault(rank.rank, []).append((step, rank))
     if not by_rank:
         return None
-    planned = _Planned(schedule, mesh)
-    ranks = tuple(
-        _rank_memory(number, entries, planned, predicted.get(number)) for number, entries in sorted(by_rank.items())
-    )
-    return MemoryReport(ranks, _reasons(ranks, predicted, unpredicted))
-
-
-class _Planned:
-    """Microbatches in flight by the plans of the steps."""
-
-    def __init__(self, schedule: ScheduleInfo, mesh: MeshInfo) -> None:
-        self._schedule = schedule
-        self._mesh = mesh
-        self._peaks = cache(lambda plan_id: peak_inflight(self._plans[plan_id]))
-        self._plans: dict[int, Plan] = {}
-
-    def of(self, rank: int, step: int) -> tuple[Plan | None, int | None]:
-        """(plan, planned peak) of a rank in a step; None where unknown."""
-        plan, pp_rank = self._schedule.plan_of(step), self._mesh.pp_rank(rank)
-        if plan is None or pp_rank is None or pp_rank >= plan.pp or plan.pp != self._mesh.pp:
-            return None, None
-        self._plans[id(plan)] = plan
-        return plan, self._peaks(id(plan))[pp_rank]
+    peaks: dict[int, tuple[Plan, tuple[int, ...]]] = {}  # by the plan's identity: to compare plans takes long
+    ranks = []
+    for number, entries in sorted(by_rank.items()):
+        step, rank = max(entries, key=lambda entry: -1 if (peak := entry[1].peak_memory_bytes) is None else peak)
+        plan, pp_rank, in_flight = schedule.plan_of(step.step), mesh.pp_rank(number), None
+        if plan is None or pp_rank is None or pp_rank >= plan.pp or plan.pp != mesh.pp:
+            plan = None
+        else:
+            if id(plan) not in peaks:
+                peaks[id(plan)] = plan, peak_inflight(plan)
+            in_flight = peaks[id(plan)][1][pp_rank]
+        measured = max((each.peak_in_flight for _, each in entries if each.peak_in_flight is not None), default=None)
+        ranks.append(_rank_memory(step.step, rank, plan, InFlight(in_flight, measured), predicted.get(number)))
+    return MemoryReport(tuple(ranks), _reasons(ranks, predicted, unpredicted))
 
 
 def _rank_memory(
-    number: int,
-    entries: Sequence[tuple[StepReport, RankStep]],
-    planned: _Planned,
-    prediction: RankPrediction | None,
+    step: int, rank: RankStep, plan: Plan | None, in_flight: InFlight, prediction: RankPrediction | None
 ) -> RankMemory:
-    step, rank = max(
-        entries, key=lambda entry: -1 if entry[1].peak_memory_bytes is None else entry[1].peak_memory_bytes
-    )
-    plan, planned_in_flight = planned.of(number, step.step)
-    measured = [entry.peak_in_flight for _, entry in entries if entry.peak_in_flight is not None]
+    """The memory of a rank in the step with its highest peak."""
     if plan is not None and rank.pp_rank is not None:
         stages: tuple[int, ...] = tuple(plan.stages_of(rank.pp_rank))
     else:
         stages = () if rank.stage is None else (rank.stage,)
     is_known = rank.peak_memory_bytes is not None
     return RankMemory(
-        rank=number,
+        rank=rank.rank,
         pp_rank=rank.pp_rank,
         stages=stages,
-        step=step.step if is_known else None,
+        step=step if is_known else None,
         peak_bytes=rank.peak_memory_bytes,
         kind=rank.peak_memory_kind,
         start_bytes=rank.start_memory_bytes,
         reserved_bytes=rank.peak_reserved_bytes,
-        in_flight=InFlight(planned_in_flight, max(measured, default=None)),
+        in_flight=in_flight,
         predicted=None if prediction is None else _predicted(prediction.memory),
     )
 

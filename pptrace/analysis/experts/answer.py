@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RankLoad, RoutingGain
+from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
-from pptrace.analysis.experts.exchanges import join_exchanges
+from pptrace.analysis.experts.exchanges import exchanges_of, join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
-from pptrace.analysis.experts.late_steps import expert_steps
-from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of
-from pptrace.analysis.experts.loads import common, layer_loads, rank_loads
+from pptrace.analysis.experts.loads import common, layer_loads, rank_loads, spread_over_layers
 from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.routing import Routing
-from pptrace.analysis.experts.sent_rows import SentRows
-from pptrace.analysis.experts.slowness import slowness_of_ranks
-from pptrace.analysis.experts.spread import spread_over_layers
+from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
-from pptrace.analysis.experts.traffic_matrix import report_traffic
+from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, RankLoad, RoutingGain, report_traffic
+from pptrace.analysis.experts.waits import ROLES, Waits, expert_steps
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.reason import gains
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
+from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+Exchanged = tuple[Slice, SentRows]
+"""The exchanges of a rank, and the rows that their splits say it sent."""
+
+
+def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Exchanged | None:
+    """The exchanges of a rank in its comparable steps; of traces without any steps in all calls together. None without any."""
+    compared = [UNKNOWN] if steps.none_compare and data.compares_without_steps else steps.comparable
+    if not compared or data.work[rank].missing_device_events:
+        return None
+    rows = data.rows.of_rank(rank)
+    exchanges = exchanges_of(rank, rows, compared, data.lanes[rank].compute)
+    return (exchanges, sent_rows_of(exchanges, rows.comms)) if len(exchanges) else None
+
+
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """The part on experts, and the findings that are about them alone."""
+    report, experts = asked.report, asked.experts
+    steps = [step.step for step in report.steps]
+    part = None if experts is None else report_experts(experts, asked.costs, asked.run.facts, steps)
+    return {} if part is None else {"experts": part, "findings": with_findings(report.findings, part, report.steps)}
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertsOfRun:
     """Exchanges of all ranks, with rows where they are known, counts of the ranks whose runtime recorded them, and rows from rank
     to rank. Where the ranks' times do not compare (``is_compared``) there are no exchanges.
@@ -46,41 +69,36 @@ class ExpertsOfRun:
     @classmethod
     def of(
         cls,
-        exchanges: Mapping[int, Slice],
+        of_ranks: Mapping[int, Exchanged],
         facts: Mapping[int, Mapping[str, Any]],
-        steps: Mapping[int, Sequence[int]],
+        steps: Mapping[int, StepsOfRank],
         plan: Plan | None = None,
-        sent: Mapping[int, SentRows] | None = None,
-        every: Mapping[int, Sequence[int]] | None = None,
     ) -> ExpertsOfRun:
-        """The exchanges and counts of the ranks in their ``steps``, whose times compare, or where there are none the counts of
-        ``every`` step; ``plan`` tells which stages are of the same layers, ``sent`` what the splits of each rank's exchanges do.
+        """The exchanges (:func:`of_rank`) and counts of the ranks in their steps whose times compare, or where there are none the
+        counts of every step; ``plan`` tells which stages are of the same layers.
         """
-        is_compared = any(steps.values()) or not every
-        counts = counts_of_ranks(facts, steps if is_compared else every or {})
-        joined = join_exchanges(rows for _, rows in sorted(exchanges.items()))
-        traffic = traffic_of(joined, counts, sent or {}, sizes_of_run(facts.values()))
+        is_compared = any(of.comparable for of in steps.values()) or not any(of.every for of in steps.values())
+        counted = {rank: of.comparable if is_compared else of.every for rank, of in steps.items()}
+        counts = counts_of_ranks(facts, {rank: of for rank, of in counted.items() if of})
+        joined = join_exchanges(rows for rows, _ in of_ranks.values())
+        sent = {rank: of_rank for rank, (_, of_rank) in of_ranks.items()}
+        traffic = traffic_of(joined, counts, sent, sizes_of_run(facts.values()))
         return cls(with_rows(with_model_stages(joined, plan), counts), counts, traffic, is_compared)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """What ranks waited for in the exchanges."""
+        return Waits(self.exchanges)
 
     @property
     def hot_spot(self) -> HotSpot | None:
         """The place where most rows are; None where nothing is known of rows."""
-        return hot_spot(layer_loads(self.exchanges, self.counts), rank_loads(self.exchanges, self.counts, None))
+        return hot_spot(layer_loads(self.exchanges, self.counts), rank_loads(self.waits, self.counts, None))
 
     @property
     def routing(self) -> Routing | None:
         """The changes that equal rows would make; None without exchanges."""
         return Routing.of(self.exchanges)
-
-    def added_to(self, report: Report, plans: Sequence[StepMatrix], facts: Mapping[int, Mapping[str, Any]]) -> Report:
-        """The report with its part on experts, and with the findings that are about them alone.
-
-        ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
-        """
-        part = report_experts(self, plans, facts, [step.step for step in report.steps])
-        if part is None:
-            return report
-        return replace(report, experts=part, findings=with_findings(report.findings, part, report.steps))
 
 
 def report_experts(
@@ -96,7 +114,7 @@ def report_experts(
     has_rows = bool(len(exchanges)) and bool((exchanges["rows"] >= 0).any())
     source = "counts" if counts else "splits" if has_rows else "calls"
     gain, sizes = routing_gain(plans) if has_rows else None, sizes_of_run(facts.values())
-    ranks = rank_loads(exchanges, counts, sizes)
+    ranks = rank_loads(experts.waits, counts, sizes)
     layers = layer_loads(exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage))
     return ExpertsReport(
         source=source,
@@ -104,7 +122,7 @@ def report_experts(
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
         layers=layers,
         ranks=ranks,
-        calls=_calls(exchanges, counts),
+        calls=_calls(experts),
         routing=gain,
         reasons=(
             *_reasons(experts, has_rows, gain, sizes),
@@ -115,7 +133,7 @@ def report_experts(
         dispatcher=None if sizes is None else sizes.dispatcher,
         etp=None if sizes is None else sizes.etp,
         padding_share=None if sizes is None else _padding_share(counts, sizes),
-        steps=expert_steps(exchanges, steps) if len(exchanges) else (),
+        steps=expert_steps(experts.waits, steps) if len(exchanges) else (),
         traffic=report_traffic(experts.traffic.matrix),
         over_layers=spread_over_layers(layers),
     )
@@ -163,49 +181,43 @@ def _bubble(plans: Sequence[StepMatrix]) -> int:
     return bubble
 
 
-def _calls(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[ExpertCalls, ...]:
-    numbers, slowness = layers_of_places(exchanges, counts), slowness_of_ranks(exchanges)
-    lateness = {role: lateness_of(exchanges, role) for role in ROLES}
+def _calls(experts: ExpertsOfRun) -> tuple[ExpertCalls, ...]:
+    exchanges, numbers = experts.exchanges, layers_of_places(experts.exchanges, experts.counts)
     keys = np.stack([exchanges[name] for name in ("stage", "layer", "backward")])
-    calls: list[ExpertCalls] = []
-    for stage, layer, backward in np.unique(keys, axis=1).T.tolist():
-        at = np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0))
-        same, number, place = exchanges.where(at), numbers.get(Place(stage, layer)), (stage, layer, backward)
-        for role, of_all in lateness.items():
-            late = of_all.where(at)
-            calls.append(_calls_of(same, role, place, number, (late, last_rank(same, role, late, slowness))))
-    return tuple(calls)
+    return tuple(
+        _calls_of(experts.waits, role, (stage, layer, backward), numbers.get(Place(stage, layer)), at)
+        for stage, layer, backward in np.unique(keys, axis=1).T.tolist()
+        for at in (np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0)),)
+        for role in ROLES
+    )
 
 
-def _calls_of(
-    same: Slice, role: str, place: tuple[int, int, int], number: int | None, late: tuple[Lateness, LastRank | None]
-) -> ExpertCalls:
-    call = {
-        name: same[f"{ROLES[role]}_{name}"]
-        for name in ("bytes", "received_bytes", "transfer_start_ns", "transfer_end_ns", "hidden_ns")
-    }
-    lateness, last = late
-    is_matched = bool((lateness.waited >= 0).all())
+def _calls_of(waits: Waits, role: str, place: tuple[int, int, int], number: int | None, at: Int64) -> ExpertCalls:
+    names = ("bytes", "received_bytes", "transfer_start_ns", "transfer_end_ns", "hidden_ns")
+    call = {name: waits.exchanges[f"{ROLES[role]}_{name}"][at] for name in names}
+    waited = waits.lateness[role].waited[at]
+    is_matched = bool((waited >= 0).all())
     transfer = int((call["transfer_end_ns"] - call["transfer_start_ns"]).sum()) if is_matched else None
     hidden = int(call["hidden_ns"].sum()) if is_matched else None
     got = np.where(call["received_bytes"] < 0, call["bytes"], call["received_bytes"])
     stage, layer, backward = (None if value < 0 else value for value in place)
+    last_rank, last_share, last_reason = waits.last_rank(role, at) or (None, None, None)
     return ExpertCalls(
         layer=number,
         stage=stage,
         nth=layer,
         direction=None if backward is None else "FB"[backward],
         role=role,
-        count=len(same),
+        count=len(at),
         bytes=int(call["bytes"].sum()) if (call["bytes"] >= 0).all() else None,
         received_bytes=int(got.sum()) if (got >= 0).all() else None,
-        wait_ns=int(lateness.waited.sum()) if is_matched else None,
+        wait_ns=int(waited.sum()) if is_matched else None,
         transfer_ns=transfer,
         hidden_ns=hidden,
         exposed_ns=None if transfer is None or hidden is None else transfer - hidden,
-        last_rank=None if last is None else last.rank,
-        last_share=None if last is None else last.share,
-        last_reason=None if last is None else last.reason,
+        last_rank=last_rank,
+        last_share=last_share,
+        last_reason=last_reason,
     )
 
 

@@ -1,13 +1,77 @@
-"""Peak memory of one rank's steps, from what its recorder measured and from its trace's memory events."""
+"""Memory in steps of one rank: the peak by its recorder or its trace's events, and microbatches whose activations it holds.
+
+An activation of one chunk and one microbatch is held from its forward until its B, or its W where the backward is split
+(:func:`pptrace.simulator.peak_inflight` counts those of a plan in the same way).
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.errors import ScheduleError
 from pptrace.model.step_memory import MemoryKind, PeakMemory, kind_of_events
 from pptrace.model.tables import Int64
-from pptrace.slices import Slice
+from pptrace.schedule.actions import Kind, parse_action
+from pptrace.slices import Slice, group_codes
+
+
+def peaks_in_flight(ops: Slice, window: Int64, num_steps: int) -> list[int | None]:
+    """The most that were in flight in each step of a rank.
+
+    None where a step has no backward (evaluation), or a forward without one, or the other way around: then what is held at the
+    start or the end of the step is not known.
+
+    Args:
+        ops: F, B, I, W and overlapped pairs of one rank, in order of step and start.
+        window: index of each one's step.
+    """
+    if not len(ops):
+        return [None] * num_steps
+    change, freed_in_pair = _changes(ops, window)
+    held = np.cumsum(change)
+    most = held + freed_in_pair  # the forward of a pair comes before its backward
+    first = np.flatnonzero(np.diff(window, prepend=-1))
+    last = np.append(first[1:], len(window)) - 1
+    base = held[first] - change[first]
+    is_whole = (held[last] == base) & (np.minimum.reduceat(held, first) >= base)
+    peaks: list[int | None] = [None] * num_steps
+    found = zip(
+        window[first].tolist(), (np.maximum.reduceat(most, first) - base).tolist(), is_whole.tolist(), strict=True
+    )
+    for step, peak, whole in found:
+        peaks[step] = peak if whole else None
+    return peaks
+
+
+def _changes(ops: Slice, window: Int64) -> tuple[Int64, Int64]:
+    """(Change of the number held with each op, number that the backward of a pair frees.)"""
+    kind, kinds = ops.codes("kind")
+
+    def of(*names: str) -> npt.NDArray[np.bool_]:
+        return np.isin(kind, [index for index, name in enumerate(kinds) if name in names])
+
+    is_pair = of("OVERLAP_F_B")
+    freed_in_pair = np.zeros(len(kind), dtype=np.int64)
+    if is_pair.any():
+        pairs = ops.where(is_pair)
+        code, texts = pairs.codes("pair")
+        freed_in_pair[is_pair] = np.array([_ends_with_backward(text) for text in texts], dtype=np.int64)[code]
+    frees = of("B")
+    has_weight_grad = of("W")
+    if frees.any() and has_weight_grad.any():
+        key = group_codes([window, ops["stage"], ops["microbatch"]])
+        frees &= ~np.isin(key, key[has_weight_grad])
+    change = (of("F") | is_pair).astype(np.int64) - (frees | has_weight_grad) - freed_in_pair
+    return change, freed_in_pair
+
+
+def _ends_with_backward(text: str) -> bool:
+    try:
+        return any(part.kind is Kind.B for part in parse_action(text).parts)
+    except ScheduleError:
+        return False
 
 
 def peaks_of_steps(

@@ -85,6 +85,19 @@ def mean_and_extremes(
     return [("mean", list(entries)), ordered[0], ordered[-1]]
 
 
+def table_of(
+    key: str,
+    title: str,
+    entries: Iterable[T],
+    columns: Columns[T],
+    notes: Sequence[str] = (),
+    num_labels: int = 1,
+    leave_out: tuple[int, ...] = (),
+) -> ReportTable:
+    """A table with a row for each entry: ``columns`` give its cells by their heads."""
+    return ReportTable(key, title, tuple(columns), rows_of(entries, columns), tuple(notes), num_labels, leave_out)
+
+
 def mean(values: Iterable[int | None]) -> int | None:
     """The mean, or None where a value is unknown."""
     listed = list(values)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
-from pptrace.analysis.layer_order import parts_by_order
-from pptrace.analysis.result import Finding, Report
-from pptrace.analysis.stage_types import StageCompute, StageDifference, StageOps, StagePart
+from pptrace.analysis.result import Finding
+from pptrace.analysis.stages.layer_order import parts_by_order
+from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
 from pptrace.intervals import intersect, length, lengths_within
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
 
 _LEAST_MORE = 0.02
 """Part of an op by which a stage has to take longer than another for the difference to be reported."""
@@ -38,7 +42,7 @@ class _Sums:
     parts: dict[str, int]
 
 
-def sums_of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
+def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
     """The sums of the ops of a rank by (stage, kind), of those steps in which it is known when it computed; None without any."""
     ops, work = data.rows.of_rank(rank).ops, data.work.get(rank)
     if work is None or work.missing_device_events or not len(work.pieces) or not len(ops):
@@ -182,12 +186,12 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
     return tuple(sorted(_largest_first(entries), key=lambda part: -abs(part.ns)))
 
 
-def with_stages(report: Report, compute: StageCompute | None) -> Report:
-    """The report with what the stages compute; the finding of a heavy stage says of which kinds of work it has more."""
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """What the stages compute; the finding of a heavy stage says of which kinds of work it has more."""
+    compute = stage_compute(asked.of_ranks.values())
     if compute is None:
-        return report
-    findings = tuple(_with_reason(finding, compute) for finding in report.findings)
-    return replace(report, stages=compute, findings=findings)
+        return {}
+    return {"stages": compute, "findings": tuple(_with_reason(one, compute) for one in asked.report.findings)}
 
 
 def _with_reason(finding: Finding, compute: StageCompute) -> Finding:

@@ -1,17 +1,39 @@
-"""The tables of what the stages compute: what ops cost, by kind of work, by part of the model, and why one takes longer."""
+"""The tables of what the stages compute: by kind of work, by part of the model, and why one takes longer than another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.op_costs import OpCost
-from pptrace.analysis.stage_parts import words_of
-from pptrace.analysis.stage_types import StageCompute, StageOps, StagePart
-from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, Amount, Columns, ReportTable, more, rows_of
+from pptrace.analysis.stages.answer import words_of
+from pptrace.analysis.stages.types import StageCompute, StageOps, StagePart
+from pptrace.model import units
+from pptrace.model.report_table import MAX_ROWS, Amount, Columns, ReportTable, more, rows_of
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Rows
+    from pptrace.analysis.result import Report
 
 _MOST_CLASSES = 4
 _NOT_NAMED = "of no part"
+
+
+def tables(report: Report, amount: Amount) -> list[ReportTable]:
+    """The tables of the whole amount: by kind of work and, where the program named parts of its model, by part."""
+    return [] if report.stages is None or amount is Amount.BRIEF else stage_tables(report.stages, amount)
+
+
+def _rows(report: Report) -> Iterator[dict[str, Any]]:
+    for ops in () if report.stages is None else report.stages.ops:
+        for what, parts in (("class", ops.classes), ("part", ops.parts)):
+            known = {"stage": ops.stage, "kind": ops.kind, "count": ops.count, "what": what}
+            yield from (known | {"name": part.name, "ns": part.ns} for part in parts)
+
+
+FILES: Mapping[str, Rows] = {
+    "stage-work": (_rows, "what the ops of each stage do, by kind of work and part of the model")
+}
 
 
 def stage_tables(compute: StageCompute, amount: Amount) -> list[ReportTable]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.analysis.memory.types import MemoryReport, RankMemory
+from pptrace.model import units
+from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, Amount, Columns, ReportTable, largest, more, table_of
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Rows
+    from pptrace.analysis.result import Report
 from pptrace.model.step_memory import MemoryKind
-from pptrace.report import units
-from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, Amount, Columns, ReportTable, largest, more, rows_of
 
 _KINDS = {
     MemoryKind.DEVICE_ALLOCATED: "tensors on the device",
@@ -16,6 +21,12 @@ _KINDS = {
     MemoryKind.ALLOCATED: "allocated since recording began",
     MemoryKind.PROCESS_RESIDENT: "resident memory of the process, interpreter and libraries too",
 }
+
+
+def _predicted(name: str) -> Callable[[RankMemory], str]:
+    return lambda rank: units.num_bytes(None if rank.predicted is None else getattr(rank.predicted, f"{name}_bytes"))
+
+
 _COLUMNS: Columns[RankMemory] = {
     "rank": lambda rank: str(rank.rank),
     "stage": lambda rank: ", ".join(map(str, rank.stages)) or "–",
@@ -23,11 +34,22 @@ _COLUMNS: Columns[RankMemory] = {
     "at start": lambda rank: units.num_bytes(rank.start_bytes),
     "in flight": lambda rank: units.text(rank.in_flight.measured),
     "planned": lambda rank: units.text(rank.in_flight.planned),
-    "predicted": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.total_bytes),
-    "weights": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.weights_bytes),
-    "gradients": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.gradients_bytes),
-    "optimizer": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.optimizer_bytes),
-    "activations": lambda rank: units.num_bytes(None if rank.predicted is None else rank.predicted.activations_bytes),
+    "predicted": _predicted("total"),
+    **{name: _predicted(name) for name in ("weights", "gradients", "optimizer", "activations")},
+}
+
+
+def tables(report: Report, amount: Amount) -> list[ReportTable]:
+    """The table of memory, where there is anything to show."""
+    memory = report.memory
+    return [memory_table(memory, amount)] if memory is not None and has_memory(memory) else []
+
+
+FILES: Mapping[str, Rows] = {
+    "memory": (
+        lambda report: () if report.memory is None else report.memory.ranks,
+        "memory of each rank: measured peak and predicted parts, microbatches in flight",
+    )
 }
 
 
@@ -60,13 +82,14 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
         notes.append(
             "predicted: without temporaries of ops, messages in transit, workspaces of cuBLAS and what the allocator rounds up"
         )
-    always = ("rank", "stage", "peak")
-    filled = {
-        name: cell for name, cell in _COLUMNS.items() if name in always or any(cell(rank) != "–" for rank in shown)
+    columns = {
+        name: cell
+        for number, (name, cell) in enumerate(_COLUMNS.items())
+        if number < 3 or any(cell(rank) != "–" for rank in shown)
     }
-    columns, rows = tuple(filled), rows_of(shown, filled)
-    parts = [columns.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns]
-    return ReportTable("memory", title, columns, rows, tuple(notes), num_labels=2, leave_out=tuple(parts))
+    order = [*columns]
+    narrow = tuple(order.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns)
+    return table_of("memory", title, shown, columns, notes, 2, narrow)
 
 
 def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:

@@ -1,0 +1,182 @@
+"""Waits in exchanges with experts: who comes last, for how long the others wait for it, and why, by kind of call and by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.experts.routing import groups_of, mean_rows
+from pptrace.analysis.experts.slowness import Floats, median_slowness, times_of_experts
+from pptrace.analysis.experts.types import ExpertStep
+from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.slices import Slice
+
+Bool = npt.NDArray[np.bool_]
+
+DISPATCH, COMBINE = "dispatch", "combine"
+ROLES = {DISPATCH: "out", COMBINE: "back"}
+"""The calls of an exchange, and what the names of their columns begin with."""
+SLOW = 1.15
+"""A rank is slow that takes so many times as long as others with as many rows."""
+_OFTEN = 1.5
+"""A rank is last often that is last so many times as often as by chance, or for which others wait so many times as long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lateness:
+    """Of each exchange, in calls of one role: what it ``waited`` for the last member, ns (−1 where the members are not known),
+    whether it was last, and what the others waited for it altogether (``caused``).
+    """
+
+    waited: Int64
+    is_last: Bool
+    caused: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Exchanges of all ranks with what their waits are made of, each found when it is first asked for.
+
+    ``group`` is the number of those that met, −1 where that is not known, ``num_members`` how many each of them has.
+    """
+
+    exchanges: Slice
+
+    @cached_property
+    def _groups(self) -> tuple[Int64, Int64]:
+        return groups_of(self.exchanges)
+
+    @property
+    def group(self) -> Int64:
+        return self._groups[0]
+
+    @property
+    def num_members(self) -> Int64:
+        return self._groups[1]
+
+    @cached_property
+    def mean_rows(self) -> Floats:
+        """The mean of the rows of each exchange's group; NaN where it is not known."""
+        return mean_rows(self.exchanges)
+
+    @cached_property
+    def times(self) -> Slice:
+        return times_of_experts(self.exchanges)
+
+    @cached_property
+    def slowness(self) -> dict[int, float]:
+        """How many times as long as others each rank takes for as many rows."""
+        return median_slowness(self.times)
+
+    @cached_property
+    def lateness(self) -> Mapping[str, Lateness]:
+        """The lateness in calls of each role."""
+        known = np.flatnonzero(self.group >= 0)
+        return {role: self._lateness_in(call, known, self.group[known]) for role, call in ROLES.items()}
+
+    def _lateness_in(self, call: str, known: Int64, of: Int64) -> Lateness:
+        """The lateness in calls whose columns begin with ``call``; ``of`` are the groups of the ``known`` exchanges."""
+        num, size = len(self.exchanges), len(self.num_members)
+        enters = self.exchanges[f"{call}_start_ns"][known]
+        last = np.full(size, np.iinfo(np.int64).min)
+        np.maximum.at(last, of, enters)
+        waits, total = last[of] - enters, np.zeros(size, dtype=np.int64)
+        np.add.at(total, of, waits)
+        order = np.lexsort((self.exchanges["rank"][known], -enters, of))  # of members that come together the lowest
+        firsts = order[np.concatenate(([True], of[order][1:] != of[order][:-1]))] if len(order) else order
+        waited, is_last, caused = np.full(num, UNKNOWN), np.zeros(num, np.bool_), np.zeros(num, np.int64)
+        waited[known] = waits
+        is_last[known[firsts]] = total[of[firsts]] > 0  # who enters with all others is not last
+        caused[known[firsts]] = total[of[firsts]]
+        return Lateness(waited, is_last, caused)
+
+    @cached_property
+    def has_most(self) -> Bool:
+        """Mark the exchanges of ranks that have more rows than any other of their group."""
+        known = np.flatnonzero(self.group >= 0)
+        of, rows = self.group[known], self.exchanges["rows"][known]
+        most, least = (np.full(len(self.num_members), value) for value in (0, np.iinfo(np.int64).max))
+        np.maximum.at(most, of, rows)
+        np.minimum.at(least, of, rows)
+        marked = np.zeros(len(self.exchanges), dtype=np.bool_)
+        marked[known] = (rows == most[of]) & (most[of] > least[of])
+        return marked
+
+    def last_rank(self, role: str, at: Int64) -> tuple[int, float, str | None] | None:
+        """(the rank that came last most often in the exchanges ``at``, in which share of the calls, why); None where none did, or
+        nothing is known of their members.
+        """
+        is_last, group = self.lateness[role].is_last[at], self.group[at]
+        ranks, counts = np.unique(self.exchanges["rank"][at][is_last], return_counts=True)
+        if not len(ranks):
+            return None
+        known = group >= 0
+        rank, share = int(ranks[counts.argmax()]), float(counts.max() / len(np.unique(group[known])))
+        reason = None
+        if _is_often(share, float(np.mean(self.num_members[group[known]]))):
+            own = at[is_last & (self.exchanges["rank"][at] == rank)]
+            has_most = bool(np.mean(self.has_most[own]) > 0.5)
+            reason = _reason(role == DISPATCH, self.slowness.get(rank, 1.0), has_most)
+        return rank, share, reason
+
+    @cached_property
+    def _ratio_of_group(self) -> Floats:
+        """Most rows of a rank over the mean of its group; NaN where it is not known."""
+        known = np.flatnonzero(self.mean_rows > 0)
+        ratio = np.full(len(self.num_members), np.nan)
+        np.fmax.at(ratio, self.group[known], self.exchanges["rows"][known] / self.mean_rows[known])
+        return ratio
+
+    def in_step(self, step: int, at: Int64) -> ExpertStep:
+        """The waits of a step whose exchanges are ``at`` these places."""
+        before, after = (self.lateness[role] for role in ROLES)
+        groups = np.unique(self.group[at])
+        ratios = self._ratio_of_group[groups[groups >= 0]]
+        ratios = ratios[~np.isnan(ratios)]
+        ratio = float(ratios.mean()) if len(ratios) else None
+        if (before.waited[at] < 0).any():
+            return ExpertStep(step, None, None, None, None, None, ratio)
+        total = int((before.waited + after.waited)[at].sum())
+        ranks, number = np.unique(self.exchanges["rank"][at], return_inverse=True)
+        caused = np.zeros(len(ranks), dtype=np.int64)
+        np.add.at(caused, number, (before.caused + after.caused)[at])
+        rank, late = int(ranks[caused.argmax()]), int(caused.max())
+        if not late:
+            return ExpertStep(step, total, None, None, None, None, ratio)
+        own = at[self.exchanges["rank"][at] == rank]
+        met = at[np.isin(self.group[at], self.group[own])]
+        waits, reason = int((before.waited + after.waited)[met].sum()), None
+        if _is_often(late / waits, float(np.mean(self.num_members[self.group[own]]))):
+            of_before, of_after = before.caused[own].sum(), after.caused[own].sum()
+            has_most = bool((after.caused[own] * self.has_most[own]).sum() > of_after / 2)
+            is_before = bool(of_before >= of_after)
+            slowness = 1.0 if is_before else median_slowness(self.times.where(met)).get(rank, 1.0)
+            reason = _reason(is_before, slowness, has_most)
+        return ExpertStep(step, total, rank, late, late / total, reason, ratio)
+
+
+def _is_often(share: float, num_members: float) -> bool:
+    """Return whether a rank's share is more than by chance in groups of so many members."""
+    return share >= min(_OFTEN / num_members, 0.9)
+
+
+def _reason(is_before: bool, slowness: float, has_most: bool) -> str | None:
+    """Why others wait for a rank: it comes late to the layer, its experts are slow, or have most rows; None: nothing tells."""
+    return "before" if is_before else "slow" if slowness >= SLOW else "rows" if has_most else None
+
+
+def expert_steps(waits: Waits, steps: Iterable[int] = ()) -> tuple[ExpertStep, ...]:
+    """The waits of each step with exchanges, and of ``steps`` without any, in the order of their numbers."""
+    step = waits.exchanges["step"]
+    order = np.argsort(step, kind="stable")
+    numbers, begins = np.unique(step[order], return_index=True)
+    places = dict(zip(numbers.tolist(), np.split(order, begins[1:]), strict=False))
+    wanted = sorted({*steps, *(number for number in places if number >= 0)})
+    return tuple(
+        waits.in_step(number, places[number]) if number in places else ExpertStep(number, *(None,) * 6)
+        for number in wanted
+    )

@@ -1,0 +1,1 @@
+"""What the stages compute, by kind of work and part of the model."""
