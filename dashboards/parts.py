@@ -13,7 +13,7 @@ from dash.exceptions import PreventUpdate
 from dashboards.components import Node, graph, lines, panel, report_table
 from dashboards.exports import picture_files, table_files
 from dashboards.store import Loaded, Store
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable, warning_lines
 
@@ -119,5 +119,5 @@ def choose_step_on(app: Dash, picture: str) -> None:
 
 
 def reasons_panel(reasons: Sequence[str], id: str) -> list[Node]:
-    """What is not known, and why; nothing without reasons."""
+    """A note on what is not known, and why; nothing without reasons."""
     return [panel("What is not known, and why", lines(reasons, id))] if reasons else []

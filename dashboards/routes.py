@@ -73,7 +73,7 @@ _ROUTES: Mapping[str, Callable[..., Any]] = {
         timeline, MEASURED, 0, EVENTS, row, rank
     ),
 }
-"""What is asked of the timeline: bytes of a tile, or values of JSON. A LookupError is answered as not found."""
+"""Answer what is asked of the timeline: bytes of a tile, or values of JSON. A LookupError is answered as not found."""
 
 
 def add_routes(server: Flask, store: Store, answers: Answers) -> None:

@@ -11,7 +11,8 @@ import pandas as pd
 from dashboards.answers import Answers
 from dashboards.wishes import wishes_of
 from pptrace.analysis.questions import files_of_answers
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ _ROOMS = "|".join(
             "marking",
         ),
         *(
-            r"analysis\.(?!result|step_parts|whole_run|\w+\.types)",
+            r"analysis\.(?!report|result|step_parts|whole_run|\w+\.types)",
             r"report\.(?!to_json)",
             r"api\.exports",
             r"schedule\.replay_program",
@@ -59,10 +59,10 @@ _ROOMS = "|".join(
     )
 )
 nitpick_ignore_regex = [
-    (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|go|os|collections|pathlib|click|types|enum|contextlib)\..*"),
+    (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|go|os|re|collections|pathlib|click|types|enum|contextlib)\..*"),
     (
         r"py:.*",
-        r"(Path|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Program|Int8|Int32|Int64|COMM_ARGS|FigureKind|Sizes|Milliseconds|Predictions|WhatIf|Study|Change|Comparison|tuple\[\w+)",
+        r"(Path|FilePath|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Program|Int8|Int32|Int64|COMM_ARGS|FigureKind|Sizes|Milliseconds|Predictions|WhatIf|Study|Change|Comparison|tuple\[\w+)",
     ),
     (r"py:.*", rf"pptrace\.({_ROOMS}).*"),
     (r"py:.*", r"instrument\.(?!session|recorder|mesh|pipeline\.(runtime|p2p)\.).*"),

@@ -15,7 +15,7 @@ from pptrace.version import __version__
 
 TYPE_CHECKING = False  # type checkers know this name; importing typing would take longer than all of this
 if TYPE_CHECKING:
-    from pptrace.analysis.result import Report
+    from pptrace.analysis.report import Report
     from pptrace.api.catalogue import schedules
     from pptrace.api.compare import RunComparison, compare
     from pptrace.api.hang import HangReport, hang

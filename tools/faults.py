@@ -20,7 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, Severity
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.schedule.registry import get

@@ -67,7 +67,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path) -> None:
-        from pptrace.analysis.result import Report
+        from pptrace.analysis.report import Report
 
         self._path = path.with_suffix(f".{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.part")
         self._test = ""

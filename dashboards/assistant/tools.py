@@ -16,7 +16,8 @@ from dashboards.assistant.paging import Query, page_of_frame, page_of_rows
 from dashboards.evidence import evidence_of, place_of
 from dashboards.tables import TABLES, Asked
 from dashboards.wishes import wishes_of
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding
 from pptrace.errors import UsageError
 from pptrace.report.tables import warning_lines
 from pptrace.report.whatif import headline, replay_line

@@ -14,7 +14,7 @@ from dashboards.components import Node
 from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.analysis.links.show import collectives_table, late_ranks_table, links_table
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
     OfLink,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from dashboards.exports import whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
+from pptrace.analysis.compare.result import PartChange
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
@@ -47,10 +49,7 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
     names: list[Node] = ["A: ", html.Code(loaded.title), "   B: ", html.Code(other.title)]
     verdict = html.P(with_minus(result.detail), className="verdict", id="compare-detail")
     head = panel("B against A", verdict, html.P(names, className="note"))
-    marks = {part.significant for part in result.parts}
-    note = "coloured: by more than chance"
-    if True not in marks:
-        note = "not known whether by more than chance" if None in marks else "none by more than chance can explain"
+    note = note_on_chance(result.parts)
     charts = [
         chart("Causes of a typical step", causes_of_both(result), "compare-causes", _NOT_EXPLAINED),
         chart("Parts that changed most", changes_of_parts(result), "compare-parts", "No part changed.", note=note),
@@ -62,6 +61,14 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
         *(_table(table) for table in comparison_tables(result, Amount.WHOLE)),
         *([panel("Warnings", lines(result.warnings, "compare-warnings"))] if result.warnings else []),
     ]
+
+
+def note_on_chance(parts: Sequence[PartChange]) -> str:
+    """The note on which parts changed by more than chance."""
+    marks = {part.significant for part in parts}
+    if True in marks:
+        return "coloured: by more than chance"
+    return "not known whether by more than chance" if None in marks else "none by more than chance can explain"
 
 
 def _table(table: ReportTable) -> Node:

@@ -15,7 +15,8 @@ from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, StepReport
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.recording import audit_line, recording_line

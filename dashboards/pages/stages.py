@@ -14,7 +14,7 @@ from dashboards.parts import chart, data_table, empty, guarded, no_steps, waitin
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
 from pptrace.analysis.op_samples import OpSample
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.analysis.stages.show import stage_tables, stages_table
 from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table
 from pptrace.analysis.whatif.frameworks import goes_round, paste_options

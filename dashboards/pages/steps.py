@@ -64,7 +64,7 @@ def _tiles(series: StepSeries) -> Node:
     typical, outliers, changes = f"{milliseconds(series.median_ns)} ms", len(series.outliers), len(series.changes)
 
     def tile_of(label: str, number: int, least: int, hint: str, id: str) -> Node:
-        """What was found; "–" where the steps are too few to find any."""
+        """The findings; "–" where the steps are too few to find any."""
         is_known = series.num_steps >= least
         rule = "" if is_known else f"not known with fewer than {least} steps"
         return tile(label, str(number) if number or is_known else "–", rule, hint, id)

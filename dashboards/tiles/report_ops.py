@@ -10,7 +10,8 @@ import numpy as np
 
 from dashboards.tiles.measured import Table
 from dashboards.tiles.tracks import Array
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.slices import Slice, Texts, compact
 

@@ -26,7 +26,7 @@ from dashboards.tiles.report_ops import with_ops_of_tracks
 from dashboards.tiles.unlabelled import ops_with_compute
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model import tables
 from pptrace.model.tables import COMPUTE_KINDS, empty_table

@@ -24,7 +24,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import ANSWER_OF, SHOWN, Report
+from pptrace.analysis.report import ANSWER_OF, SHOWN, Report
 from pptrace.model.report_table import Amount, ReportTable
 from pptrace.recognise.run import RecognisedRun
 
@@ -43,7 +43,7 @@ QUESTIONS = tuple(dict.fromkeys(field.metadata[ANSWER_OF] for field in _FIELDS))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What a question is answered from: the report so far, and what each rank answered, in order of their numbers.
+    """The input of a question: the report so far, and what each rank answered, in order of their numbers.
 
     ``costs`` are those of whole steps; ``experts`` are None in a run without experts.
     """
@@ -71,7 +71,7 @@ def ask_ranks(
 def experts_in(
     answers: Mapping[int, Answers], run: RecognisedRun, steps: Mapping[int, StepsOfRank]
 ) -> ExpertsOfRun | None:
-    """What ranks answered about experts: explanations of steps need it before the report is made. None of a run without any."""
+    """The answers of ranks about experts: explanations of steps need it before the report is made. None of a run without any."""
     of_ranks = _answers_to("experts", answers)
     if not of_ranks and not _applies("experts", run.comms, run.facts):
         return None

@@ -10,7 +10,8 @@ import numpy as np
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording_parts import AsRecorded, RecordedRank, RecordedStep, RecordingReport
-from pptrace.analysis.result import Finding, MissingEvidence, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, MissingEvidence, StepReport
 from pptrace.model.tables import Int64
 
 _WARM_UP = 2

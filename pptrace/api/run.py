@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pandas as pd
 
 from pptrace.analysis.experts.types import NO_PAIRS
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.comms_table import CommsTable

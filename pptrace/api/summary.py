@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, StepReport
 from pptrace.model import units
 from pptrace.report.step_tiles import step_tiles
 from pptrace.simulator import Simulation

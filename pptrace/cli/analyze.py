@@ -13,7 +13,7 @@ import click
 
 from pptrace.analysis.links.answer import with_network
 from pptrace.analysis.links.peaks import read_rate
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.api.options import Value, option, options_of
 from pptrace.api.run import Run
 from pptrace.cli.options import INPUT_PATH, with_options

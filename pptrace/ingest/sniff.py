@@ -1,4 +1,4 @@
-"""How files begin of the formats whose readers are imported for such a file alone (:func:`pptrace.ingest.formats.on_use`)."""
+"""Beginnings of files of the formats whose readers are imported for such a file alone (:func:`pptrace.ingest.formats.on_use`)."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Events:
         return within
 
     def outermost(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Those of some rows that lie in no other one, of the thread that has most of them."""
+        """The outermost of some rows, of the thread that has most of them."""
         by_thread = self.rows_by_thread(rows).values()
         outermost = [of_thread[~self.intervals_of(of_thread).are_inside_another()] for of_thread in by_thread]
         return max(outermost, key=len, default=rows)

@@ -12,7 +12,8 @@ from plotly.offline import get_plotlyjs
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, StepReport
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.field import rank_text
 from pptrace.model import units

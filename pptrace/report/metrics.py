@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from pptrace.analysis.live_cost import LiveCosts
-from pptrace.analysis.result import Report, Severity, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Severity, StepReport
 from pptrace.workflow.live.follow import LiveStepFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.result import Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Severity
 from pptrace.hang_diagnosis.field import lines
 from pptrace.model import units
 from pptrace.model.report_table import more

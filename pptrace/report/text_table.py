@@ -14,7 +14,7 @@ from pptrace.report.tables import Bar, ReportTable
 
 _COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
 _GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░", "either of both": "·"}
-"""So that a bar can be read without colours."""
+"""Letters that tell the parts of a bar apart without colours."""
 _BAR_WIDTHS = (10, 30)
 """Characters of a bar: at least, else it is left out, and at most."""
 _PROSE_WIDTH = 24
@@ -41,7 +41,7 @@ class Stripped:
 
 
 class _Columns:
-    """What the columns of a table hold: bars, numbers, prose (columns without a name), or labels; and how wide they are."""
+    """The contents of a table's columns: bars, numbers, prose (columns without a name), or labels; and how wide they are."""
 
     def __init__(self, table: ReportTable) -> None:
         self.table, self.all = table, list(range(len(table.columns)))

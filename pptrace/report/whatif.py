@@ -28,7 +28,7 @@ _MEANS = {
     "kind": "every op of the kind takes the mean of all",
     "outside": "that part of the step takes nothing",
 }
-"""What an ideal changes, by its name."""
+"""The words for what an ideal changes, by its name."""
 
 
 def whatif_text(result: WhatIf, width: int) -> RenderableType:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
+from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
@@ -21,14 +22,15 @@ from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
+from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.questions import ask_ranks, experts_in, with_answers
+from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
     InputInfo,
     MissingEvidence,
     RankDevice,
-    Report,
     ScheduleCandidate,
     ScheduleSummary,
     StepReport,
@@ -74,10 +76,6 @@ from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
 from pptrace.workflow.planned_steps import planned_steps
 
-if TYPE_CHECKING:
-    from pptrace.analysis.experts.types import TrafficMatrix
-    from pptrace.analysis.op_slack import OpSlack
-
 
 @dataclass(frozen=True)
 class Analysis:
@@ -122,8 +120,6 @@ class Analysis:
     @cached_property
     def op_slack(self) -> OpSlack:
         """Slack and critical path of every row of ``data.ops``, found when they are first asked for."""
-        from pptrace.analysis.op_slack import slack_of_ops
-
         return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 

@@ -10,7 +10,7 @@ from pptrace.analysis.compare.recording import recording_cost_of, recording_of
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.steadiness import steadiness_of
 from pptrace.analysis.compare.undisturbed import op_times, usual_plan
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
 from pptrace.ingest.inputs.several import runs_at

@@ -32,6 +32,7 @@ from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.recording.rank import SETTINGS, STEP_TIMES, recording_of
+from pptrace.slices import Slice
 
 _FACTS = frozenset(
     {
@@ -158,6 +159,8 @@ def _in_json(text: str) -> str:
 
 def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
     """The JSON form of a value of the type ``hint``; its arrays go into ``arrays`` under names that begin with ``name``."""
+    if isinstance(value, Slice):
+        return {column: _packed(None, value[column], f"{name}.{column}", arrays, path) for column in value.columns}
     if is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return {
@@ -199,15 +202,20 @@ def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDAr
 
 def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     if is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        values = {
-            item.name: _unpacked(hints[item.name], node[item.name], f"{name}.{item.name}", arrays)
-            for item in fields(hint)
-        }
+        if hint is Slice:
+            values = {
+                column: _unpacked(np.ndarray, width, f"{name}.{column}", arrays) for column, width in node.items()
+            }
+        else:
+            hints = typing.get_type_hints(hint)
+            values = {
+                item.name: _unpacked(hints[item.name], node[item.name], f"{name}.{item.name}", arrays)
+                for item in fields(hint)
+            }
         columns = [value for value in values.values() if isinstance(value, np.ndarray) and value.ndim == 1]
         if len({len(column) for column in columns}) > 1:
             raise ValueError(f"{name}: arrays of different lengths")
-        return hint(**values)  # type: ignore[operator]
+        return Slice(values) if hint is Slice else hint(**values)  # type: ignore[operator]
     if isinstance(hint, types.UnionType):
         if node is None and types.NoneType in hint.__args__ and name not in arrays:
             return None

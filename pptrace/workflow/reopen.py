@@ -20,7 +20,7 @@ import numpy as np
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.errors import PptraceError
 from pptrace.garbage import paused_gc

@@ -11,7 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from pptrace.analysis.result import RankStep, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import RankStep
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.model.tables import MEMORY, make_table

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pptrace.analysis.gain_interval import gain_interval
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.report.text import print_report
 from pptrace.schedule.actions import Action

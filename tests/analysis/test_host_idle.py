@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.result import Report, Severity, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Severity, StepReport
 from pptrace.analysis.steps.host_idle import held_up_op, synchronisations_of_windows
 from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer
 from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pptrace.analysis.result import Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Severity
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import Event, make_trace, record, without

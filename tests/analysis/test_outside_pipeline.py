@@ -15,7 +15,8 @@ import pytest
 import pptrace
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.findings.outside import outside_findings
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Bubble, OutsidePart
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
 from pptrace.errors import UsageError

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pptrace
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build

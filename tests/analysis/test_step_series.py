@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.analysis.steps import step_series
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL, _far_above, series_of
 from pptrace.analysis.whole_run import StepSeries

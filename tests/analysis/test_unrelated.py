@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, is_plan_of_all
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.steps import PlannedStep, report_steps
 from pptrace.analysis.whole_run import InDoubt
 from pptrace.clock import Clock, ClockMethod

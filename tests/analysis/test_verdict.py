@@ -8,6 +8,7 @@ import pytest
 
 from pptrace.analysis.findings.verdict import VerdictLines, verdict_lines, with_verdict
 from pptrace.analysis.part_words import OUTSIDE_WORDS
+from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
     Finding,
@@ -15,7 +16,6 @@ from pptrace.analysis.result import (
     OpSummary,
     RankDevice,
     RankStep,
-    Report,
     ScheduleSummary,
     Severity,
     StepReport,

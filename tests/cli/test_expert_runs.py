@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.marks import CollectiveMark, parse_mark
 from pptrace.workflow.load import load

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object

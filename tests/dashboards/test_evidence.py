@@ -9,7 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from dashboards.evidence import evidence_of
-from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, Severity
 from pptrace.workflow.load import load
 
 LATE = "late collective rank 2 step 3"

@@ -33,7 +33,7 @@ from dashboards.pages import (
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.compare.result import PartChange
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
@@ -409,7 +409,7 @@ def _without_counts(report: Report) -> Report:
     ],
 )
 def test_parts_of_which_it_is_not_known_are_not_called_chance(marks: tuple[bool | None, ...], words: str) -> None:
-    assert compare._note_of([PartChange("bubble", {}, 1, 2, 1, mark) for mark in marks]) == words
+    assert compare.note_on_chance([PartChange("bubble", {}, 1, 2, 1, mark) for mark in marks]) == words
 
 
 def test_the_overview_leads_to_the_tables_of_other_pages() -> None:

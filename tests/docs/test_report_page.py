@@ -26,7 +26,8 @@ from pptrace.analysis.experts.types import (
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank
 from pptrace.analysis.memory.types import PredictedMemory, StageActivations
-from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
 from pptrace.analysis.step_parts import BlamedOp, Cause
 from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries

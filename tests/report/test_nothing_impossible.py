@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.part_words import words_of_part
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.report.step_tiles import step_tiles
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

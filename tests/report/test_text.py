@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.report.tables import Amount, tables_of
 from pptrace.report.text import print_report

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from pptrace.analysis.recording_parts import RecordingReport
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.intervals import lengths_within, union
 from pptrace.workflow.load import load
 from pptrace.workflow.unrecorded import Undone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from tests.support.device_oracle import Op
 
 

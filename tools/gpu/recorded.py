@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
 from tests.support.device_oracle import count, kineto_ops, kineto_pieces, nsight_pieces

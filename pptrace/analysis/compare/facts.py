@@ -8,7 +8,7 @@ from typing import Any
 
 from pptrace.analysis.compare.result import FactChange
 from pptrace.analysis.core_waits import core_waits_of
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.environment import read_environment
 from pptrace.model.wording import listed
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.result import RankStep, Report, StepReport, alike_steps
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import RankStep, StepReport, alike_steps
 from pptrace.intervals import lengths_within
 from pptrace.model.tables import Int64
 from pptrace.model.traces import InputFormat

@@ -99,7 +99,7 @@ def recording_of(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Re
 
 _NORMAL_90 = 1.645
 """Half of a 90 % interval of a normal distribution over its deviation."""
-_MOST_APART = 1.1
+_MOST_EVENTS_RATIO = 1.1
 """Ratio of events a step up to which two runs are recorded alike."""
 _RECORDERS = {
     InputFormat.KINETO: "torch.profiler",
@@ -241,7 +241,7 @@ class RecordedBoth:
         a, b = self.a, self.b
         is_same = a.settings == b.settings and a.settings not in ("", _VARIOUS) and a.is_unrecorded == b.is_unrecorded
         events = sorted((a.events_per_step, b.events_per_step))
-        return is_same and a.is_of_trace and b.is_of_trace and 0 < events[1] <= _MOST_APART * events[0]
+        return is_same and a.is_of_trace and b.is_of_trace and 0 < events[1] <= _MOST_EVENTS_RATIO * events[0]
 
     @property
     def _costs_apart(self) -> float:

@@ -87,7 +87,7 @@ class ExpertsOfRun:
 
     @cached_property
     def waits(self) -> Waits:
-        """What ranks waited for in the exchanges."""
+        """Waits of ranks in the exchanges."""
         return Waits(self.exchanges)
 
     @property

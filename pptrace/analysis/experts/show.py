@@ -22,7 +22,7 @@ from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, Amount, Columns, Rep
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
-    from pptrace.analysis.result import Report
+    from pptrace.analysis.report import Report
 
 _WHY = {"rows": "most rows", "slow": "slow", "before": "late before", None: ""}
 _BECAUSE = {
@@ -183,7 +183,7 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
 
 
 def waits_for(rank: RankLoad) -> int:
-    """How long others wait for a rank, before its experts and after them, ns."""
+    """The time for which others wait for a rank, before its experts and after them, ns."""
     return (rank.caused_before_ns or 0) + (rank.caused_after_ns or 0)
 
 

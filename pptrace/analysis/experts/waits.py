@@ -28,7 +28,7 @@ _OFTEN = 1.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lateness:
-    """Of each exchange, in calls of one role: what it ``waited`` for the last member, ns (−1 where the members are not known),
+    """Waits of exchanges in calls of one role: what each ``waited`` for the last member, ns (−1 where the members are not known),
     whether it was last, and what the others waited for it altogether (``caused``).
     """
 
@@ -69,7 +69,7 @@ class Waits:
 
     @cached_property
     def slowness(self) -> dict[int, float]:
-        """How many times as long as others each rank takes for as many rows."""
+        """The slowness of each rank: how many times as long as others it takes for as many rows."""
         return median_slowness(self.times)
 
     @cached_property
@@ -165,7 +165,7 @@ def _is_often(share: float, num_members: float) -> bool:
 
 
 def _reason(is_before: bool, slowness: float, has_most: bool) -> str | None:
-    """Why others wait for a rank: it comes late to the layer, its experts are slow, or have most rows; None: nothing tells."""
+    """The reason why others wait for a rank: it comes late, its experts are slow, or have most rows; None: nothing tells."""
     return "before" if is_before else "slow" if slowness >= SLOW else "rows" if has_most else None
 
 

@@ -40,7 +40,7 @@ ROUTING = "routing"
 
 @dataclass(frozen=True, eq=False)
 class CauseCosts:
-    """What each cause does to the costs of some windows.
+    """Costs of some windows by cause.
 
     Args:
         base: the costs without any cause: ops take the mean of their kind, and nothing else takes time.
@@ -69,7 +69,7 @@ class CauseCosts:
         return replace(self.base, **columns).window_lengths
 
     def computing(self, present: frozenset[str]) -> Int64:
-        """What ops compute where only some causes are present, ns."""
+        """Compute of ops where only some causes are present, ns."""
         changed = [name for name in self.players if name in self.levels]
         chosen = [name for name in changed if name in present]
         if not chosen:
@@ -231,7 +231,7 @@ def causes_of_windows(
 def _weights(
     ranks: Sequence[tuple[int, ...]], table: PlanTable, levels: Sequence[Int64], on_path: Int64, late_ranks: Int64
 ) -> list[dict[str, Weights]]:
-    """How much of a cause is at each place, in each window, by what ops of the critical path compute at the levels of
+    """Weights of causes by place, for each window: by what ops of the critical path compute at the levels of
     :func:`costs_of_causes`, and by how late ranks are.
     """
     of_kind, of_stage, of_rank, computing = levels
@@ -279,7 +279,7 @@ def _means_of_kinds(of_stages: Int64, kind: Int64, of_row: Int64) -> Int64:
 
 
 def _lateness(matrix: StepMatrix, is_known: Bool) -> tuple[Int64, Int64 | None, Int64]:
-    """How late ops begin beyond what keeps their ranks from their calls, how late calls are posted, and how late each rank is in
+    """Lateness of ops beyond what keeps their ranks from their calls, of calls that are posted, and of each rank in
     all, shape (windows, pp), ns; 0 where that is not known: on ranks with devices, and where the transfer of a message, which
     would look the same, is not.
 

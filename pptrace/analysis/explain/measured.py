@@ -1,4 +1,4 @@
-"""What ops and messages of whole steps cost, from when they began and ended: the matrix by which steps are replayed."""
+"""Costs of ops and messages of whole steps, from when they began and ended: the matrix by which steps are replayed."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class StepTimes:
 
     @property
     def knows_lateness(self) -> Bool:
-        """Whether ops of each window that begin late do so because of hosts: no device tells why it was idle, and the transfer
+        """Mask of the windows whose ops begin late because of hosts: no device tells why it was idle, and the transfer
         of every message is known, which would look the same.
         """
         known: Bool = ~self.on_device & (self.arrival != UNKNOWN).all(axis=1)
@@ -296,7 +296,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
 
 
 def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Bool) -> Int64:
-    """How much of some times lies between when ops could have run and their starts, ns, shape (whole windows, rows).
+    """Lengths of some times between when ops could have run and their starts, ns, shape (whole windows, rows).
 
     Args:
         times: the ops of each rank (:class:`RankTimes`), and its times (:mod:`pptrace.intervals`).

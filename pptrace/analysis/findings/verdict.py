@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
-from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.step_parts import OUTSIDE
 
 _WORTH_NAMING = 0.02

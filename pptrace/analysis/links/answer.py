@@ -25,13 +25,14 @@ from pptrace.analysis.links.peaks import (
 from pptrace.analysis.links.rank_traffic import RankTraffic
 from pptrace.analysis.links.rank_traffic import of_rank as of_rank
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
-from pptrace.analysis.result import CommSummary, Report
+from pptrace.analysis.result import CommSummary
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice, slices
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Asked
+    from pptrace.analysis.report import Report
 
 
 def answer(asked: Asked) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from pptrace.model.report_table import Amount, Columns, ReportTable, table_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
-    from pptrace.analysis.result import Report
+    from pptrace.analysis.report import Report
 
 
 def tables(report: Report, amount: Amount) -> list[ReportTable]:

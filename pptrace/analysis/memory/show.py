@@ -11,7 +11,7 @@ from pptrace.model.report_table import FEW_RANKS, MAX_ROWS, Amount, Columns, Rep
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
-    from pptrace.analysis.result import Report
+    from pptrace.analysis.report import Report
 from pptrace.model.step_memory import MemoryKind
 
 _KINDS = {

@@ -1,1 +1,1 @@
-"""What the stages compute, by kind of work and part of the model."""
+"""Work of the stages, by kind of work and part of the model."""

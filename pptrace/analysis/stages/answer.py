@@ -187,7 +187,7 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
 
 
 def answer(asked: Asked) -> Mapping[str, Any]:
-    """What the stages compute; the finding of a heavy stage says of which kinds of work it has more."""
+    """The work of the stages; the finding of a heavy stage says of which kinds of work it has more."""
     compute = stage_compute(asked.of_ranks.values())
     if compute is None:
         return {}

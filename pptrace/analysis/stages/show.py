@@ -13,7 +13,7 @@ from pptrace.model.report_table import MAX_ROWS, Amount, Columns, ReportTable, m
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
-    from pptrace.analysis.result import Report
+    from pptrace.analysis.report import Report
 
 _MOST_CLASSES = 4
 _NOT_NAMED = "of no part"

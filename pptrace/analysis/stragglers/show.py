@@ -12,7 +12,7 @@ from pptrace.model.report_table import Amount, ReportTable, more
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
-    from pptrace.analysis.result import Report
+    from pptrace.analysis.report import Report
 
 _MEANING = (
     "slowdown: of all steps, with this alone as measured and all else typical; slowdowns overlap, what a change gains is in the "

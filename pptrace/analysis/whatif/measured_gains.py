@@ -15,7 +15,8 @@ import numpy as np
 from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.steps.outside_pipeline import OTHER, OVERLAP, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.stragglers.alike import Place, gain_of_place

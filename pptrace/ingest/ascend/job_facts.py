@@ -1,4 +1,4 @@
-"""What the Ascend profiler writes next to a ``trace_view.json``: rank, groups, settings, and memory.
+"""Files that the Ascend profiler writes next to a ``trace_view.json``: rank, groups, settings, and memory.
 
     <host>_<pid>_<time>_ascend_pt/profiler_info_<rank>.json       rank_id, config
     <host>_<pid>_<time>_ascend_pt/profiler_metadata.json          distributed_args, parallel_group_info

@@ -145,7 +145,7 @@ _MOST_EVENTS = 16
 
 
 _Joined = tuple[Int64, Nesting]
-"""(where some stretches begin, the nesting of each of them)."""
+"""Find (where some stretches begin, the nesting of each of them)."""
 
 
 def _joined(ranges: _Ranges) -> Iterator[_Joined]:

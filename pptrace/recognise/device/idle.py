@@ -107,8 +107,8 @@ def _union_with(starts: Int64, ends: Int64, more: tuple[int, int]) -> Int64:
 
 
 def _launches_of_gaps(events: Events, rows: Rows, calls: Rows, first: Rows, begins: Int64) -> Int64:
-    """When the work that ends each gap was launched, :data:`_NEVER` where that is not known: of work that starts at the same time
-    that counts which was launched first.
+    """The time at which the work that ends each gap was launched, :data:`_NEVER` where that is not known: of work that starts
+    at the same time that counts which was launched first.
     """
     start = events.start_ns[rows]
     launched = _launch_times(events, rows, calls)

@@ -194,7 +194,7 @@ Result = TypeVar("Result")
 
 
 def outcome_of(hypothesis: Callable[[Option], Result], option: Option) -> Result | MismatchError:
-    """What a hypothesis makes of the evidence, or the reason against it."""
+    """The result of a hypothesis on the evidence, or the reason against it."""
     try:
         return hypothesis(option)
     except MismatchError as err:
@@ -202,7 +202,7 @@ def outcome_of(hypothesis: Callable[[Option], Result], option: Option) -> Result
 
 
 def first_match(hypothesis: Callable[[Option], Result], options: Iterable[Option]) -> Result:
-    """What a hypothesis makes of the first option that the evidence allows.
+    """The result of a hypothesis on the first option that the evidence allows.
 
     Raises:
         MismatchError: it allows none; the reason is that against the first.

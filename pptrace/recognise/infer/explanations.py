@@ -54,7 +54,7 @@ class PartialPipeline:
 
     @property
     def detail(self) -> Detail:
-        """That of all of its ranks."""
+        """The explanation of all of its ranks."""
         return self.traced[0].detail
 
     def explanations(self) -> tuple[tuple[Explanation, ...], bool]:

@@ -166,7 +166,7 @@ def find_traced_ranks(
 
 
 def _detail_of(ops: pd.DataFrame, names_stages: bool) -> tuple[Detail, tuple[int, ...]]:
-    """What the labels of a rank name, and the stages or chunks that they do."""
+    """Facts that the labels of a rank name, and the stages or chunks that they do."""
     pairs = [pair for pair in ops["pair"].tolist() if pair]
     if names_stages:
         halves = [half for pair in pairs for half in pair[1 : pair.index(")")].split(";")]

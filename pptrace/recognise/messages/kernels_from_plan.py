@@ -89,7 +89,7 @@ def _of_pipeline(
         carried_by = _swapped(planned, pp_rank, received_first)
         if set(carried_by) != set(range(len(rank_kernels))):
             return None
-        messages, kinds, steps, _ = zip(*planned, strict=True)
+        messages, kinds, steps, _ = zip(*planned, strict=True) if planned else ((),) * 4
         count = Counter(carried_by)
         parts.append(
             rank_kernels.iloc[carried_by].assign(

@@ -75,7 +75,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     stages = set(ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False, name=None))
 
     def has_stage(rank: int, peer: int, stage: int) -> bool:
-        """Whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
+        """Return whether the other end of a rank's message has a stage: any other rank of its pipeline where it is not known."""
         peers = [peer] if peer >= 0 else [other for other in mesh.pipeline_of(rank) if other != rank]
         return any((other, stage) in stages for other in peers)
 

@@ -49,7 +49,7 @@ def capture_times(events: Events) -> Int64:
 
 
 def outside_captures(events: Events, rows: Rows) -> Rows:
-    """Those of some events that do not begin in a capture."""
+    """The events that do not begin in a capture."""
     captures, times = capture_times(events), events.start_ns[rows]
     return rows[find_interval(captures[:, 0], captures[:, 1], times, until=times) < 0]
 

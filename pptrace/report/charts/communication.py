@@ -10,7 +10,8 @@ from itertools import groupby
 import plotly.graph_objects as go
 
 from pptrace.analysis.links.types import Link
-from pptrace.analysis.result import CommSummary, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import CommSummary, StepReport
 from pptrace.model import units
 from pptrace.model.report_table import mean
 from pptrace.report.charts.base import (

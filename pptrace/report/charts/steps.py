@@ -7,7 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.result import Report, StepReport, alike_steps
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport, alike_steps
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import GRID, QUIET, lay_out

@@ -8,7 +8,8 @@ kind. Means are over what is known.
 from __future__ import annotations
 
 from pptrace.analysis.questions import tables_of_answers
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.model.report_table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table, host_window_table

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean
 
-from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import CommSummary, CommTotal, StepReport
 from pptrace.model import units
 from pptrace.model.report_table import FEW_RANKS, Amount, ReportTable, mean, mean_and_extremes, share
 from pptrace.report.recording import as_recorded

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import RankDevice, RankStep, StepReport
 from pptrace.model import units
 from pptrace.model.report_table import Amount, ReportTable, mean, mean_and_extremes, share
 from pptrace.report.recording import as_recorded

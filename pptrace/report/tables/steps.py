@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.result import Report, StepReport, alike_steps
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport, alike_steps
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whole_run import StepChange, StepSeries
 from pptrace.model import units

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of, other_work
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
 

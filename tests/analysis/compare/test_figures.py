@@ -23,13 +23,13 @@ from pptrace.analysis.compare.figures import (
     _parts_of,
     whole_steps,
 )
+from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
     CommSummary,
     InputInfo,
     PhaseSummary,
     RankStep,
-    Report,
     ScheduleSummary,
     StepReport,
 )

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.experts.types import ExpertsReport
-from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, Severity
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.marks import Axis, Collective, CollectiveMark, Mark, OpMark, SpanKind, SpanMark, Uneven

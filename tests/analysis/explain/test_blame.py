@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.step_times import StepTimes
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.workflow.analyse import analyse

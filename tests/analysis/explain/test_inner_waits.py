@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable

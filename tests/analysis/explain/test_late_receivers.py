@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse

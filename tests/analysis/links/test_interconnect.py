@@ -9,7 +9,8 @@ import pytest
 from pptrace.analysis.links.answer import interconnect_of, with_network
 from pptrace.analysis.links.rank_traffic import RankTraffic
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak
-from pptrace.analysis.result import CommSummary, RankStep, Report, StepReport
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable

@@ -9,7 +9,8 @@ import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.rank_messages import waits_for_peers, with_moved_times
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import COMMS, Int64, make_table
 from pptrace.schedule.plan_table import PlanTable

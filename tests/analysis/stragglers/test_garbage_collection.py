@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.hosts import garbage_collections
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.model.tables import Int64

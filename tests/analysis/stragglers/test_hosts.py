@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build

@@ -9,7 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.analysis.stragglers.hosts import LATE_START
 from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.analysis.whatif.study import study_run

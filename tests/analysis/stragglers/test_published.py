@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "bytedance_straggler"

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.hosts import host_pauses
 from pptrace.analysis.stragglers.links import slow_link
 from pptrace.analysis.stragglers.reason import Reason

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.answer import answer
 from pptrace.analysis.whatif.candidates import all_changes

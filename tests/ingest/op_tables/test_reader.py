@@ -14,7 +14,8 @@ import pandas as pd
 import polars
 import pytest
 
-from pptrace.analysis.result import RankStep, Report
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import RankStep
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.exact_numbers import to_ns

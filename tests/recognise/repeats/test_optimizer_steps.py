@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.report import Report
 from pptrace.model.tables import CALLS, make_table
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.device.work import device_work

@@ -14,7 +14,8 @@ from pptrace.analysis.links.types import Link
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
 from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.op_samples import OpGroup, OpSample
-from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.report import Report
+from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
