@@ -105,10 +105,10 @@ def _question(root: Path) -> None:
     folder = "pptrace/analysis/calls"
     (root / folder).mkdir()
     _write(root, *(f"{folder}/{name}.py" for name in ("__init__", "types", "answer", "show")))
-    result = root / "pptrace" / "analysis" / "result.py"
-    after = "    from pptrace.analysis.experts.types import ExpertsReport\n"
-    _insert(result, after, "    from pptrace.analysis.calls.types import RankCalls\n", before=True)
-    _insert(result, "    def __repr__(self) -> str:\n", f"{_example('a field of Report', 4)}\n", before=True)
+    report = root / "pptrace" / "analysis" / "report.py"
+    after = "from pptrace.analysis.experts.types import ExpertsReport\n"
+    _insert(report, after, "from pptrace.analysis.calls.types import RankCalls\n", before=True)
+    _insert(report, "    def __repr__(self) -> str:\n", f"{_example('a field of Report', 4)}\n", before=True)
     page = root / "docs" / "report.md"
     _insert(page, "| `doubts` |", "| `calls` | one entry per rank | never |\n", before=True)
     _insert(page, "## `marked_steps[]`\n", f"{_example('a section of docs/report.md')}\n", before=True)
