@@ -52,7 +52,7 @@ _MODULES = {
     "HangReport": "pptrace.api.hang",
     "Plan": "pptrace.schedule.plan",
     "Predictions": "pptrace.api.whatif",
-    "Report": "pptrace.analysis.result",
+    "Report": "pptrace.analysis.report",
     "Run": "pptrace.api.run",
     "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",

@@ -210,7 +210,7 @@ def between_hosts(ports: float, port_gbps: float, devices: Iterable[float | None
     """The most that the bus bandwidth of a collective between hosts can be, GB/s: that of its ports, and of what leads to them.
 
     Args:
-        ports: as in :class:`~pptrace.analysis.whole_run.CollectiveRate`.
+        ports: as in :class:`~pptrace.analysis.links.types.CollectiveRate`.
         port_gbps: of one port.
         devices: peaks of the members, of which several on a host are joined by them; those that are known.
     """
