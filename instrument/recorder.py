@@ -148,8 +148,8 @@ class Recorder:
 
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
     ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
-    ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``delay`` makes
-    the ranges of ops that are to be delayed (:mod:`instrument.examples.delayed_ops`). ``live`` takes the times of ranges while it is on.
+    ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``live`` takes
+    the times of ranges while it is on.
     ``expert_counts`` gets the routes of layers with experts.
     """
 
