@@ -15,7 +15,7 @@ equal rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from pptrace.analysis.explain.step_times import Bool, StepTimes
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.step_parts import INTERACTION, UNEQUAL_ROUTES, Cause
 from pptrace.model.tables import Int64
+from pptrace.schedule.message_graph import spans_of
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import group_medians, group_sums
 
@@ -43,13 +44,13 @@ class CauseCosts:
     """Costs of some windows by cause.
 
     Args:
-        base: the costs without any cause: ops take the mean of their kind, and nothing else takes time.
+        matrix: of the windows; along its graph messages hold up ranks, without one they cost their readers time alone.
         levels: of causes in what ops compute the compute with the cause and without it, shape (windows, rows), ns; from that
-            without the first of them to that with the last one.
-        added: what other causes add to the columns of the matrix, ns.
+            without the first of them, the mean of their kind, to that with the last one.
+        added: what other causes add to columns of the matrix, ns.
     """
 
-    base: StepMatrix
+    matrix: StepMatrix
     levels: Mapping[str, tuple[Int64, Int64]]
     added: Mapping[str, Mapping[str, Int64]]
 
@@ -61,22 +62,27 @@ class CauseCosts:
 
     def makespans(self, present: frozenset[str]) -> Int64:
         """The makespan of every window where only some causes are present, ns."""
-        columns: dict[str, Any] = {"durations": self.computing(present)}
+        columns: dict[str, Any] = {}
         for name in self.added.keys() & present:
             for column, ns in self.added[name].items():
-                before = columns.get(column, getattr(self.base, column))
-                columns[column] = ns if before is None else before + ns
-        return replace(self.base, **columns).window_lengths
+                columns[column] = columns.get(column, 0) + ns
+        taken = self.computing(present)
+        for column in columns.keys() & {"durations", "delays", "moving"}:
+            taken = taken + columns[column]
+        matrix = self.matrix
+        spans: Int64 = spans_of(matrix.table, matrix.graph, taken, columns.get("transfers"), columns.get("posted"))
+        return spans
 
     def computing(self, present: frozenset[str]) -> Int64:
         """Compute of ops where only some causes are present, ns."""
         changed = [name for name in self.players if name in self.levels]
         chosen = [name for name in changed if name in present]
+        of_kind = self.levels[IMBALANCE][1]
         if not chosen:
-            return self.base.durations
+            return of_kind
         if chosen == changed:
             return self.levels[chosen[-1]][0]
-        product = self.base.durations.astype(np.float64)
+        product = of_kind.astype(np.float64)
         for name in chosen:
             with_it, without = self.levels[name]
             product *= np.divide(with_it, without, out=np.ones(product.shape), where=without != 0)
@@ -127,20 +133,10 @@ def costs_of_causes(
         late: how late they begin where no device tells why.
         posted: how late calls are posted, of the shape of the matrix's; None without a graph.
     """
-    table, zeros = matrix.table, np.zeros_like(levels[0])
     transfers = np.maximum(matrix.transfers, 0)
     by_message = {"moving": matrix.moving, "transfers": np.where(matrix.sender_is_last, transfers, 0)}
-    base = replace(
-        matrix,
-        durations=levels[0],
-        delays=zeros,
-        moving=zeros,
-        transfers=np.zeros((len(zeros), table.num_messages), dtype=np.int64),
-        posted=None,
-        before_posting=None,
-    )
     return CauseCosts(
-        base,
+        matrix,
         {name: (levels[number + 1], levels[number]) for number, name in enumerate((IMBALANCE, STRAGGLER, JITTER))},
         {
             MESSAGES: by_message if matrix.graph is None else {"transfers": transfers},

@@ -308,7 +308,7 @@ def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Boo
     for ops, of_rank in times:
         if not len(of_rank):
             continue
-        rows = ops.where(np.flatnonzero(numbers[ops["window"]] >= 0))
+        rows = ops if is_whole.all() else ops.where(numbers[ops["window"]] >= 0)
         at = numbers[rows["window"]], rows["row"]
         before[at] = lengths_within(of_rank, ready[at], rows["start"])
     return before
