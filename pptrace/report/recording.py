@@ -17,7 +17,7 @@ from pptrace.model.traces import InputFormat
 from pptrace.model.wording import counted, numbered
 
 _SLOWED = 1.05
-"""Steps after the recording that take so many times as long as those before are said to."""
+"""Steps after the recording that take so many times as long as those before are reported as slowed."""
 _HARMLESS = frozenset((Damage.WORK_BEFORE_RECORDING, Damage.BUFFER_REQUESTS))
 """Kinds that a recording may have and be whole."""
 _MAKES_NULL = frozenset((*Damage, MISSING_RANGES, UNMATCHED_MESSAGES)) - _HARMLESS

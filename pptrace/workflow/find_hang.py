@@ -47,10 +47,10 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
 
 
 def hang_of_dumps(dumps: Sequence[Path], is_all: bool) -> Mapping[str, Any] | None:
-    """The verdict on a run with these dumps; where they are all that it left, damaged ones beside them count too."""
+    """The verdict on a run with these dumps; where they are all that it left, damaged ones with them count too."""
     folders = {path.parent for path in dumps} if is_all else ()
-    beside = [path for folder in folders for path in dump_paths(folder, dumps)]
-    return as_json(diagnose_dumps(read_dumped_ranks(beside or dumps, is_all)))
+    dumped = [path for folder in folders for path in dump_paths(folder, dumps)]
+    return as_json(diagnose_dumps(read_dumped_ranks(dumped or dumps, is_all)))
 
 
 def run_of(path: Path) -> Mapping[str, Any] | None:

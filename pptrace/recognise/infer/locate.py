@@ -53,7 +53,7 @@ UNLABELLED = "unlabelled"
 @dataclass(frozen=True, slots=True)
 class Located:
     """The ranks with the ops that they ran; facts of the run, its groups and framework; ops and mesh with the stages assigned
-    (``placed``). ``framework_evidence`` says what told the framework, if not labels.
+    (``placed``). ``framework_evidence`` says what shows the framework, if not labels.
     """
 
     ranks: Sequence[RecognisedRank]

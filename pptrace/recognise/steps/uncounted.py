@@ -48,7 +48,7 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
         return ops, ()
     counts = {len(recognised.repeats) for recognised in ranks}
     if counts == {0} or not counts:
-        # Why there are none where something would have told them: optimizers, graphs or a capture.
+        # Why there are none where something would have shown them: optimizers, graphs or a capture.
         reason = next((recognised.repeats.reason for recognised in ranks if recognised.repeats.reason), "")
         return ops, (f"nothing marks the steps, and {reason}: the report is of the whole trace",) if reason else ()
     if len(counts) > 1:

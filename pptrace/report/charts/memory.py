@@ -1,4 +1,4 @@
-"""Memory of the ranks: predicted parts beside measured peaks, microbatches in flight, and what was allocated over time."""
+"""Memory of the ranks: predicted parts and measured peaks, microbatches in flight, and what was allocated over time."""
 
 from __future__ import annotations
 

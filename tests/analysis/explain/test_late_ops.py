@@ -12,7 +12,8 @@ import pytest
 from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.causes import _lateness
 from pptrace.analysis.explain.inner_waits import no_inner_waits
-from pptrace.analysis.explain.measured import costs_of_windows
+from pptrace.analysis.explain.measured import along_graph, costs_of_windows
+from pptrace.analysis.explain.rank_messages import CALLS
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.matrix.step_matrix import OUTSIDE, StepMatrix
@@ -128,6 +129,35 @@ def test_calls_take_over_what_is_before_ops_because_of_them() -> None:
     assert (of_ranks - ranks_alone == 5 * calls - group_sums(before, times.table.rank, 3)).all()
     unknown = _lateness(replace(costs, graph=graph, posted=late, before_posting=before), ~is_known)
     assert not any(part is not None and part.any() for part in unknown)
+
+
+def test_calls_take_no_more_of_what_is_before_an_op_than_it_was_late() -> None:
+    """Transfers that kept a rank from its op are not its calls': of the time since its inputs were there they are left out."""
+    rng, plan = random.Random(5), build("1f1b", 3, 3)
+    graph, num_beyond = make_graph(plan, Messaging.RENDEZVOUS), 0
+    ends = np.flatnonzero(graph.call_of_end >= 0)
+    rows = graph.call_row[graph.call_of_end[ends]]
+    for _ in range(40):
+        while (times := random_times(rng)).table.pp != 3:
+            pass
+        times = replace(times, table=plan.table)
+        bindings = bindings_of(times)
+        window = np.repeat(np.arange(len(times.windows)), len(ends))
+        at = window, np.tile(rows, len(times.windows))
+        columns = (
+            window,
+            np.tile(ends, len(times.windows)),
+            bindings.ready[at],
+            times.start[at],
+            np.zeros_like(window),
+        )
+        calls, is_whole = Slice(dict(zip(CALLS, columns, strict=True))), np.ones(len(times.windows), dtype=np.bool_)
+        nothing = np.zeros_like(times.start)
+        costs = along_graph(costs_of(times, bindings), graph, times, bindings, [calls], is_whole, nothing)
+        assert costs.before_posting is not None
+        assert (costs.before_posting <= costs.delays).all()
+        num_beyond += int((times.start[at] - bindings.ready[at] > costs.delays[at]).sum())
+    assert num_beyond > 100
 
 
 def costs_of(times: StepTimes, bindings: Bindings) -> StepMatrix:
