@@ -34,11 +34,10 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, Int64
 from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.messages.match import (
-    count_without_group_or_peer,
     match_comms,
     rows_of_posting_only,
+    unknown_by_rank,
     with_transfers,
-    without_group_or_peer,
 )
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, with_ends
@@ -240,7 +239,7 @@ def report_of_group(
         host_work={number: rank.host_work for number, rank in ranks.items()},
     )
     data = _aligned(recognised, run)
-    unknown = _unknown_by_rank(data.comms)
+    unknown = unknown_by_rank(data.comms)
     own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
     answers = ask_ranks(data, {number: steps_of(part) for number, part in of_rank.items()}, {})
     reports = {
@@ -290,12 +289,6 @@ def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[Ran
 def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:
     windows = IndexedWindows.of(plan.windows)
     return RankTimes.of(plan.plan.table, windows, number, data) if number in windows.of_rank else None
-
-
-def _unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
-    """(messages, collectives) in steps without a group or peer, of each rank that has any."""
-    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
-    return {int(str(rank)): count_without_group_or_peer(of_rank) for rank, of_rank in rows.groupby("rank")}
 
 
 def _distinct(comms: pd.DataFrame) -> pd.DataFrame:
