@@ -8,8 +8,7 @@ from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
 from pptrace.analysis.compare.recording import recording_cost_of, recording_of
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.steadiness import steadiness_of
-from pptrace.analysis.compare.undisturbed import op_times, usual_plan
+from pptrace.analysis.compare.undisturbed import op_times, steadiness_of, usual_plan
 from pptrace.analysis.report import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress

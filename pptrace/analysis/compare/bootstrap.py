@@ -121,7 +121,10 @@ def sampled_deviation(samples: npt.NDArray[np.int64 | np.float64], series: Int64
     deviation = float(samples.std(ddof=1)) * sqrt(num_steps / (num_steps - length))
     independent = num_steps * (1 - correlation) / (1 + correlation)
     freedom = max(min(num_steps / length, independent) - 1, 1.0)
-    return deviation * _beyond_blocks(_memories(series, correlation), length, num_steps), freedom
+    memories = _memories(series, correlation)
+    return deviation * sqrt(
+        sum(weight * memory.summed(num_steps) / memory.summed(length) for weight, memory in memories)
+    ), freedom
 
 
 def typical_of_few(series: Int64, known: Prior = NOTHING_KNOWN) -> Typical:
@@ -253,11 +256,6 @@ def _memories(series: Int64, correlation: float) -> tuple[tuple[float, _Memory],
         return ((1.0, alone),)
     on_top = _Memory(persistence, min(first / persistence, 1.0))
     return ((1 - _NOISE_ON_TOP, alone), (_NOISE_ON_TOP, on_top))
-
-
-def _beyond_blocks(memories: Sequence[tuple[float, _Memory]], length: int, num_steps: int) -> float:
-    """The factor by which the mean of ``num_steps`` correlated steps deviates more than blocks of ``length`` show."""
-    return sqrt(sum(weight * memory.summed(num_steps) / memory.summed(length) for weight, memory in memories))
 
 
 _MOST_TERMS = 500

@@ -16,7 +16,7 @@ from pptrace.analysis.compare.bootstrap import (
     relative_difference,
 )
 from pptrace.analysis.compare.facts import differing, other_work
-from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
+from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
 from pptrace.analysis.compare.recording import RecordedApart, RecordedBoth
 from pptrace.analysis.compare.result import (
@@ -29,9 +29,8 @@ from pptrace.analysis.compare.result import (
     SpanChange,
     StepCounts,
 )
-from pptrace.analysis.compare.run_to_run import TypicalOfSides, typical_of_sides
-from pptrace.analysis.compare.side import ComparedRun, Order, Side, describe_counts, order_of, side_of
-from pptrace.analysis.compare.throughput import changes_otherwise
+from pptrace.analysis.compare.run_to_run import Order, TypicalOfSides, changes_otherwise, typical_of_sides
+from pptrace.analysis.compare.side import ComparedRun, Side, describe_counts, order_of, side_of
 from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
@@ -55,7 +54,8 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     usual = typical_of_sides(a.typical_steps(span_a), b.typical_steps(span_b), order)
     lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
     recorded = RecordedBoth(a.recording_cost, b.recording_cost)
-    span = _span_change(_off_by(recorded.deviation, lengths.a), lengths.b, is_undisturbed=undisturbed is not None)
+    of_a = _off_by(recorded.deviation, lengths.a)
+    span = SpanChange(of_a.ns, lengths.b.ns, *_change(of_a, lengths.b), undisturbed is not None)
     apart = None if a.recording is None or b.recording is None else RecordedApart(a.recording, b.recording)
     off_ns = recorded.deviation * max(lengths.a.ns, lengths.b.ns)
     parts = _part_changes(a, b, apart, order, off_ns, is_undisturbed=undisturbed is not None)
@@ -124,10 +124,6 @@ def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, .
     return a.window, b.window, (line,)
 
 
-def _span_change(a: Typical, b: Typical, is_undisturbed: bool) -> SpanChange:
-    return SpanChange(a.ns, b.ns, *_change(a, b), is_undisturbed)
-
-
 def _change(a: Typical, b: Typical) -> tuple[float | None, float | None, float | None]:
     """(b / a − 1, the ends of its interval)."""
     found = relative_difference(a, b)
@@ -168,7 +164,8 @@ def _part_changes(
     typical = [
         (part, typical_of_sides(*of_runs, order))
         for part in match_figures(a.figures, b.figures, a.schedule == b.schedule)
-        if _shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
+        if any(bool(np.rint(np.nan_to_num(series)).any()) for series in (part.a, part.b))
+        and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]
     found = [
         None
@@ -226,11 +223,6 @@ def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> 
     return None if of_a is None or of_b is None else (of_a, of_b)
 
 
-def _shows(a: Series, b: Series) -> bool:
-    """Return whether a part is not 0 in all steps of both."""
-    return any(bool(np.rint(np.nan_to_num(series)).any()) for series in (a, b))
-
-
 def _too_few(a: Side, b: Side) -> Iterator[str]:
     few = [side for side in (a, b) if side.fewest_steps < FEWEST_STEPS]
     if few:
@@ -240,19 +232,16 @@ def _too_few(a: Side, b: Side) -> Iterator[str]:
         )
         known: dict[str, list[str]] = {}
         for side in few:
-            known.setdefault(_doubt(side), []).append(side.name)
+            prior, is_by_ops = side.prior
+            by = "as far as ops tell" if is_by_ops else "as is assumed where no ops tell"
+            known.setdefault(f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})", []).append(
+                side.name
+            )
         doubts = ", ".join(f"those of {listed(names)} {doubt}" for doubt, names in known.items())
         yield (
             f"little evidence: {counts}, and from {FEWEST_STEPS} on it shows how much steps vary; until then they are taken to "
             f"deviate like two more, {doubts}; record more, as with pptrace run --steps 2:52"
         )
-
-
-def _doubt(side: Side) -> str:
-    """Deviation that the steps of a side with few of them are taken to have, in words."""
-    prior, is_by_ops = side.prior
-    by = "as far as ops tell" if is_by_ops else "as is assumed where no ops tell"
-    return f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})"
 
 
 def _not_in_turns(a: Side, b: Side, order: Order | None) -> Iterator[str]:

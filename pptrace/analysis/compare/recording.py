@@ -228,20 +228,16 @@ class RecordedBoth:
     def deviation(self) -> float:
         """Standard deviation of the logarithm of b / a by what is not known of the cost of recording."""
         of_a, of_b = self.a.deviation or 0.0, self.b.deviation or 0.0
-        if not self._is_alike:
+        a, b = self.a, self.b
+        is_same = a.settings == b.settings and a.settings not in ("", _VARIOUS) and a.is_unrecorded == b.is_unrecorded
+        events = sorted((a.events_per_step, b.events_per_step))
+        if not (is_same and a.is_of_trace and b.is_of_trace and 0 < events[1] <= _MOST_EVENTS_RATIO * events[0]):
             return hypot(of_a, of_b)
         return hypot(of_a - of_b, self._costs_apart)
 
     @property
     def recordings(self) -> Recordings:
         return Recordings(self.a.of_side, self.b.of_side, self.deviation)
-
-    @property
-    def _is_alike(self) -> bool:
-        a, b = self.a, self.b
-        is_same = a.settings == b.settings and a.settings not in ("", _VARIOUS) and a.is_unrecorded == b.is_unrecorded
-        events = sorted((a.events_per_step, b.events_per_step))
-        return is_same and a.is_of_trace and b.is_of_trace and 0 < events[1] <= _MOST_EVENTS_RATIO * events[0]
 
     @property
     def _costs_apart(self) -> float:

@@ -16,9 +16,8 @@ from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import NOT_KNOWN, Recording, RecordingCost, of_runs
-from pptrace.analysis.compare.steadiness import Steadiness
-from pptrace.analysis.compare.throughput import MeanStep, mean_step_of
-from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
+from pptrace.analysis.compare.run_to_run import MeanStep, Order, mean_step_of
+from pptrace.analysis.compare.undisturbed import OpTimes, Steadiness, least_disturbed
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64
@@ -247,24 +246,6 @@ def _structure(run: ComparedRun) -> tuple[object, ...]:
     times = "devices" if of_devices else "the host"
     steps = "with known causes" if CAUSE in run.figures.parts else "without known causes"
     return run.schedule, run.num_ranks, run.figures.num_stages, *facts, times, steps
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Places of the runs of both sides in the order in which they were taken, from 0 on."""
-
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-
-    @property
-    def apart(self) -> float:
-        """The number of places for which B's runs come after A's, on average; below 0 where they come before."""
-        return sum(self.b) / len(self.b) - sum(self.a) / len(self.a)
-
-    @property
-    def is_in_turns(self) -> bool:
-        """Return whether a machine that changes with time changes the runs of both sides alike."""
-        return abs(self.apart) <= 1
 
 
 def order_of(a: Side, b: Side) -> Order | None:

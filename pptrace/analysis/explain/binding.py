@@ -64,7 +64,16 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
     ready = np.minimum(ready, times.start)
     moving = times.gap_exposed if exposed_before is None else exposed_before(ready)
     moving = np.minimum(moving, times.start - ready)
-    held = _held_by_late_starts(times, op, roots, ready, times.start - ready - moving)
+    # the part of the ``idle`` time before each op for which its rank waited for one that had run nothing yet; that one's first
+    # op
+    idle = times.start - ready - moving
+    kept, held_by = np.zeros_like(idle), np.zeros_like(idle)
+    late = np.flatnonzero((op != NONE) & (roots.op == NONE) & roots.is_known)
+    late = late[np.argsort(roots.ready[late], kind="stable")]
+    at = times.waits.step[late], op[late]
+    kept[at] = np.clip(roots.ready[late] - ready[at], 0, idle[at])  # of several, the last one stands
+    held_by[at] = times.table.rank_ptr[roots.rank[late]]
+    held = kept, held_by
     return Bindings(row, ready, is_message, moving, *held)
 
 
@@ -123,19 +132,6 @@ def _bind_to_late_peers(times: StepTimes, op: Int64, roots: _Roots, bound: tuple
     order = order[(freed[order] > since) | ((freed[order] == since) & is_message[step[order], op[order]])]
     at = step[order], op[order]  # of several, the last one stands
     row[at], ready[at], is_message[at] = roots.op[order], freed[order], True
-
-
-def _held_by_late_starts(times: StepTimes, op: Int64, roots: _Roots, ready: Int64, idle: Int64) -> tuple[Int64, Int64]:
-    """The part of the ``idle`` time before each op for which its rank waited for one that had run nothing yet; that one's
-    first op.
-    """
-    held, held_by = np.zeros_like(idle), np.zeros_like(idle)
-    late = np.flatnonzero((op != NONE) & (roots.op == NONE) & roots.is_known)
-    late = late[np.argsort(roots.ready[late], kind="stable")]
-    at = times.waits.step[late], op[late]
-    held[at] = np.clip(roots.ready[late] - ready[at], 0, idle[at])  # of several, the last one stands
-    held_by[at] = times.table.rank_ptr[roots.rank[late]]
-    return held, held_by
 
 
 def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.critical_path import Hop, Walks
 from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
 from pptrace.analysis.explain.step_times import Bool, StepTimes
-from pptrace.analysis.explain.walk import Hop, Walks
 from pptrace.model.tables import Int64
 from pptrace.schedule.message_graph import Graph
-from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians
 
@@ -73,17 +72,15 @@ def typical_of(
     held = (waits or no_inner_waits()).sums(times.start.shape)
     parts = (times.durations - held, held, transfer, times.start - bindings.ready)
     work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
-    return Typical(work, waiting, reading, idle, *_bubbles_of_plan(table, work + waiting, reading, graph))
-
-
-def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64, graph: Graph | None) -> tuple[Int64, Int64]:
-    """(the gap before each row, the tail of each rank): ops take ``work``, messages that a row reads ``reading``."""
+    of_work = work + waiting
     entries = np.flatnonzero(table.dep_is_message)
     messages = reading[:, table.dep_reader[entries]]
-    end: Int64 = replay_table(table, work, messages).end if graph is None else graph.ends(work, messages)
+    end: Int64 = replay_table(table, of_work, messages).end if graph is None else graph.ends(of_work, messages)
     before = np.where(table.position > 0, np.roll(end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1
-    return end - work - before, end.max(axis=1, keepdims=True) - end[:, last]
+    return Typical(
+        work, waiting, reading, idle, *(end - of_work - before, end.max(axis=1, keepdims=True) - end[:, last])
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +169,16 @@ def _charge_late_members(charges: _Open, walks: Walks, times: StepTimes, waits: 
     if not len(waits.ns):
         return
     cell = waits.late_step * times.start.shape[1] + waits.late_row
-    amount = _in_parts(charges.held[waits.step, waits.row], waits, held)
+    # the parts of each wait in what is charged to its op's waits: ``charged`` has, for each wait, all of its op
+    charged = charges.held[waits.step, waits.row]
+    order = np.lexsort((waits.row, waits.step))
+    op = waits.step[order] * held.shape[1] + waits.row[order]
+    first = np.searchsorted(op, op)
+    before = np.cumsum(waits.ns[order]) - waits.ns[order]
+    before -= before[first]
+    total = held[waits.step[order], waits.row[order]]
+    amount = np.empty_like(charged)
+    amount[order] = _part_of(charged[order], before + waits.ns[order], total) - _part_of(charged[order], before, total)
     given, passed = _part_of(amount, waits.longer, waits.ns), waits.longer.copy()
     _add(charges.work, cell, given)
     late = np.flatnonzero(waits.ns > waits.longer)
@@ -192,19 +198,6 @@ def _charge_late_members(charges: _Open, walks: Walks, times: StepTimes, waits: 
             _add(getattr(charges, to), at, part)
         hop = walks.after(hop, passed[wait] < waits.ns[wait])
     _add(charges.idle, cell, amount - given)
-
-
-def _in_parts(charged: Int64, waits: InnerWaits, held: Int64) -> Int64:
-    """The parts of each wait in what is charged to its op's waits: ``charged`` has, for each wait, all of its op."""
-    order = np.lexsort((waits.row, waits.step))
-    op = waits.step[order] * held.shape[1] + waits.row[order]
-    first = np.searchsorted(op, op)
-    before = np.cumsum(waits.ns[order]) - waits.ns[order]
-    before -= before[first]
-    total = held[waits.step[order], waits.row[order]]
-    parts = np.empty_like(charged)
-    parts[order] = _part_of(charged[order], before + waits.ns[order], total) - _part_of(charged[order], before, total)
-    return parts
 
 
 def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:

@@ -1,18 +1,28 @@
-"""Costs of ops and messages of whole steps, from when they began and ended: the matrix by which steps are replayed."""
+"""Costs of ops and messages of whole steps, from when they began and ended: the matrix by which steps are replayed.
+
+Times of ops without what unequal rows of experts add to them: as if each rank's experts had as many rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.explain.binding import Bindings
-from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
-from pptrace.analysis.explain.rank_messages import CALLS
-from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
-from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
+from pptrace.analysis.explain.inner_waits import InnerWaits
+from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.model.tables import Int64
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.routing import Routing
+from collections.abc import Sequence
+
+from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.inner_waits import holds_of
+from pptrace.analysis.explain.rank_messages import CALLS
+from pptrace.analysis.explain.step_times import UNKNOWN, Bool
+from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
 from pptrace.schedule.message_graph import Graph
 from pptrace.slices import Slice
 
@@ -27,6 +37,16 @@ def costs_of_windows(
     """
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     delays = times.start - bindings.ready - bindings.moving
+    at_window, at_message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
+    # parts of delays in which kernels still received what ops read although all that they carry had been sent, ns
+    table = times.table
+    ns = np.zeros(times.start.shape, dtype=np.int64)
+    entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
+    reader, message = table.dep_reader[entries], table.dep_message[entries]
+    could_run = (bindings.ready + bindings.moving)[:, reader]
+    until = np.minimum(times.received[:, message], times.start[:, reader])
+    still = np.where(until > times.sent[:, message], until - np.maximum(times.sent[:, message], could_run), 0)
+    np.maximum.at(ns.T, reader, still.T)
     return StepMatrix(
         table=times.table,
         step=np.array([window.step for window in times.windows], dtype=np.int64),
@@ -43,9 +63,9 @@ def costs_of_windows(
         sender_is_last=times.sender_is_last,
         outside=outside,
         holds=holds_of(waits, ranks[:, times.table.rank]),
-        moved_together=_moved_together(times),
+        moved_together=Slice({"window": at_window, "message": at_message, "ns": times.recorded[at_window, at_message]}),
         held_by_starts=_nonzero(bindings.held, by=bindings.held_by),
-        receiving=_receiving(times, bindings),
+        receiving=_nonzero(ns),
     )
 
 
@@ -89,27 +109,36 @@ def along_graph(
     return replace(posting, collected_before=np.minimum(collected, posting.lateness))
 
 
-def _moved_together(times: StepTimes) -> Slice:
-    """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
-    window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
-    return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
-
-
-def _receiving(times: StepTimes, bindings: Bindings) -> Slice:
-    """Parts of delays in which kernels still received what ops read although all that they carry had been sent, ns."""
-    table = times.table
-    ns = np.zeros(times.start.shape, dtype=np.int64)
-    entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
-    reader, message = table.dep_reader[entries], table.dep_message[entries]
-    could_run = (bindings.ready + bindings.moving)[:, reader]
-    until = np.minimum(times.received[:, message], times.start[:, reader])
-    still = np.where(until > times.sent[:, message], until - np.maximum(times.sent[:, message], could_run), 0)
-    np.maximum.at(ns.T, reader, still.T)
-    return _nonzero(ns)
-
-
 def _nonzero(ns: Int64, **more: Int64) -> Slice:
     """The times that are not 0, of the shape (windows, rows), as rows of a table, with those cells of other columns."""
     window, row = np.nonzero(ns)
     columns = {name: column[window, row] for name, column in {"ns": ns, **more}.items()}
     return Slice({"window": window, "row": row, **columns})
+
+
+def equal_rows(times: StepTimes, routing: Routing | None) -> tuple[Int64, Int64, Int64]:
+    """(computing and communication of ops with equal rows, what unequal ones add to both together), shape (windows, rows), ns.
+
+    All three sum to what ops compute and communicate; where nothing is known of rows the third is 0.
+    """
+    if routing is None or not len(times.windows):
+        return times.computing, times.communication, np.zeros_like(times.computing)
+    ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
+    steps = np.array([window.step for window in times.windows], dtype=np.int64)
+    change = routing.of_windows(times.table, ranks, steps)
+    both = times.computing + times.communication
+    shorter, compute = np.zeros_like(both), np.zeros_like(both)
+    shorter[change["window"], change["row"]] = change["ns"]
+    compute[change["window"], change["row"]] = change["compute"]
+    shorter = np.minimum(shorter, both)
+    communication = np.clip(times.communication - (shorter - compute), 0, both - shorter)
+    return both - shorter - communication, communication, shorter
+
+
+def waits_with_equal_rows(waits: InnerWaits, saved: Int64) -> InnerWaits:
+    """The waits inside ops without those for ranks with more rows: equal ones save so much communication of each op, ns."""
+    if not saved.any() or not len(waits.ns):
+        return waits
+    waited = waits.sums(saved.shape)
+    share = np.minimum(np.clip(waited - saved, 0, None) / np.maximum(waited, 1), 1.0)
+    return replace(waits, ns=np.rint(waits.ns * share[waits.step, waits.row]).astype(np.int64))

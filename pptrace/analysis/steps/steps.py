@@ -15,8 +15,8 @@ from pptrace.analysis.explain.explain import Explanation, explanation_tasks
 from pptrace.analysis.explain.messaging import graph_of_run
 from pptrace.analysis.matrix.step_matrix import StepMatrix, joined
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
-from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
+from pptrace.analysis.whole_run import Bubble, Waterfall
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS

@@ -9,8 +9,7 @@ import pytest
 
 from pptrace.analysis.experts import slowness
 from pptrace.analysis.experts.exchanges import EXCHANGES
-from pptrace.analysis.experts.slowness import Floats, times_of_experts
-from pptrace.analysis.experts.waits import Waits
+from pptrace.analysis.experts.waits import Floats, Waits, times_of_experts
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 

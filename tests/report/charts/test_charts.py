@@ -16,12 +16,11 @@ from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.op_samples import OpGroup, OpSample
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import Cause, StepChange, StepOutlier, StepSeries
 from pptrace.report.charts.base import columns_axis, plain
 from pptrace.report.charts.causes import blame_chart, causes_chart
-from pptrace.report.charts.changes import changes_chart
+from pptrace.report.charts.changes import causes_of_both, changes_chart, changes_of_parts
 from pptrace.report.charts.communication import (
     MOST_ROWS,
     OfLink,
@@ -31,7 +30,6 @@ from pptrace.report.charts.communication import (
     link_matrix,
     link_rates,
 )
-from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, unseen_parts
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.charts.steps import steps_chart
