@@ -71,33 +71,30 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
     """The figures of a run's whole steps; without steps where it has none."""
     steps = whole_steps(report.steps)
     of_ranks = _computes(steps, data)
-    lists: dict[Place, list[Series]] = {}
-    for of_rank in of_ranks:
-        for place, series in of_rank.items():
-            lists.setdefault(place, []).append(series)
-    by_kind: dict[Place, Series] = {}
-    for of_one in of_ranks:
-        for (kind, _), computed in of_one.items():
-            by_kind[kind,] = by_kind[kind,] + computed if (kind,) in by_kind else computed
     parts = {
-        COMPUTE: {place: np.mean(series, axis=0) for place, series in lists.items()},
-        COMPUTE_OF_RANKS: {place: computed / len(of_ranks) for place, computed in by_kind.items()},
+        COMPUTE: _mean_over_stages(of_ranks),
+        COMPUTE_OF_RANKS: _mean_over_ranks(of_ranks),
         CAUSE: _causes(steps, with_communication=any(rank.comms for step in steps for rank in step.ranks)),
         **_of_ranks(steps),
     }
     spans = [step.span_ns for step in steps if step.span_ns is not None]
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     windows = [round(sum(rank.window_ns for rank in step.ranks) / len(step.ranks)) for step in steps]
-    ranks = [rank for step in steps for rank in step.ranks]
-    is_recorded = any(rank.comms for rank in ranks) and all(info.format in _RECORD_ALL for info in report.inputs)
     return StepFigures(
         np.array(spans, dtype=np.int64) if len(spans) == len(steps) else None,
         np.array(windows, dtype=np.int64),
         {name: of_part for name, of_part in parts.items() if of_part},
-        is_recorded and all(rank.exposed_comm_ns is not None for rank in ranks),
+        _knows_communication(report, steps),
         report.schedule.num_stages,
         np.array(periods, dtype=np.int64) if len(periods) == len(spans) == len(steps) else None,
     )
+
+
+def _knows_communication(report: Report, steps: Sequence[StepReport]) -> bool:
+    """Return whether these are traces of profilers, which record every call, and tell waiting from transfer."""
+    ranks = [rank for step in steps for rank in step.ranks]
+    is_recorded = any(rank.comms for rank in ranks) and all(info.format in _RECORD_ALL for info in report.inputs)
+    return is_recorded and all(rank.exposed_comm_ns is not None for rank in ranks)
 
 
 _RECORD_ALL = tuple(map(str, (InputFormat.KINETO, InputFormat.NSYS_SQLITE, InputFormat.ASCEND, InputFormat.ROCPD)))
@@ -168,6 +165,24 @@ def _computes(steps: Sequence[StepReport], data: AlignedRun) -> list[dict[Place,
         for series in of_rank.values():
             series[~np.array(is_known)] = np.nan
     return of_ranks if all(of_ranks) else []
+
+
+def _mean_over_stages(of_ranks: Sequence[Mapping[Place, Series]]) -> dict[Place, Series]:
+    """The means over the ranks of each stage."""
+    lists: dict[Place, list[Series]] = {}
+    for of_rank in of_ranks:
+        for place, series in of_rank.items():
+            lists.setdefault(place, []).append(series)
+    return {place: np.mean(series, axis=0) for place, series in lists.items()}
+
+
+def _mean_over_ranks(of_ranks: Sequence[Mapping[Place, Series]]) -> dict[Place, Series]:
+    """The means over all ranks, by kind."""
+    sums: dict[Place, Series] = {}
+    for of_rank in of_ranks:
+        for (kind, _), series in of_rank.items():
+            sums[kind,] = sums[kind,] + series if (kind,) in sums else series
+    return {place: series / len(of_ranks) for place, series in sums.items()}
 
 
 def _compute_of_rank(rank: int, numbers: Int64, data: AlignedRun) -> dict[Place, Series]:

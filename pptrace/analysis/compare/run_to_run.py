@@ -101,46 +101,28 @@ def typical_of_sides(a: Sequence[Typical], b: Sequence[Typical], order: Order | 
             if several is b
             else TypicalOfSides(mean, alone, deviation, None)
         )
-    trend = None
+    slope, doubt = None, None
     if order is not None and order.is_in_turns and min(len(a), len(b)) >= FEWEST_FOR_TREND:
-        trend = _Trend.through(values_a, values_b, order)
-        values_a, values_b = trend.without(values_a, order.a), trend.without(values_b, order.b)
-    (of_a, deviation_a), (of_b, deviation_b) = _of_runs(values_a, a, trend), _of_runs(values_b, b, trend)
-    most = 2 * min(of_a.freedom, of_b.freedom)
-    of_a, of_b = replace(of_a, most_freedom=most), replace(of_b, most_freedom=most)
-    return TypicalOfSides(of_a, of_b, deviation_a, deviation_b, None if trend is None else trend.slope)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trend:
-    """A line through the values of both sides, each about its own mean. ``slope`` is per place; ``doubt`` is the variance that
-    it adds to the mean of a side, in parts of the variance of a run.
-    """
-
-    slope: float
-    middle: float
-    doubt: float
-
-    @classmethod
-    def through(cls, values_a: Values, values_b: Values, order: Order) -> _Trend:
+        # one line through the values of both sides, each about its own mean; doubt is the variance that it adds to these
         places = [np.array(of, dtype=np.float64) for of in (order.a, order.b)]
         centred = [of - of.mean() for of in places]
         squares = float(sum((of**2).sum() for of in centred))
         slope = sum(float(of @ values) for of, values in zip(centred, (values_a, values_b), strict=True)) / squares
-        return cls(slope, float(np.mean([of.mean() for of in places])), order.apart**2 / squares / 2)
+        doubt, middle = order.apart**2 / squares / 2, float(np.mean([of.mean() for of in places]))
+        values_a, values_b = values_a - slope * (places[0] - middle), values_b - slope * (places[1] - middle)
+    (of_a, deviation_a), (of_b, deviation_b) = _of_runs(values_a, a, doubt), _of_runs(values_b, b, doubt)
+    most = 2 * min(of_a.freedom, of_b.freedom)
+    of_a, of_b = replace(of_a, most_freedom=most), replace(of_b, most_freedom=most)
+    return TypicalOfSides(of_a, of_b, deviation_a, deviation_b, slope)
 
-    def without(self, values: Values, places: Sequence[int]) -> Values:
-        """The values as they would be in the middle of all runs."""
-        left: Values = values - self.slope * (np.array(places) - self.middle)
-        return left
 
-
-def _of_runs(values: Values, runs: Sequence[Typical], trend: _Trend | None) -> tuple[Typical, float]:
-    """(the mean of the values and how certain it is, the deviation of one run from another)."""
-    freedom = len(values) - (1.0 if trend is None else 1.5)  # both sides share the line
+def _of_runs(values: Values, runs: Sequence[Typical], doubt: float | None) -> tuple[Typical, float]:
+    """(the mean of the values and how certain it is, the deviation of one run from another); ``doubt`` is what a line that was
+    taken out adds to the variance of the mean, in parts of that of a run, None without one.
+    """
+    freedom = len(values) - (1.0 if doubt is None else 1.5)  # both sides share the line
     variance = max(float(((values - values.mean()) ** 2).sum()) / freedom, _within(runs))
-    doubt = 0.0 if trend is None else trend.doubt
-    mean = Typical(round(float(values.mean())), sqrt(variance * (1 / len(values) + doubt)), freedom)
+    mean = Typical(round(float(values.mean())), sqrt(variance * (1 / len(values) + (doubt or 0.0))), freedom)
     return mean, sqrt(variance)
 
 

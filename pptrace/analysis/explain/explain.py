@@ -202,10 +202,7 @@ def _blames(
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)
     by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
     others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
-    # the host's part of what is charged to idle times, in proportion, rounded down, ns
-    idle = times.start - bindings.ready - bindings.moving
-    share = np.minimum(host_before, idle) / np.maximum(idle, 1)
-    of_host = np.minimum(np.floor(charges.idle * share).astype(np.int64), charges.idle).sum(axis=1)
+    of_host = host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
     inside = np.minimum(times.host, charges.inner).sum(axis=1)
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
@@ -239,6 +236,12 @@ def _blames(
             )
         )
     return blames
+
+
+def host_of_idle(charged: Int64, idle: Int64, host_before: Int64) -> Int64:
+    """The host's part of what is charged to idle times, in proportion, rounded down, ns."""
+    share = np.minimum(host_before, idle) / np.maximum(idle, 1)
+    return np.minimum(np.floor(charged * share).astype(np.int64), charged)
 
 
 _OTHER_CHARGES = {"transfer": "transfer", "idle": "idle", "wait": "inner"}

@@ -5,26 +5,23 @@ Times of ops without what unequal rows of experts add to them: as if each rank's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.explain.inner_waits import InnerWaits
-from pptrace.analysis.explain.step_times import StepTimes
+from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
+from pptrace.analysis.explain.rank_messages import CALLS
+from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
 from pptrace.model.tables import Int64
+from pptrace.schedule.message_graph import Graph
+from pptrace.slices import Slice
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.routing import Routing
-from collections.abc import Sequence
-
-from pptrace.analysis.explain.binding import Bindings
-from pptrace.analysis.explain.inner_waits import holds_of
-from pptrace.analysis.explain.rank_messages import CALLS
-from pptrace.analysis.explain.step_times import UNKNOWN, Bool
-from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
-from pptrace.schedule.message_graph import Graph
-from pptrace.slices import Slice
 
 
 def costs_of_windows(
@@ -37,16 +34,6 @@ def costs_of_windows(
     """
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     delays = times.start - bindings.ready - bindings.moving
-    at_window, at_message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
-    # parts of delays in which kernels still received what ops read although all that they carry had been sent, ns
-    table = times.table
-    ns = np.zeros(times.start.shape, dtype=np.int64)
-    entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
-    reader, message = table.dep_reader[entries], table.dep_message[entries]
-    could_run = (bindings.ready + bindings.moving)[:, reader]
-    until = np.minimum(times.received[:, message], times.start[:, reader])
-    still = np.where(until > times.sent[:, message], until - np.maximum(times.sent[:, message], could_run), 0)
-    np.maximum.at(ns.T, reader, still.T)
     return StepMatrix(
         table=times.table,
         step=np.array([window.step for window in times.windows], dtype=np.int64),
@@ -63,9 +50,9 @@ def costs_of_windows(
         sender_is_last=times.sender_is_last,
         outside=outside,
         holds=holds_of(waits, ranks[:, times.table.rank]),
-        moved_together=Slice({"window": at_window, "message": at_message, "ns": times.recorded[at_window, at_message]}),
+        moved_together=moved_together_of(times),
         held_by_starts=_nonzero(bindings.held, by=bindings.held_by),
-        receiving=_nonzero(ns),
+        receiving=receiving_of(times, bindings),
     )
 
 
@@ -107,6 +94,25 @@ def along_graph(
     posting = replace(matrix, graph=graph, posted=posted, before_posting=before)
     collected = np.maximum(collected, by_row(longest(of_collections[known])))
     return replace(posting, collected_before=np.minimum(collected, posting.lateness))
+
+
+def moved_together_of(times: StepTimes) -> Slice:
+    """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
+    window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
+    return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
+
+
+def receiving_of(times: StepTimes, bindings: Bindings) -> Slice:
+    """Parts of delays in which kernels still received what ops read although all that they carry had been sent, ns."""
+    table = times.table
+    ns = np.zeros(times.start.shape, dtype=np.int64)
+    entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
+    reader, message = table.dep_reader[entries], table.dep_message[entries]
+    could_run = (bindings.ready + bindings.moving)[:, reader]
+    until = np.minimum(times.received[:, message], times.start[:, reader])
+    still = np.where(until > times.sent[:, message], until - np.maximum(times.sent[:, message], could_run), 0)
+    np.maximum.at(ns.T, reader, still.T)
+    return _nonzero(ns)
 
 
 def _nonzero(ns: Int64, **more: Int64) -> Slice:

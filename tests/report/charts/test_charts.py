@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
+from pptrace.analysis.compare.result import ChangeVerdict, Comparison, OfBoth, PartChange, SpanChange
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
 from pptrace.analysis.op_costs import OpCost
@@ -374,7 +374,7 @@ def test_names_of_changes_stand_clear_of_whiskers() -> None:
 
 
 def comparison(*parts: PartChange) -> Comparison:
-    return Comparison(ChangeVerdict.SLOWER, "", SpanChange(1, 2, 1.0, 0.5, 1.5), StepCounts(9, 9), parts, (), ())
+    return Comparison(ChangeVerdict.SLOWER, "", SpanChange(1, 2, 1.0, 0.5, 1.5), OfBoth(9, 9), parts, (), ())
 
 
 def test_two_runs_have_their_causes_side_by_side_and_only_certain_changes_in_colour() -> None:
