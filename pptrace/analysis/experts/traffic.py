@@ -119,14 +119,8 @@ def ends_that_differ(exchanges: Slice, size: Int64, weighted: UInt64) -> tuple[i
     return int((totals != 0).sum()), len(begins)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """Rows of a rank to the members of its group, or of these to it; bytes of a row, None where they are not known."""
-
-    source: Int64
-    target: Int64
-    rows: Int64
-    row_bytes: int | None
+_Cells = tuple[Int64, Int64, Int64, int | None]
+"""(source, target, rows) of a rank to the members of its group, or of these to it; bytes of a row, None where not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +191,8 @@ def _by_splits(
     """(the matrix by splits, a line on ranks whose rows are missing); rows of ranks without a trace are what others got of
     them.
     """
-    cells, missing = [], []
+    cells: list[_Cells] = []
+    missing = []
     for rank, of_rank in sent.items():
         groups = {size: members.get((rank, size)) for size in of_rank.sums}
         if of_rank.num_known < of_rank.num_calls or not groups or None in groups.values():
@@ -206,9 +201,9 @@ def _by_splits(
         for size, (to_others, from_others) in of_rank.sums.items():
             ranks = np.array(groups[size], dtype=np.int64)
             own, is_silent = np.full(size, rank), np.array([other not in sent for other in ranks.tolist()])
-            cells.append(_Cells(own, ranks, to_others, of_rank.row_bytes))
+            cells.append((own, ranks, to_others, of_rank.row_bytes))
             if is_silent.any():
-                cells.append(_Cells(ranks[is_silent], own[is_silent], from_others[is_silent], of_rank.row_bytes))
+                cells.append((ranks[is_silent], own[is_silent], from_others[is_silent], of_rank.row_bytes))
     if not cells:
         return None, ()
     lines = (f"rows of rank {_names(missing)} are not in `traffic`: splits or members of its calls are not known",)
@@ -235,7 +230,7 @@ def _by_counts(
             for layer, (begin, end) in held.items():  # kept routes to the experts of each member
                 up_to = np.concatenate(([0], np.cumsum(own.kept[own.layer == layer].sum(axis=0))))
                 rows += up_to[end] - up_to[begin]
-            cells.append(_Cells(np.full(len(group), rank), np.array(group), rows, row_bytes))
+            cells.append((np.full(len(group), rank), np.array(group), rows, row_bytes))
     if not cells:
         return None, ()
     line = f"rows of rank {_names(missing)} are not in `traffic`: not all ranks of its group counted routes that fit"
@@ -262,10 +257,9 @@ def _held_by(group: Sequence[RankCounts]) -> dict[int, Int64] | None:
 
 def _matrix(known_from: str, cells: Sequence[_Cells], groups: Iterable[Group]) -> TrafficMatrix:
     """The cells by source and target, those of one pair added up."""
-    source, target, rows = (
-        np.concatenate([getattr(part, name) for part in cells]) for name in ("source", "target", "rows")
-    )
-    width = np.concatenate([np.full(len(part.rows), part.row_bytes or UNKNOWN) for part in cells])
+    sources, targets, counts, widths = zip(*cells, strict=True)
+    source, target, rows = map(np.concatenate, (sources, targets, counts))
+    width = np.repeat([of_rank or UNKNOWN for of_rank in widths], list(map(len, counts)))
     size = np.where(rows == 0, 0, np.where(width < 0, UNKNOWN, width * rows))
     number, first = distinct_of([source, target])
     sums = np.zeros((2, len(first)), dtype=np.int64)

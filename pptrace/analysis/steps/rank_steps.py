@@ -35,7 +35,7 @@ class RankWindows:
 
     Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
     from its first op to its last. ``is_alone``: other ranks of its pipeline have no trace, and those that have do not compare.
-    ``is_whole``: the trace has every op of the step.
+    ``is_whole``: the trace has every op of the step. ``ideals`` are the rank's ideal bubble in each, None where none is known.
     """
 
     rank: int
@@ -45,6 +45,7 @@ class RankWindows:
     comparable: Mask
     is_alone: Mask
     is_whole: Mask
+    ideals: tuple[RankIdeal | None, ...] = ()
 
     def index_of(self, rows: Slice) -> tuple[Slice, Int64]:
         """(rows of these steps, the index of each one's window); the rows are in order of step."""
@@ -92,15 +93,12 @@ class TimesInWindows:
         return self.rest_ns - lengths_within(either, self.start_ns, self.end_ns)
 
 
-def report_rank_steps(
-    windows: RankWindows, data: AlignedRun, ideals: Sequence[RankIdeal | None], mesh: MeshInfo
-) -> list[RankStep]:
+def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
     """All steps of one rank of a pipeline.
 
     Args:
         windows: its windows; where they are not comparable, replaced by its own.
         data: everything measured.
-        ideals: for each step the ideal bubble of the rank, where one is known.
         mesh: which pipeline rank it is.
     """
     rank = windows.rank
@@ -133,7 +131,7 @@ def report_rank_steps(
         "ops": [
             OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
         ],
-        "ideal": ideals,
+        "ideal": windows.ideals,
         **memory_of_steps(rows, windows, data),
         **_not_compute(times, comms, comm_window, windows, known, data),
     }

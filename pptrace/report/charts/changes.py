@@ -6,7 +6,6 @@ Two runs compared: the causes of their typical steps side by side, and the parts
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
@@ -77,7 +76,7 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     x = (
         "activations of a microbatch (in 1/p of the model) held by a rank"
         if unit is None
-        else f"{unit.name}, peak of the fullest rank"
+        else f"{unit[0]}, peak of the fullest rank"
     )
     if len(choices) < len(every):
         figure.add_annotation(
@@ -130,12 +129,8 @@ def _add(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """The unit of memory: its name, and how many bytes it has."""
-
-    name: str
-    num_bytes: float
+_Unit = tuple[str, float]
+"""The unit of memory: its name, and how many bytes it has."""
 
 
 def _unit(shown: Sequence[Scenario]) -> _Unit | None:
@@ -143,11 +138,11 @@ def _unit(shown: Sequence[Scenario]) -> _Unit | None:
     peaks = [one.peak_memory_bytes for one in shown if one.peak_memory_bytes is not None]
     if len(peaks) < len(shown):
         return None
-    return _Unit("GB", 1e9) if max(peaks) >= 1e9 else _Unit("MB", 1e6)
+    return ("GB", 1e9) if max(peaks) >= 1e9 else ("MB", 1e6)
 
 
 def _size(one: Scenario, unit: _Unit | None) -> float:
-    return one.activations if unit is None else (one.peak_memory_bytes or 0) / unit.num_bytes
+    return one.activations if unit is None else (one.peak_memory_bytes or 0) / unit[1]
 
 
 def _bounds(one: Scenario) -> tuple[int, int]:
