@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import pptrace
 from dashboards.predicting import Predicting
 from dashboards.store import Loaded, Store
-from pptrace.analysis.op_costs import OpCost, op_costs
-from pptrace.analysis.op_samples import OpSample, op_samples
+from pptrace.analysis.op_costs import OpCost, OpSample, op_costs, op_samples
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison

@@ -16,8 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pptrace.analysis.recording_parts import AuditEntry  # noqa: E402
-from pptrace.analysis.report import Report  # noqa: E402
+from pptrace.analysis.report import AuditEntry, Report  # noqa: E402
 from pptrace.model.damage import Damage  # noqa: E402
 from pptrace.workflow.load import load  # noqa: E402
 from tests.support.damages import KINDS, OF_RUN, RANK, damaged  # noqa: E402

@@ -21,7 +21,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.report import RecordingReport
 from pptrace.workflow.load import load
 from tests.support.programs import EXAMPLE, pptrace, sizes, torchrun
 from tools.marked_tables import MarkedTable

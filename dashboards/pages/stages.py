@@ -13,7 +13,7 @@ from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
-from pptrace.analysis.op_samples import OpSample
+from pptrace.analysis.op_costs import OpSample
 from pptrace.analysis.report import Report
 from pptrace.analysis.stages.show import stage_tables, stages_table
 from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table

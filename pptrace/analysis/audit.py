@@ -9,8 +9,7 @@ from itertools import islice
 import numpy as np
 import pandas as pd
 
-from pptrace.analysis.recording_parts import AuditEntry
-from pptrace.analysis.report import Report
+from pptrace.analysis.report import AuditEntry, Report
 from pptrace.clock.result import Clock
 from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
 from pptrace.model.lacking_records import LackingRecords

@@ -1,4 +1,7 @@
-"""Costs of ops by stage and kind: how much a microbatch computes in each stage, and how much that varies."""
+"""Costs of ops by stage and kind: how much a microbatch computes in each stage, and how much that varies.
+
+Samples of what ops cost in each stage, and whether they are of two groups, which no median describes.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +79,79 @@ def _cost(stage: int, kind: str, of_ranks: dict[int, Int64]) -> OpCost:
         stage, kind, len(values), round(values.mean()), p10, median, p90, int(values[-1]),
         len(of_ranks), slowest, round(medians[slowest]),
     )  # fmt: skip
+
+
+MOST_POINTS = 3_000
+"""Costs that all samples have together, at most, but for :data:`_FEWEST_POINTS` of each."""
+_FEWEST_POINTS = 20
+_FEWEST_OPS = 16
+_LEAST_SHARE = 0.1
+"""Share of all ops that the smaller group has at least, and three ops."""
+_LEAST_APART = 1.1
+"""Ratio of the medians of two groups, at least."""
+_MOST_BETWEEN = 0.04
+"""Share of all ops in the middle third between both medians, at most: of one group a sixth of them are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpGroup:
+    """The ops of one of two groups: how many, and their median, ns."""
+
+    count: int
+    median_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpSample:
+    """The compute in ops of a ``stage`` and ``kind``, ns, ascending: all ops, or of many as many quantiles.
+
+    ``groups`` are the two that the costs fall into, cheap ops first; () where they are one.
+    """
+
+    stage: int
+    kind: str
+    costs_ns: Int64
+    groups: tuple[OpGroup, ...]
+
+
+def op_samples(data: AlignedRun) -> tuple[OpSample, ...]:
+    """The samples by stage, then kind, of the ops whose costs :func:`pptrace.analysis.op_costs.op_costs` sums up."""
+    costs = {
+        key: np.sort(np.concatenate([part for parts in ranks.values() for part in parts]))
+        for key, ranks in sorted(computed_by_op(data).items())
+    }
+    most = max(MOST_POINTS // max(len(costs), 1), _FEWEST_POINTS)
+    return tuple(
+        OpSample(stage, kind, _quantiles(all_ns, most), two_groups(all_ns)) for (stage, kind), all_ns in costs.items()
+    )
+
+
+def two_groups(costs_ns: Int64) -> tuple[OpGroup, ...]:
+    """The two groups of ascending costs; () of one.
+
+    They are cut where that explains most of the variance (Otsu's criterion). They are two if each has three ops and a tenth of
+    all, their medians differ by a tenth, and next to nothing lies in the middle third between these: a dip, where one group has
+    its most. Of one group this says two for one in ten of 16 ops, one in fifty of 25, and none of hundreds.
+    """
+    count = len(costs_ns)
+    if count < _FEWEST_OPS:
+        return ()
+    values = costs_ns.astype(np.float64)
+    below = np.arange(1, count)
+    sums = np.cumsum(values)[:-1]
+    between = below * (count - below) * (sums / below - (values.sum() - sums) / (count - below)) ** 2
+    cut = int(np.argmax(between)) + 1
+    low, high = (float(np.median(part)) for part in (values[:cut], values[cut:]))
+    third = (high - low) / 3
+    in_the_middle = int(((values > low + third) & (values < high - third)).sum())
+    is_large = min(cut, count - cut) >= max(3, _LEAST_SHARE * count)
+    if not is_large or high < _LEAST_APART * low or in_the_middle > _MOST_BETWEEN * count:
+        return ()
+    return OpGroup(cut, round(low)), OpGroup(count - cut, round(high))
+
+
+def _quantiles(costs_ns: Int64, most: int) -> Int64:
+    if len(costs_ns) <= most:
+        return costs_ns
+    chosen: Int64 = costs_ns[np.linspace(0, len(costs_ns) - 1, most).round().astype(np.int64)]
+    return chosen

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.recording_parts import AsRecorded, RecordedRank, RecordedStep, RecordingReport
-from pptrace.analysis.report import Report
+from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, RecordingReport, Report
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport
 from pptrace.model.tables import Int64
 

@@ -9,8 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
-from pptrace.analysis.recording_parts import KERNELS_MISSING, AuditEntry, RecordingReport
-from pptrace.analysis.report import Report
+from pptrace.analysis.report import KERNELS_MISSING, AuditEntry, RecordingReport, Report
 from pptrace.model import units
 from pptrace.model.damage import Damage
 from pptrace.model.traces import InputFormat

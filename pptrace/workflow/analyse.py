@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
-from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.find import find
-from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
 from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
+from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
+from pptrace.analysis.links.answer import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
@@ -33,7 +32,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
-from pptrace.analysis.shared_devices import SharedDevice, shared_devices, with_busy_shares
+from pptrace.analysis.shared_devices import SharedDevice, core_waits_of, line_of_waits, shared_devices, with_busy_shares
 from pptrace.analysis.steps.communication import total_comms
 from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.steps.outside_pipeline import with_periods

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
-from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.report import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.hang_diagnosis.field import hang_of_run
 from pptrace.ingest import OnProgress, open_inputs, read_each

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.audit import audit_events, audit_report
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
-from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
+from pptrace.analysis.report import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.core_waits import core_waits_of, line_of_waits, wait_behind
 from pptrace.analysis.result import Finding, Severity
+from pptrace.analysis.shared_devices import core_waits_of, line_of_waits, wait_behind
 from pptrace.analysis.whole_run import CoreWait
 
 WAITS = (CoreWait(0, 0.04), CoreWait(1, 0.31), CoreWait(2, 0.05))

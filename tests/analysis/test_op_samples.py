@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.op_costs import op_costs
-from pptrace.analysis.op_samples import MOST_POINTS, OpGroup, OpSample, op_samples, two_groups
+from pptrace.analysis.op_costs import MOST_POINTS, OpGroup, OpSample, op_costs, op_samples, two_groups
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
 
@@ -57,7 +56,7 @@ def test_a_few_outliers_few_ops_and_little_difference_are_no_second_group() -> N
 
 def test_of_many_ops_as_many_quantiles_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {(0, "F"): {0: [np.arange(50_000)[::-1]]}}
-    monkeypatch.setattr("pptrace.analysis.op_samples.computed_by_op", lambda _: costs)
+    monkeypatch.setattr("pptrace.analysis.op_costs.computed_by_op", lambda _: costs)
     (sample,) = op_samples(None)  # type: ignore[arg-type]
     assert isinstance(sample, OpSample)
     assert len(sample.costs_ns) == MOST_POINTS

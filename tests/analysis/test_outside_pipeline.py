@@ -14,7 +14,7 @@ import pytest
 
 import pptrace
 from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.findings.outside import outside_findings
+from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows

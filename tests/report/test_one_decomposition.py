@@ -22,7 +22,7 @@ from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.model.report_table import Amount
 from pptrace.model.units import milliseconds, percent
-from pptrace.report.charts.causes import causes_chart, place_of
+from pptrace.report.charts.steps import causes_chart, place_of
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables.waterfall import causes_table, waterfall_table

@@ -9,8 +9,7 @@ from statistics import median
 
 import pytest
 
-from pptrace.analysis.recording_parts import RecordingReport
-from pptrace.analysis.report import Report
+from pptrace.analysis.report import RecordingReport, Report
 from pptrace.intervals import lengths_within, union
 from pptrace.workflow.load import load
 from pptrace.workflow.unrecorded import Undone

@@ -20,7 +20,7 @@ from math import ceil, exp, hypot, inf, lgamma, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.core_waits import CORE_WAIT
+from pptrace.analysis.shared_devices import CORE_WAIT
 from pptrace.model.tables import Int64
 
 FEWEST_STEPS = 8

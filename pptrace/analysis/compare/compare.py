@@ -29,7 +29,7 @@ from pptrace.analysis.compare.result import (
 )
 from pptrace.analysis.compare.run_to_run import Order, TypicalOfSides, changes_otherwise, typical_of_sides
 from pptrace.analysis.compare.side import ComparedRun, Side, describe_counts, order_of, side_of
-from pptrace.analysis.core_waits import CORE_WAIT
+from pptrace.analysis.shared_devices import CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
 

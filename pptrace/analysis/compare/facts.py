@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pptrace.analysis.compare.result import FactChange
-from pptrace.analysis.core_waits import core_waits_of
 from pptrace.analysis.report import Report
+from pptrace.analysis.shared_devices import core_waits_of
 from pptrace.environment import read_environment
 from pptrace.model.wording import listed
 

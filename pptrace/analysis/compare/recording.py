@@ -20,7 +20,7 @@ from pptrace.analysis.compare.bootstrap import FEWEST_STEPS
 from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, EXPOSED, Place
 from pptrace.analysis.compare.result import RecordingOfSide, Recordings
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.report import RecordingReport
 from pptrace.analysis.result import StepReport
 from pptrace.model.tables import Int64
 from pptrace.model.traces import InputFormat

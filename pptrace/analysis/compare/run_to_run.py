@@ -34,7 +34,7 @@ from pptrace.analysis.compare.bootstrap import (
     p_value,
     sampled_deviation,
 )
-from pptrace.analysis.core_waits import CORE_WAIT
+from pptrace.analysis.shared_devices import CORE_WAIT
 from pptrace.model.tables import Int64
 
 Values = np.ndarray[tuple[int], np.dtype[np.float64]]

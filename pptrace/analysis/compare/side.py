@@ -18,7 +18,7 @@ from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import NOT_KNOWN, Recording, of_runs
 from pptrace.analysis.compare.run_to_run import MeanStep, Order, mean_step_of
 from pptrace.analysis.compare.undisturbed import OpTimes, Steadiness, least_disturbed
-from pptrace.analysis.core_waits import USUAL_CORE_WAIT
+from pptrace.analysis.shared_devices import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.findings.outside import Shares, finding_of
 from pptrace.analysis.findings.plain import plain_host_findings, with_synchronisations
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
 from pptrace.analysis.findings.root_causes import STRAGGLER
-from pptrace.analysis.findings.steps import findings_of_series
+from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
 from pptrace.analysis.part_words import WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.stragglers.alike import Place

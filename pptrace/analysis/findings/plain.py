@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from pptrace.analysis.findings.outside import finding_of
+from pptrace.analysis.findings.steps import finding_of
 from pptrace.analysis.result import Finding, RankStep, StepReport
 from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_ANYWHERE, gain_interval
 from pptrace.model.device_idle import SyncSummary

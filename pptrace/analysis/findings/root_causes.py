@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pptrace.analysis.core_waits import wait_behind
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport
-from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevice, who_shares
+from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevice, wait_behind, who_shares
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.stragglers.communication import FEWEST_ALIKE, LATE_RECEIVES, SLOW_LINK, num_links
 from pptrace.analysis.stragglers.hosts import FEWEST_WINDOWS

@@ -10,7 +10,7 @@ from math import hypot, sqrt
 
 import numpy as np
 
-from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
+from pptrace.analysis.shared_devices import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay

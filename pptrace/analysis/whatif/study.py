@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import typical_of
+from pptrace.analysis.shared_devices import USUAL_CORE_WAIT
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from pptrace.analysis.op_costs import OpCost
-from pptrace.analysis.op_samples import OpGroup, OpSample
+from pptrace.analysis.op_costs import OpCost, OpGroup, OpSample
 from pptrace.analysis.stages.types import StageCompute
 from pptrace.model.pieces import CLASSES, WorkClass
 from pptrace.model.units import milliseconds, percent

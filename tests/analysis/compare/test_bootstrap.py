@@ -26,7 +26,7 @@ from pptrace.analysis.compare.bootstrap import (
     typical_of,
     typical_of_few,
 )
-from pptrace.analysis.core_waits import CORE_WAIT
+from pptrace.analysis.shared_devices import CORE_WAIT
 
 Series = npt.NDArray[np.int64]
 USUAL = 100_000_000

@@ -14,7 +14,7 @@ from pptrace.analysis.compare.compare import compare_runs
 from pptrace.analysis.compare.recording import RecordedBoth, Recording, of_runs, recording_of
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.report import RecordingReport
 from pptrace.workflow.compare import read_compared
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import ROOT

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.links.answer import interconnect_of, with_network
-from pptrace.analysis.links.rank_traffic import RankTraffic
+from pptrace.analysis.links.answer import RankTraffic, interconnect_of, with_network
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import CommSummary, RankStep, StepReport

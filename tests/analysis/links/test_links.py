@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.links.answer import late_ranks_of, links_of
-from pptrace.analysis.links.rank_traffic import traffic_of
+from pptrace.analysis.links.answer import late_ranks_of, links_of, traffic_of
 from pptrace.analysis.links.types import Link
 from pptrace.model.tables import COMMS, make_table
 from pptrace.schedule.registry import build

@@ -18,8 +18,7 @@ from dashboards import app
 from dashboards.pages import overview
 from dashboards.store import Store
 from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
-from pptrace.analysis.recording_parts import AuditEntry
-from pptrace.analysis.report import Report
+from pptrace.analysis.report import AuditEntry, Report
 from pptrace.model.damage import Damage
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load

@@ -12,14 +12,12 @@ import pytest
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, OfBoth, PartChange, SpanChange
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
-from pptrace.analysis.op_costs import OpCost
-from pptrace.analysis.op_samples import OpGroup, OpSample
+from pptrace.analysis.op_costs import OpCost, OpGroup, OpSample
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whole_run import Cause, StepChange, StepOutlier, StepSeries
 from pptrace.report.charts.base import columns_axis, plain
-from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.charts.changes import causes_of_both, changes_chart, changes_of_parts
 from pptrace.report.charts.communication import (
     MOST_ROWS,
@@ -32,7 +30,7 @@ from pptrace.report.charts.communication import (
 )
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, unseen_parts
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
-from pptrace.report.charts.steps import steps_chart
+from pptrace.report.charts.steps import blame_chart, causes_chart, steps_chart
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
 
