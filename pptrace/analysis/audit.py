@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -25,99 +24,93 @@ _WARM_UP = "let the profiler warm up for a step (schedule(warmup=1)), and record
 _NEWER = "record with a newer torch"
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """Text on what a kind of damage affects, with what was done about it, and on what cures it."""
-
-    affects: str
-    cure: str
-
-
-_WORDS: Mapping[Damage, _Words] = {
-    Damage.LOST_KERNELS: _Words(
+_WORDS: Mapping[Damage, tuple[str, str]] = {
+    Damage.LOST_KERNELS: (
         "compute, bubbles and idle time of these ranks in these steps are null; of fewer than ten of 10,000 kernels nothing is",
         f"{_RECORD_LESS}, and let the profiler warm up for a step: CUPTI's buffers were full, or the session had just begun",
     ),
-    Damage.NO_DEVICE_EVENTS: _Words(
+    Damage.NO_DEVICE_EVENTS: (
         "times of launching are no times of computing: what the device did is null",
         "record with ProfilerActivity.CUDA; a profiler that ran before in this process may have to be ended first",
     ),
-    Damage.KERNELS_WITHOUT_LAUNCH: _Words(
+    Damage.KERNELS_WITHOUT_LAUNCH: (
         "which op they are of, and why the device was idle before them, is not known: they count as lost",
         f"{_RECORD_LESS}; record the host's calls too (ProfilerActivity.CPU)",
     ),
-    Damage.WORK_BEFORE_RECORDING: _Words(
+    Damage.WORK_BEFORE_RECORDING: (
         "why the device was idle before this work is not known: its launch came before the recording",
         "nothing is wrong; torch.cuda.synchronize() before the profiler starts leaves none of it",
     ),
-    Damage.NO_CORRELATION: _Words(
+    Damage.NO_CORRELATION: (
         "which call launched what is not known: when ops ran, and why the device was idle, is null",
         "record the host's calls with their correlations: ProfilerActivity.CPU, or nsys --trace=cuda,nvtx",
     ),
-    Damage.REPEATED_CORRELATION: _Words(
+    Damage.REPEATED_CORRELATION: (
         "which of the kernels a call launched is not known: they count as lost",
         f"{_NEWER} (or ROCm): the recorder gave several launches one number",
     ),
-    Damage.KERNELS_BEFORE_LAUNCH: _Words(
+    Damage.KERNELS_BEFORE_LAUNCH: (
         "the clock of the device was not that of the host: when they ran is not known, and they count as lost",
         f"{_RECORD_LESS}, so that the clocks do not drift; {_NEWER}",
     ),
-    Damage.KERNELS_OUT_OF_ORDER: _Words(
-        "they are left out, as if they were lost: a stream runs its work in the order of the launches", _NEWER
+    Damage.KERNELS_OUT_OF_ORDER: (
+        "they are left out, as if they were lost: a stream runs its work in the order of the launches",
+        _NEWER,
     ),
-    Damage.OVERRUNNING_KERNELS: _Words(
+    Damage.OVERRUNNING_KERNELS: (
         "each is cut where the next one on its stream begins, or where the longest other one of its name would end",
         _NEWER,
     ),
-    Damage.REPEATED_KERNELS: _Words(
+    Damage.REPEATED_KERNELS: (
         "counts and sums by name have them twice; times in which the device works do not",
         "end one profiler before another begins in the same process",
     ),
-    Damage.EMPTY_KERNELS: _Words(
+    Damage.EMPTY_KERNELS: (
         "their compute is not counted; of communication they count as lost: a resolution of a microsecond, or no end",
         _NEWER,
     ),
-    Damage.GRAPHS_AS_ONE_EVENT: _Words(
+    Damage.GRAPHS_AS_ONE_EVENT: (
         "communication inside the graphs counts as compute, and their kernels have no names",
         "record with nsys --cuda-graph-trace=node",
     ),
-    Damage.GRAPHS_WITHOUT_KERNELS: _Words(
+    Damage.GRAPHS_WITHOUT_KERNELS: (
         "what these replays computed is missing: compute is too short, and idle time too long",
         f"{_NEWER} and CUDA 12, whose profiler has the nodes of graphs",
     ),
-    Damage.FAR_TIMES: _Words("they are left out, as if they were lost", _NEWER),
-    Damage.UNSET_TIMES: _Words("they are left out; kernels among them count as lost", _RECORD_LESS),
-    Damage.IMPOSSIBLE_TIMES: _Words(
-        "they are left out", "let the profiler end before the process does, and record again"
-    ),
-    Damage.UNREADABLE_EVENTS: _Words("they are left out", "let the profiler end before the file is copied"),
-    Damage.CUT_FILE: _Words(
+    Damage.FAR_TIMES: ("they are left out, as if they were lost", _NEWER),
+    Damage.UNSET_TIMES: ("they are left out; kernels among them count as lost", _RECORD_LESS),
+    Damage.IMPOSSIBLE_TIMES: ("they are left out", "let the profiler end before the process does, and record again"),
+    Damage.UNREADABLE_EVENTS: ("they are left out", "let the profiler end before the file is copied"),
+    Damage.CUT_FILE: (
         "what comes behind the cut is missing, and maybe facts about the run",
         "let the profiler end before the process does; copy the file whole",
     ),
-    Damage.UNFINISHED_OPERATORS: _Words(
-        "the last operators seem to last until the recording ends: no op is taken to last as long", _NEWER
+    Damage.UNFINISHED_OPERATORS: (
+        "the last operators seem to last until the recording ends: no op is taken to last as long",
+        _NEWER,
     ),
-    Damage.REPEATED_OPERATORS: _Words(
+    Damage.REPEATED_OPERATORS: (
         "the cost of recording and what hosts did are counted twice: figures of hosts are wrong",
         "end one profiler before another begins in the same process",
     ),
-    Damage.UNFINISHED_CALLS: _Words(
+    Damage.UNFINISHED_CALLS: (
         "these Python calls seem to last until the recording ends; ops do not depend on them",
         "record without with_stack, or with a newer torch",
     ),
-    Damage.CROSSING_RANGES: _Words(
+    Damage.CROSSING_RANGES: (
         "ranges of one thread cannot cross: what lies in them may be taken for another range's",
         "end ranges on the thread, and in the order, in which they began (with record_function)",
     ),
-    Damage.EARLY_ENDS: _Words(
+    Damage.EARLY_ENDS: (
         "communication that ends before its other side begins, on one clock: it relates no clocks, and waits are too short",
         "let the recording begin and end between steps (profiler.step(), or --steps), with the ranges of all waits",
     ),
-    Damage.BUFFER_REQUESTS: _Words(
-        "the profiler took memory for its records in these steps: launches then last longer than without it", _WARM_UP
+    Damage.BUFFER_REQUESTS: (
+        "the profiler took memory for its records in these steps: launches then last longer than without it",
+        _WARM_UP,
     ),
 }
+"""Text on what a kind of damage affects, with what was done about it, and on what cures it."""
 _OF_DEVICE = frozenset(list(Damage)[: list(Damage).index(Damage.UNSET_TIMES)])
 """Kinds of the device's records; the others are of the host, or of the file."""
 SETTINGS_COST, SLOWED_AFTER, MISSING_RANKS = "costly_settings", "slowed_after", "missing_ranks"
@@ -157,8 +150,7 @@ def audit_events(damage: Mapping[int, RankDamage], ops: pd.DataFrame, clock: Clo
                 count += len(times)
                 ranks.append(rank)
         if count:
-            words = _WORDS[kind]
-            yield AuditEntry(str(kind), count, tuple(ranks), tuple(sorted(steps)), words.affects, words.cure)
+            yield AuditEntry(str(kind), count, tuple(ranks), tuple(sorted(steps)), *_WORDS[kind])
 
 
 def _begins_of_steps(ops: pd.DataFrame, *, on_device: bool) -> dict[int, tuple[Int64, Int64, int]]:

@@ -263,7 +263,7 @@ class Measured:
         run, clock, ops = self.run, self.data.clock, self.data.ops
         summary, series, waits = _schedule_summary(run.schedule), series_of(self.steps), core_waits_of(run.facts)
         marked = marked_steps(ops if self.step is None else ops[ops["step"] == self.step])
-        missing = missing_evidence(self.steps, costs)
+        missing = tuple(missing_evidence(self.steps, costs))
         steps, study = with_reasons(self.steps, study, series)
         found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
         line = line_of_waits(waits)

@@ -57,16 +57,8 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     off_ns = recorded.deviation * max(lengths.a.ns, lengths.b.ns)
     parts = _part_changes(a, b, recorded, order, off_ns, is_undisturbed=undisturbed is not None)
     verdict, mean = _verdict(span), _mean_change(a, b, order, recorded.deviation)
-    warnings = (
-        *_too_few(a, b),
-        *_not_in_turns(a, b, order),
-        *_busy_machines(a, b, None if undisturbed is None else usual),
-        *(() if undisturbed is not None else note),
-        *_other_ranks(a, b),
-        *_not_compared(a, b),
-        *recorded.lines(),
-        *_of_runs(a, b),
-    )
+    about_sides = _warnings(a, b, order, None if undisturbed is None else usual, note)
+    warnings = (*about_sides, *recorded.lines(), *_of_runs(a, b))
     work = other_work(a.runs[0].facts, b.runs[0].facts)
     different = (
         f"A and B do different work ({work}), so that no length of a step says which is faster. " if work else ""
@@ -230,13 +222,31 @@ def _too_few(a: Side, b: Side) -> Iterator[str]:
         )
 
 
-def _not_in_turns(a: Side, b: Side, order: Order | None) -> Iterator[str]:
+def _warnings(
+    a: Side, b: Side, order: Order | None, measured: TypicalOfSides | None, note: Sequence[str]
+) -> Iterator[str]:
+    """Lines on what makes the comparison doubtful; ``measured`` and ``note`` are of typical steps, the former where undisturbed
+    ones are compared.
+    """
+    yield from _too_few(a, b)
     if len(a.runs) + len(b.runs) > 2 and order is not None and not order.is_in_turns:
         first, second = (a, b) if order.apart > 0 else (b, a)
         yield (
             f"the runs of {first.name} were taken before those of {second.name}: whatever else changed with time counts as a "
             "change; take runs in turns, one of A and one of B"
         )
+    yield from _busy_machines(a, b, measured)
+    yield from note if measured is None else ()
+    if a.num_ranks != b.num_ranks:
+        yield (
+            f"A has {counted(a.num_ranks, 'rank')} and B {b.num_ranks}: parts are means over the ranks of each run, or of a stage"
+        )
+    lacking: dict[str, list[str]] = {}
+    for name, run in unmatched_names(a.figures, b.figures):
+        lacking.setdefault(name, []).append(run)
+    for name, runs in lacking.items():
+        what = "not all of it was recorded" if name == EXPOSED else "it is not known"
+        yield f"{name} is not compared where one run alone has it: {what} in {' and '.join(runs)}"
 
 
 def _busy_machines(a: Side, b: Side, measured: TypicalOfSides | None) -> Iterator[str]:
@@ -260,23 +270,6 @@ def _busy_machines(a: Side, b: Side, measured: TypicalOfSides | None) -> Iterato
         f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
         f"cores: that differs from run to run, {allowed}; use a quiet machine"
     )
-
-
-def _other_ranks(a: Side, b: Side) -> Iterator[str]:
-    if a.num_ranks != b.num_ranks:
-        yield (
-            f"A has {counted(a.num_ranks, 'rank')} and B {b.num_ranks}: parts are means over the ranks of each run, or of a stage"
-        )
-
-
-def _not_compared(a: Side, b: Side) -> Iterator[str]:
-    """Parts that one run alone tells."""
-    lacking: dict[str, list[str]] = {}
-    for name, run in unmatched_names(a.figures, b.figures):
-        lacking.setdefault(name, []).append(run)
-    for name, runs in lacking.items():
-        what = "not all of it was recorded" if name == EXPOSED else "it is not known"
-        yield f"{name} is not compared where one run alone has it: {what} in {' and '.join(runs)}"
 
 
 def _of_runs(a: Side, b: Side) -> Iterator[str]:
@@ -309,7 +302,10 @@ def _detail(
         if largest is None
         else f"; of its parts {part_label(largest)} changed most, {signed_milliseconds(largest.change_ns)} ms"
     )
-    return f"B is {verdict}{'' if other is None else _by_which(verdict, other)}: {lengths}{most}"
+    by_which = ""
+    if other is not None and (of_mean := _verdict(other)) is not verdict:
+        by_which = f" by typical steps{f' and {of_mean} on average' * (of_mean is not ChangeVerdict.NO_DIFFERENCE)}"
+    return f"B is {verdict}{by_which}: {lengths}{most}"
 
 
 def _lengths_of_both(of: SpanChange | MeanChange, runs: str = "") -> str:
@@ -319,14 +315,6 @@ def _lengths_of_both(of: SpanChange | MeanChange, runs: str = "") -> str:
         return lengths
     interval = "" if of.low is None or of.high is None else f", 95 % interval {of.low:+.2%} to {of.high:+.2%}"
     return f"{lengths} ({of.change:+.2%}{interval}{f', {runs}' if runs else ''})"
-
-
-def _by_which(verdict: ChangeVerdict, mean: MeanChange) -> str:
-    """The words that go with a verdict on typical steps where the mean one is not the same way."""
-    of_mean = _verdict(mean)
-    if of_mean is verdict:
-        return ""
-    return " by typical steps" + (f" and {of_mean} on average" if of_mean is not ChangeVerdict.NO_DIFFERENCE else "")
 
 
 def part_label(part: PartChange) -> str:

@@ -199,10 +199,12 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
 
     A forward that runs again keeps no rows; its recomputation does. Where weight gradients are apart, they read the rows last.
     """
-    is_known = (own["backward"] >= 0).all() and (rows >= 0).all()
-    if not is_known or not len(rows) or not _has_both_ways(own):
-        return None
     key = [own[name] for name in _OF_FORWARD]
+    # of overlapped pairs the exchange of a forward or that of its backward may be left out
+    there, back = (np.unique(np.stack(key)[:, own["backward"] == way], axis=1) for way in (0, 1))
+    is_known = (own["backward"] >= 0).all() and (rows >= 0).all() and np.array_equal(there, back)
+    if not is_known or not len(rows):
+        return None
     again = own["again"] == 1
     is_repeated = (last_like(key, [column[again] for column in key]) >= 0) & (own["backward"] == 0) & ~again
     at = np.where(own["backward"] == 1, np.maximum(own["back_end_ns"], own["freed_ns"]), own["out_end_ns"])
@@ -216,13 +218,6 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
 
 _OF_FORWARD = ("step", "stage", "microbatch", "layer")
 """Columns that tell of which forward an exchange is."""
-
-
-def _has_both_ways(own: Slice) -> bool:
-    """Return whether each exchange of a forward has that of its backward: those of overlapped pairs may be left out."""
-    key = np.stack([own[name] for name in _OF_FORWARD])
-    there, back = (np.unique(key[:, own["backward"] == way], axis=1) for way in (0, 1))
-    return np.array_equal(there, back)
 
 
 def common(values: Sequence[int]) -> int | None:

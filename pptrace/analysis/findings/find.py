@@ -219,7 +219,10 @@ def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...
     known = [step for step in steps if step.ranks and all(rank.exposed_comm_ns is not None for rank in step.ranks)]
     if not known:
         return ()
-    exposed = [max(_exposed_alone(step), 0) // len(step.ranks) for step in known]
+    exposed = []
+    for step in known:  # without what the others of a late rank had exposed while they waited for it
+        waited = sum(rank.late_in_transfer_ns or 0 for rank in step.ranks) * (len(step.ranks) - 1)
+        exposed.append(max(sum(rank.exposed_comm_ns or 0 for rank in step.ranks) - waited, 0) // len(step.ranks))
     places: Counter[tuple[str, int | str]] = Counter()
     for step in known:
         for rank in step.ranks:
@@ -229,12 +232,6 @@ def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...
     span = sum(step.length_ns or step.span_ns or 0 for step in known)
     finding = _finding(loss, Shares(None, span // len(known)), {}) if span >= len(known) else None
     return () if finding is None else (_with_axes(finding, known, loss),)
-
-
-def _exposed_alone(step: StepReport) -> int:
-    """Exposed communication of all ranks, ns, without what the others of a late rank had exposed while they waited for it."""
-    waited = sum(rank.late_in_transfer_ns or 0 for rank in step.ranks)
-    return sum(rank.exposed_comm_ns or 0 for rank in step.ranks) - waited * (len(step.ranks) - 1)
 
 
 def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
@@ -261,19 +258,15 @@ _LEAST_FILL = 0.01
 """Part of a step from which on its fill and drain are a finding."""
 
 
-def _with_less_fill(schedule: ScheduleSummary) -> str:
-    """Kinds of schedules that have less fill and drain than that of the run."""
-    splits = any(part in schedule.name for part in _OF_SPLIT_BACKWARDS)
-    kinds = [*([] if (schedule.num_chunks or 1) > 1 else ["interleaved"]), *([] if splits else ["zero-bubble"])]
-    return f" ({', '.join(kinds)})" if kinds else ""
-
-
 def _structural(loss: _Loss, shares: Shares, schedule: ScheduleSummary) -> Finding:
     words, share = shares.text("structural", loss.total // len(loss.of_steps))
+    kinds = [] if (schedule.num_chunks or 1) > 1 else ["interleaved"]
+    kinds += [] if any(part in schedule.name for part in _OF_SPLIT_BACKWARDS) else ["zero-bubble"]
+    such = f" ({', '.join(kinds)})" if kinds else ""
     return finding_of(
         loss.of_steps,
         f"Structural: {words} is the fill and drain of {schedule.name} itself",
-        f"more microbatches, or a schedule with a smaller bubble{_with_less_fill(schedule)}, would shrink it: pptrace whatif "
+        f"more microbatches, or a schedule with a smaller bubble{such}, would shrink it: pptrace whatif "
         "says by how much",
         {"cause": "structural", "where": {}, "share": share},
         Severity.INFO,

@@ -9,7 +9,8 @@ Synchronisations in a finding about launching: the calls for which devices ran d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -125,41 +126,21 @@ _LEAST_PART = 0.1
 """Synchronisations that cause less than this part of the time without launches are not named."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTotal:
-    """All synchronisations by one call in one operator; ``drained_ns`` is per step, over all ranks."""
-
-    call: str
-    operator: str
-    count: int
-    drained_ns: int
-    longest_ns: int
-    longest_start_ns: int
-    longest_rank: int
-    longest_op: str | None
-
-    @classmethod
-    def of(cls, group: Sequence[tuple[int, SyncSummary]], num_steps: int) -> SyncTotal:
-        """The total of (rank, summary) of all ranks and steps."""
-        rank, longest = max(group, key=lambda entry: entry[1].longest_ns)
-        return cls(
-            longest.call,
-            longest.operator,
-            sum(sync.count for _, sync in group),
-            sum(sync.drained_ns for _, sync in group) // num_steps,
-            longest.longest_ns,
-            longest.longest_start_ns,
-            rank,
-            longest.longest_op,
-        )
-
-    def __str__(self) -> str:
-        operator = f" in {self.operator}" if self.operator else ""
-        before = "" if self.longest_op is None else f" before {self.longest_op}"
-        return (
-            f"{self.call}{operator} ({self.count} in all, the longest {self.longest_ns / 1e6:,.3f} ms on rank "
-            f"{self.longest_rank}{before})"
-        )
+def _total_of(group: Sequence[tuple[int, SyncSummary]], num_steps: int) -> dict[str, Any]:
+    """All synchronisations by one call in one operator, from (rank, summary) of all ranks and steps; ``drained_ns`` is per step,
+    over all ranks.
+    """
+    rank, longest = max(group, key=lambda entry: entry[1].longest_ns)
+    return {
+        "call": longest.call,
+        "operator": longest.operator,
+        "count": sum(sync.count for _, sync in group),
+        "drained_ns": sum(sync.drained_ns for _, sync in group) // num_steps,
+        "longest_ns": longest.longest_ns,
+        "longest_start_ns": longest.longest_start_ns,
+        "longest_rank": rank,
+        "longest_op": longest.longest_op,
+    }
 
 
 def with_synchronisations(finding: Finding, steps: Sequence[StepReport]) -> Finding:
@@ -174,17 +155,22 @@ def with_synchronisations(finding: Finding, steps: Sequence[StepReport]) -> Find
             if sync.drained_ns:
                 by_call.setdefault((sync.call, sync.operator), []).append((rank.rank, sync))
     totals = sorted(
-        (SyncTotal.of(group, len(steps)) for group in by_call.values()), key=lambda total: -total.drained_ns
+        (_total_of(group, len(steps)) for group in by_call.values()), key=lambda total: -total["drained_ns"]
     )
     evidence = {
         **finding.evidence,
         "launch_starved_ns": starved // len(steps),
-        "synchronisations": [asdict(total) for total in totals[:_MOST_CALLS]],
+        "synchronisations": totals[:_MOST_CALLS],
     }
-    drained = sum(total.drained_ns for total in totals) * len(steps)
+    drained = sum(total["drained_ns"] for total in totals) * len(steps)
     if drained <= _LEAST_PART * starved:
         return replace(finding, evidence=evidence)
-    calls = ", ".join(map(str, totals[:_MOST_CALLS]))
+    calls = ", ".join(
+        f"{total['call']}{' in ' * bool(total['operator'])}{total['operator']} ({total['count']} in all, the longest "
+        f"{total['longest_ns'] / 1e6:,.3f} ms on rank {total['longest_rank']}"
+        f"{' before ' * bool(total['longest_op'])}{total['longest_op'] or ''})"
+        for total in totals[:_MOST_CALLS]
+    )
     detail = (
         f"{min(drained / max(starved, 1), 1):.0%} of it follows calls that wait for the device: {calls}: avoid them"
     )

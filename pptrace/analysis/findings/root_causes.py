@@ -160,17 +160,13 @@ _NEEDED_STEPS = (
 )
 
 
-def missing_evidence(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> tuple[MissingEvidence, ...]:
+def missing_evidence(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
     """The kinds of findings that this run does not show.
 
     Args:
         steps: all steps of the report.
         plans: the costs of those that are whole.
     """
-    return tuple(_missing(steps, plans))
-
-
-def _missing(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
     known = [step for step in steps if step.span_ns is not None and not step.is_evaluation]
     if not known:
         return
@@ -191,15 +187,10 @@ def _missing(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Iterat
                 f"{unknown} of {total} messages between stages have no known transfer: waits for them and ops that begin late "
                 "cannot be distinguished",
             )
-    yield from _without_like(plans)
-
-
-def _without_like(plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
-    """Evidence that a single pipeline cannot give: it has no other to be compared with."""
     if not plans or max(costs.table.pp for costs in plans) == 1:
         return
     if max(len(np.unique(costs.ranks, axis=0)) for costs in plans) > 1:
-        return
+        return  # a single pipeline has no other to be compared with
     yield MissingEvidence((STRAGGLER,), "one pipeline: a slow worker cannot be distinguished from a heavy stage")
     if (links := max(map(num_links, plans))) <= FEWEST_ALIKE:
         count = "1 link" if links == 1 else f"{links} links"

@@ -71,8 +71,8 @@ _OF_OTHERS = (UNRECORDED, UNKNOWN_RANK)
 """Parts that are the time of other ranks, which nothing tells: no gain is known."""
 _ANYWHERE = ("optimizer", HOST, COMPUTE, OTHER)
 """Parts that every run has some of."""
-_MOST_OF_PART = 0.5
-"""A place with this share of a part is named."""
+_MOST_OF_IT = 0.5
+"""A cause or a place with this share of a part or of a difference is named."""
 
 
 def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
         if gain < (LEAST_ANYWHERE if part in _ANYWHERE else LEAST_SHARE) * shares.mean_ns or is_noise:
             continue
         place, most = max(places.items(), key=lambda item: int(item[1].sum()))
-        where = dict((place,)) if int(most.sum()) >= _MOST_OF_PART * int(of_steps.sum()) and place[0] else {}
+        where = dict((place,)) if int(most.sum()) >= _MOST_OF_IT * int(of_steps.sum()) and place[0] else {}
         at = "".join(f" ({kind} {name})" for kind, name in where.items())
         words, share = shares.text(f"{OUTSIDE}{part}", gain)
         yield Finding(
@@ -117,10 +117,6 @@ def _places(steps: Sequence[StepReport], part: str) -> Mapping[tuple[str, int | 
                 place = next(iter(entry.where.items()), ("", ""))
                 places.setdefault(place, np.zeros(len(steps), dtype=np.int64))[index] += entry.ns
     return places
-
-
-_MOST_OF_IT = 0.5
-"""A cause or a place with this share of a difference is named."""
 
 
 def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Iterator[Finding]:
