@@ -70,9 +70,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
 
 @pytest.fixture(scope="module")
 def lines(run: _Run) -> list[dict]:  # type: ignore[type-arg]
-    ended = here("live", str(run.folder), "--format", "json")
+    ended = here("live", str(run.folder), "--format", "json", "--log", f"jsonl:{run.folder.parent / 'log'}")
     assert ended.code == 0, ended.err
     return [json.loads(line) for line in ended.out.splitlines()]
+
+
+def test_each_step_is_in_the_log_as_well(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
+    logged = [json.loads(line) for line in (run.folder.parent / "log").read_text().splitlines()]
+    assert [row["step"] for row in logged] == [line["step"] for line in lines]
+    shares = [sum(value for name, value in row.items() if name.endswith("_share")) for row in logged]
+    assert shares == [pytest.approx(1 if line["observed"] else 0) for line in lines]
 
 
 def test_steps_come_while_the_run_goes_on(run: _Run) -> None:
