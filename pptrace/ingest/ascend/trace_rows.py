@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.ingest.common.codes import Codes
-from pptrace.ingest.common.exact_numbers import Integers, Scalar, nanoseconds
+from pptrace.ingest.common.json_texts import Integers, Scalar, nanoseconds
 from pptrace.ingest.kineto.event_types import (
     Complete,
     Event,
@@ -28,7 +28,7 @@ from pptrace.ingest.kineto.event_types import (
     Metadata,
     text_of,
 )
-from pptrace.ingest.kineto.json_repair import args_of_each
+from pptrace.ingest.kineto.salvage import args_of_each
 from pptrace.model.tables import Int32, Int64
 
 HOST_TO_DEVICE = "HostToDevice"

@@ -28,8 +28,7 @@ from typing import Any
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.comm_args import DTYPE_BYTES
-from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
+from pptrace.ingest.common.rank_names import DTYPE_BYTES, rank_of_dump_name, rank_of_value
 from pptrace.marks import P2P
 from pptrace.regular import read_regular
 

@@ -28,8 +28,7 @@ from pptrace.ingest.kineto.event_types import (
     WITHOUT_FLOWS,
     Decoders,
 )
-from pptrace.ingest.kineto.json_repair import event_of, repaired_text
-from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, walk
+from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, event_of, repaired_text, walk
 
 HEAD_LIMIT_BYTES = 64 * 1024 * 1024
 TAIL_LIMIT_BYTES = 64 * 1024 * 1024

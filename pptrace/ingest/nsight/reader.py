@@ -5,11 +5,16 @@
 A report can hold several processes; each of them with device work is a rank with a separate trace. Times are converted to UTC by
 the start of the session. Facts about the machine and its users are not passed on: see
 :mod:`pptrace.ingest.nsight.ranks`.
+
+Recordings (``.nsys-rep``, ``.qdrep``, ``.qdstrm``) are exported to SQLite with nsys.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +30,57 @@ from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import Database
 from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_memory, read_tables
 from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded_facts, session_of
-from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.marks import is_mark
 from pptrace.model.tables import MEMORY, Int32, empty_table
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
+from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
 from pptrace.regular import open_regular
+
+STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
+REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
+RECORDED_MAGIC = (*REPORT_MAGIC, STREAM_MAGIC)
+RECORDED_SUFFIXES = (*REPORT_SUFFIXES, STREAM_SUFFIX)
+
+
+def is_recorded(path: Path, start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a report or its stream, which only nsys can read."""
+    return start.startswith(RECORDED_MAGIC) or path.name.endswith(RECORDED_SUFFIXES)
+
+
+@contextmanager
+def exported(report: Path) -> Iterator[Path]:
+    """Context of the SQLite export of a report or a stream; it is deleted at the end.
+
+    Raises:
+        TraceError: there is no nsys, or it cannot import or export the file.
+    """
+    nsys = shutil.which("nsys")
+    with open_regular(report) as file:
+        start = file.read(len(STREAM_MAGIC))
+    is_stream = start == STREAM_MAGIC or (report.name.endswith(STREAM_SUFFIX) and not start.startswith(REPORT_MAGIC))
+    if nsys is None and not is_stream:
+        raise TraceError(
+            f"{report}: a report of Nsight Systems, which only its own nsys can read, and there is no 'nsys' on PATH; run "
+            f"'nsys export --type sqlite {report.name}' where Nsight Systems is installed, and give the .sqlite file"
+        )
+    if nsys is None:
+        raise TraceError(
+            f"{report}: a recording of Nsight Systems that its nsys did not import, and there is no 'nsys' on PATH; run "
+            f"'QdstrmImporter -i {report.name}' and then 'nsys export --type sqlite' where Nsight Systems is installed, and "
+            "give the .sqlite file"
+        )
+    with tempfile.TemporaryDirectory(prefix="pptrace-") as folder:
+        source = report
+        if is_stream:
+            source = Path(folder) / "report.nsys-rep"
+            import_stream(nsys, report, source)
+        target = Path(folder) / "report.sqlite"
+        try:
+            export_report(nsys, source, target)
+        except TraceError as err:
+            raise TraceError(str(err).replace(str(source), str(report))) from err
+        yield target
+
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")

@@ -37,7 +37,7 @@ import pandas as pd
 
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
-from pptrace.ingest.common.exact_numbers import UNITS, to_ns
+from pptrace.ingest.common.json_texts import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
