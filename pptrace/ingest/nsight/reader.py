@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
@@ -31,7 +30,7 @@ from pptrace.ingest.common.sqlite import Database
 from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_memory, read_tables
 from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded_facts, session_of
 from pptrace.marks import is_mark
-from pptrace.model.tables import MEMORY, Int32, empty_table
+from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
 from pptrace.regular import open_regular
@@ -269,7 +268,16 @@ def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
         rows = np.flatnonzero(block.process < 0)
         launching_pids = np.full(len(rows), -1, dtype=np.int32)
         if len(pids) > 1 and calls:
-            launching_pids = _launching_process(calls, block.correlation[rows])
+            # The pid of the call with each correlation id; -1 if none has it, or several processes do
+            correlation_ids = block.correlation[rows]
+            correlation = np.concatenate([block.correlation for block in calls])
+            process = np.concatenate([block.process for block in calls])
+            order = np.lexsort((process, correlation))
+            correlation, process = correlation[order], process[order]
+            low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
+            high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
+            is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
+            launching_pids = np.where(is_unique, process[low], -1).astype(np.int32)
         num_unknown += int(np.count_nonzero(launching_pids < 0)) if len(pids) > 1 else 0
         block.process[rows] = np.where(launching_pids < 0, pids[0], launching_pids)
     if num_unknown:
@@ -277,15 +285,3 @@ def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
             f"{num_unknown} events lack their process, and {len(pids)} were recorded: they count for the "
             "first, whose compute may be too high"
         )
-
-
-def _launching_process(calls: Sequence[EventColumns], correlation_ids: npt.NDArray[np.int64]) -> Int32:
-    """The pid of the call with each correlation id; -1 if none has it, or several processes do."""
-    correlation = np.concatenate([block.correlation for block in calls])
-    process = np.concatenate([block.process for block in calls])
-    order = np.lexsort((process, correlation))
-    correlation, process = correlation[order], process[order]
-    low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
-    high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
-    is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
-    return np.where(is_unique, process[low], -1).astype(np.int32)
