@@ -19,8 +19,8 @@ from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
-from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.slices import Slice, last_like
 
 FAILED_KEY = "failed_calls"

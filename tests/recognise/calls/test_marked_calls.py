@@ -7,9 +7,8 @@ from typing import Any
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, CollectiveMark, SpanKind, SpanMark
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Category, Trace
-from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
-from pptrace.recognise.groups.topology import Group, sizes_of
+from pptrace.recognise.groups.topology import Group, axis_of_description, sizes_of
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.run import recognise
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, marked
