@@ -12,11 +12,10 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.experts.types import TrafficMatrix
-from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
-from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
+from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
@@ -41,7 +40,7 @@ from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import marked_steps, report_steps
-from pptrace.analysis.stragglers.study import Study, study_steps
+from pptrace.analysis.stragglers.detectors import Study, study_steps
 from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.early_ends import without_matches_of
