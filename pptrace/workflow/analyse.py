@@ -56,8 +56,7 @@ from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
 from pptrace.model.wording import numbered
 from pptrace.processes import num_cpus
-from pptrace.recognise.device.lost_work import is_much
-from pptrace.recognise.device.work import NO_DEVICE, breakdown
+from pptrace.recognise.device.work import NO_DEVICE, breakdown, is_much
 from pptrace.recognise.messages.match import (
     has_posting_time_only,
     unknown_by_rank,
@@ -68,7 +67,7 @@ from pptrace.recognise.messages.match_without_groups import match_by_end_times, 
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.recording.correct import Corrections
+from pptrace.recognise.recording.replay import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
