@@ -100,12 +100,11 @@ def _to_name(study: Study, explained: Sequence[StepReport]) -> list[Reason]:
         for reason in study.reasons
         if reason.is_finding(length)
         and not (reason.name == LATE_LAUNCHES and (has_devices or not reason.where))
-        and not (reason.name == LATE_MEMBER and _gain_of_place(study, reason.where) > reason.gain)
+        and not (
+            reason.name == LATE_MEMBER
+            and any(int(study.gains[at].mean()) > reason.gain for at in reason.where.items() if at in study.gains)
+        )
     ]
-
-
-def _gain_of_place(study: Study, where: Mapping[str, int | str]) -> int:
-    return max((int(study.gains[at].mean()) for at in where.items() if at in study.gains), default=0)
 
 
 def _with_part(causes: Sequence[Cause], reason: Reason, ns: int) -> list[Cause]:

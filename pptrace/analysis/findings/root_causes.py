@@ -80,7 +80,8 @@ def with_root_causes(
     line = next((doubt.line for doubt in doubts if doubt.line.startswith(CLOCKS_OFF)), "")
     if line and uncertainty_ns is not None:
         for index, finding in enumerate(named):
-            if _hangs_on_clocks(finding, uncertainty_ns):
+            much = finding.gain_ns is not None and uncertainty_ns >= _MUCH * finding.gain_ns
+            if FOLLOWS_FROM not in finding.evidence and _compares_moments(finding) and much:
                 named[index] = _following(finding, CLOCKS)
         title, _, detail = line.partition(": ")
         roots.append(
@@ -116,16 +117,6 @@ def with_root_causes(
         )
     following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
     return tuple(root for root in roots if root.name in following), tuple(named)
-
-
-def _hangs_on_clocks(finding: Finding, uncertainty_ns: int) -> bool:
-    """Return whether a finding compares moments of ranks whose clocks may be off by much of what it gains."""
-    return (
-        FOLLOWS_FROM not in finding.evidence
-        and _compares_moments(finding)
-        and finding.gain_ns is not None
-        and uncertainty_ns >= _MUCH * finding.gain_ns
-    )
 
 
 def _compares_moments(finding: Finding) -> bool:

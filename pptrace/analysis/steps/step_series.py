@@ -38,7 +38,12 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     typical step of its level, and between the typical steps of the levels before and after a change.
     """
     evaluations = tuple(step.step for step in steps if step.is_evaluation)
-    known = _comparable([step for step in steps if not step.is_evaluation])
+    known = alike_steps([step for step in steps if not step.is_evaluation])
+    # Of few steps all are needed to tell which are outliers: by their spans. Else by when the next one begins, which is not known
+    # of the last one of a trace without marks of steps.
+    periodic = [step for step in steps if not step.is_evaluation and None not in (step.span_ns, step.period_ns)]
+    if len(periodic) >= _ENOUGH and 2 * len(periodic) > len(known):
+        known = periodic
     if not known:
         return None
     spans = np.array([step.length_ns for step in known], dtype=np.int64)
@@ -63,15 +68,6 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
         *(tuple(by_excess), tuple(changes), evaluations),
         measure="span" if known[0].period_ns is None else "period",
     )
-
-
-def _comparable(steps: Sequence[StepReport]) -> list[StepReport]:
-    """The steps whose lengths compare: those of which it is known when the next one begins, where these are most; the last one of
-    a trace without marks of steps is none of them. Of few steps all are needed to tell which are outliers: by their spans.
-    """
-    periodic = [step for step in steps if step.span_ns is not None and step.period_ns is not None]
-    known = alike_steps(steps)
-    return periodic if len(periodic) >= _ENOUGH and 2 * len(periodic) > len(known) else known
 
 
 def _levels(spans: Int64) -> list[tuple[int, int]]:

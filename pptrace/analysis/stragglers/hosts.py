@@ -8,12 +8,12 @@ pause but a gap: Python between ops, or a late start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
     LEAST_SHARE,
@@ -113,18 +113,14 @@ def _knows_messages(plans: Sequence[StepMatrix]) -> bool:
 
 def _is_later(plans: Sequence[StepMatrix], delays: Sequence[Int64], rank: int) -> bool:
     """Return whether a rank is clearly later than the others, in the mean over its ops and the median over these."""
-    means = dict(_mean_by_rank(plans, delays))
-    own = means.pop(rank)
-    return not means or own >= _CLEARLY * float(np.median(list(means.values())))
-
-
-def _mean_by_rank(plans: Sequence[StepMatrix], delays: Sequence[Int64]) -> Iterator[tuple[int, float]]:
-    """(rank, mean delay of its ops), ns."""
+    means: dict[int, float] = {}
     for costs, ns in zip(plans, delays, strict=True):
         for windows in costs.of_pipelines():
             for pp_rank in range(costs.table.pp):
                 of_rank = ns[windows][:, costs.table.rank == pp_rank]
-                yield int(costs.ranks[windows[0], pp_rank]), float(of_rank.mean()) if of_rank.size else 0.0
+                means[int(costs.ranks[windows[0], pp_rank])] = float(of_rank.mean()) if of_rank.size else 0.0
+    mean = means.pop(rank)
+    return not means or mean >= _CLEARLY * float(np.median(list(means.values())))
 
 
 def _late_firsts(costs: StepMatrix) -> Int64:
@@ -146,16 +142,13 @@ def _late_firsts(costs: StepMatrix) -> Int64:
 
 def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:
     """The part of the delays that :func:`late_starts` is about: of ranks that come late, and of those that wait for them."""
-    return [_with_held(costs, _late_firsts(costs)) for costs in plans]
-
-
-def _with_held(costs: StepMatrix, late: Int64) -> Int64:
-    """Some late firsts, and what other ranks waited in messages for ranks of their window that came late."""
-    is_late: Bool = np.any(late > 0, axis=1)
-    held = costs.held_by_starts.where(is_late[costs.held_by_starts["window"]])
-    both = late.copy()
-    np.maximum.at(both, (held["window"], held["row"]), held["ns"])
-    return both
+    of_plans = []
+    for costs in plans:
+        late = _late_firsts(costs)
+        waits = costs.held_by_starts.where((late > 0).any(axis=1)[costs.held_by_starts["window"]])
+        np.maximum.at(late, (waits["window"], waits["row"]), waits["ns"])
+        of_plans.append(late)
+    return of_plans
 
 
 def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
@@ -193,23 +186,18 @@ def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
 
 
 def pauses_of(plans: Sequence[StepMatrix]) -> list[Int64]:
-    """The part of the delays that is pauses, shape (windows, rows), ns, in each plan."""
-    late = late_firsts(plans)
-    return [np.where(starts > 0, 0, _pauses(costs)) for costs, starts in zip(plans, late, strict=True)]
-
-
-def _pauses(costs: StepMatrix) -> Int64:
-    """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
-    pauses = np.zeros_like(costs.lateness)
-    for windows in costs.of_pipelines():
-        if len(windows) >= FEWEST_WINDOWS:
-            delays = costs.lateness[windows]
-            usual = np.sort(delays, axis=0)[
-                (len(windows) - 1) // 2
-            ]  # what is late in half of the steps is not so in most
-            excess = delays - usual
-            pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
-    return pauses
+    """The part of the delays that is pauses, beyond what is usual before an op, shape (windows, rows), ns, in each plan."""
+    of_plans = []
+    for costs, starts in zip(plans, late_firsts(plans), strict=True):
+        pauses = np.zeros_like(costs.lateness)
+        for windows in costs.of_pipelines():
+            if len(windows) >= FEWEST_WINDOWS:
+                delays = costs.lateness[windows]
+                # what is late in half of the steps is not so in most
+                excess = delays - np.sort(delays, axis=0)[(len(windows) - 1) // 2]
+                pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
+        of_plans.append(np.where(starts > 0, 0, pauses))
+    return of_plans
 
 
 def garbage_collections(plans: Sequence[StepMatrix]) -> Reason | None:
