@@ -38,7 +38,7 @@ def explain_nulls(
     num_nested: int | None = None,
     stragglers: Stragglers | None = None,
     doubts: Sequence[Doubt] | None = None,
-) -> tuple[str, ...]:
+) -> Iterator[str]:
     """Warnings about clocks and missing data, then about null fields.
 
     ``num_nested`` is how many rows of communication lie inside ops (:func:`count_nested`), where it is counted already, and
@@ -46,20 +46,32 @@ def explain_nulls(
     """
     if doubts is None:
         doubts = doubts_of_times(run, clock, steps, devices_by_identity(run.facts))
-    return (
-        *(doubt.line for doubt in doubts),
-        *_absent_ranks(run, steps),
-        *_unknown_sizes(run),
-        *_ranks_alone(run, steps),
-        *_ranks_outside_steps(run, steps),
-        *_ranks_that_lack_ops(run, steps),
-        *_odd_steps(steps),
-        *_unknown_bubbles(run, steps),
-        *_no_messages(run, steps),
-        *_nested_messages(run, num_nested),
-        *dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ())),
-        *_nulls(run, steps, stragglers),
-    )
+    mesh, comms, is_message = run.mesh, run.comms, run.comms["kind"].isin(P2P)
+    yield from (doubt.line for doubt in doubts)
+    yield from _absent_ranks(run, steps)
+    has_sizes = bool(mesh.pp or mesh.dp or mesh.tp or mesh.cp) or mesh.num_ranks < 2
+    if not comms.empty and not has_sizes and (comms["axis"] == "unknown").all() and (comms["group_size"] < 1).all():
+        yield (
+            "not known: how the ranks divide into pipelines and replicas (the calls name no process group; a profiler that "
+            "begins before init_process_group records none: let pptrace run watch the groups, without --no-hooks, or begin later)"
+        )
+    yield from _ranks_alone(run, steps)
+    yield from _ranks_outside_steps(run, steps)
+    yield from _ranks_that_lack_ops(run, steps)
+    yield from _odd_steps(steps)
+    yield from _unknown_bubbles(run, steps)
+    is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
+    if is_known and not is_message.any() and any(len(pipeline) > 1 for pipeline in mesh.pipelines):
+        yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
+    if run.framework == OP_TABLE and num_nested is None:
+        num_nested = count_nested(run.ops, comms, run.facts)
+    if run.framework == OP_TABLE and num_nested:
+        yield (
+            f"communication inside ops of host-clock tables is taken out of compute ({num_nested} rows): set clock=device in "
+            "both where it overlapped with compute"
+        )
+    yield from dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ()))
+    yield from _nulls(run, steps, stragglers)
 
 
 def doubts_of_times(
@@ -120,18 +132,6 @@ def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[s
         yield f"{line}: the windows of steps, waits and bubbles do not include those ranks"
     else:
         yield f"{line}: windows and waits do not include it, and bubbles that depend on it are not known"
-
-
-def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
-    """The reason why the sizes of the mesh are null although ranks communicate."""
-    mesh, comms = run.mesh, run.comms
-    if comms.empty or (mesh.pp or mesh.dp or mesh.tp or mesh.cp) or mesh.num_ranks < 2:
-        return
-    if (comms["axis"] == "unknown").all() and (comms["group_size"] < 1).all():
-        yield (
-            "not known: how the ranks divide into pipelines and replicas (the calls name no process group; a profiler that "
-            "begins before init_process_group records none: let pptrace run watch the groups, without --no-hooks, or begin later)"
-        )
 
 
 def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -300,31 +300,11 @@ def _unknown_waits(steps: Sequence[StepReport]) -> list[str]:
     return sorted({f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None})
 
 
-def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
-    """A warning for pipelines of several ranks whose traces have no messages between stages."""
-    messages = run.comms["kind"].isin(P2P)
-    is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
-    if is_known and not messages.any() and any(len(pipeline) > 1 for pipeline in run.mesh.pipelines):
-        yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
-
-
 def count_nested(ops: pd.DataFrame, comms: pd.DataFrame, ranks: Iterable[int]) -> int:
     """Count the rows of a table's communication that lie inside ops of their rank."""
     rows = RowsByRank(ops, rows_where(comms, comms["end_ns"] > comms["start_ns"]))
     of_ranks = map(rows.of_rank, ranks)
     return sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)
-
-
-def _nested_messages(run: RecognisedRun, count: int | None) -> Iterator[str]:
-    """A warning about a table's communication that is taken out of compute because it lies inside ops."""
-    if run.framework != OP_TABLE:
-        return
-    count = count_nested(run.ops, run.comms, run.facts) if count is None else count
-    if count:
-        yield (
-            f"communication inside ops of host-clock tables is taken out of compute ({count} rows): set clock=device in both "
-            "where it overlapped with compute"
-        )
 
 
 def _missing_devices(run: RecognisedRun) -> Iterator[str]:

@@ -415,7 +415,7 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
 def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:
     run = run_of(mesh=FOUR, present=(0, 1, 2, 3))
     uuids: list[dict[str, object]] = [{"device_id": "a"}, {"device_id": "b"}, {"device_id": "a"}, {}]
-    shared = explain_nulls(replace(run, facts=dict(enumerate(uuids))), ONE_CLOCK, ())
+    shared = list(explain_nulls(replace(run, facts=dict(enumerate(uuids))), ONE_CLOCK, ()))
     assert [line for line in shared if "share a GPU" in line] == [
         "ranks 0, 2 share a GPU, where their work takes turns: kernels begin late and run long while those of "
         "another rank run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"

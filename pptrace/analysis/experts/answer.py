@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -123,8 +123,7 @@ def report_experts(
         routing=gain,
         reasons=(
             *_reasons(experts, has_rows, gain, sizes),
-            *_reasons_of_ranks(exchanges, ranks, () if sizes is None else counts),
-            *_not_counted(counts, sizes),
+            *_reasons_of_ranks(exchanges, ranks, counts, sizes),
             *experts.traffic.reasons,
         ),
         dispatcher=None if sizes is None else sizes.dispatcher,
@@ -143,15 +142,6 @@ def _padding_share(counts: Mapping[int, RankCounts], sizes: TokenSizes) -> float
     whole = [rank for group in sizes.sharing_groups if set(group) <= set(counts) for rank in group]
     rows, kept = (sum(int(getattr(counts[rank], name).sum()) for rank in whole) for name in ("rows", "kept"))
     return max(0.0, 1 - sizes.etp * kept / rows) if rows else None
-
-
-def _not_counted(counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> Iterable[str]:
-    """A line on ranks without counts that share experts with ranks that have some."""
-    groups = () if sizes is None else sizes.sharing_groups
-    missing = sorted(rank for group in groups if set(group) & set(counts) for rank in set(group) - set(counts))
-    if missing:
-        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" …" if len(missing) > _MOST_NAMES else "")
-        yield f"no counts of rank {names}: routes of experts are those of the other ranks' tokens"
 
 
 _MOST_NAMES = 8
@@ -265,8 +255,13 @@ def _reasons(
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"
 
 
-def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], counted: Collection[int]) -> Iterable[str]:
-    """Lines on figures of ranks that ``counted`` routes of known sizes, or whose rows calls tell."""
+def _reasons_of_ranks(
+    exchanges: Slice, ranks: Sequence[RankLoad], counts: Mapping[int, RankCounts], sizes: TokenSizes | None
+) -> Iterable[str]:
+    """Lines on figures of ranks that counted routes of known sizes, or whose rows calls tell, and on ranks without counts that
+    share experts with ranks that have some.
+    """
+    counted = () if sizes is None else counts
     nulls = {(rank.predicted_bytes is None, rank.flops is None) for rank in ranks if rank.rank in counted}
     if (True, True) in nulls:
         yield (
@@ -280,3 +275,8 @@ def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], counted: Coll
     has_rows = len(exchanges) > 0 and (exchanges["rows"] >= 0).all() and (exchanges["backward"] >= 0).all()
     if has_rows and any(rank.in_flight_rows is None for rank in ranks):
         yield "some backwards have no known calls: `in_flight_rows` is null"
+    groups = () if sizes is None else sizes.sharing_groups
+    missing = sorted(rank for group in groups if set(group) & set(counts) for rank in set(group) - set(counts))
+    if missing:
+        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" …" if len(missing) > _MOST_NAMES else "")
+        yield f"no counts of rank {names}: routes of experts are those of the other ranks' tokens"

@@ -5,17 +5,269 @@ is the mean length of the steps. ``slowdown`` is T / T_ideal. That of a stage or
 what it did; that of a worker is the smaller of those of its pipeline and of its pipeline rank: as many replays do as there
 are pipelines and pipeline ranks (the study's approximation, with a pipeline for the ranks of one dp rank). ``m_w`` and ``m_s``
 are the shares of T − T_ideal that go away where the slowest 3 % of workers, or the last stage, cost what is typical.
+
+Replays of all steps of one plan where some of it costs what was measured, and the rest what is typical.
+
+The pipelines of a step run side by side. Where all steps do the same before and after their ops, that is replayed too, with its
+collectives between pipelines; else a step is as long as its slowest pipeline.
+
+Costs where nothing straggles: what its kind typically costs in all steps, on all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.replays import Replays, replays_of
+from pptrace.analysis.matrix.step_matrix import RECEIVES, Bool, StepMatrix, longest_of_steps
+from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of, is_collective
 from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
+from pptrace.model.tables import GARBAGE_COLLECTION, Int64
+from pptrace.schedule.actions import Kind
+from pptrace.simulator import rank_ends, rank_ends_of_mixtures
+
+_NAMES = tuple(str(kind) for kind in Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Cost by kind, ns: of what computes the mean; of messages and collectives the median, as the study has it.
+
+    A kind of message that was never matched is left out: it costs nothing in any replay.
+    """
+
+    of_kind: Mapping[str, int]
+
+    @classmethod
+    def of(cls, plans: Sequence[StepMatrix], chains: Sequence[Chains]) -> Typical:
+        """Typical costs of all plans' steps, and of what is done before and after them."""
+        times: dict[str, list[Int64]] = {}
+        for name, part in chain.from_iterable((*map(_times_of_ops, plans), *map(_times_of_items, chains))):
+            times.setdefault(name, []).append(part)
+        typical = {}
+        for name, parts in times.items():
+            if count := sum(part.size for part in parts):
+                total = sum(int(part.sum(dtype=np.int64)) for part in parts)
+                is_moved = is_collective(name) or name in (_NAMES[code] for code in RECEIVES)
+                middle = np.median(np.concatenate([part.ravel() for part in parts])) if is_moved else total / count
+                typical[name] = round(float(middle))
+        return cls(typical)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds: ops, messages, then all else."""
+        first = [name for name in _NAMES if name in self.of_kind]
+        return (*first, *sorted(set(self.of_kind) - set(first)))
+
+    def durations(self, costs: StepMatrix) -> Int64:
+        """The typical cost of each row of a plan, ns."""
+        return self._by_code()[costs.table.kind]
+
+    def transfers(self, costs: StepMatrix) -> Int64:
+        """The typical cost of each message of a plan, ns."""
+        return self._by_code()[costs.message_kind]
+
+    def work(self, chains: Chains) -> Int64:
+        """The typical cost of each item of chains, ns."""
+        return np.array([self.of_kind[name] for name in chains.name.tolist()], dtype=np.int64)
+
+    def _by_code(self) -> Int64:
+        return np.array([self.of_kind.get(name, 0) for name in _NAMES], dtype=np.int64)
+
+
+def _times_of_ops(costs: StepMatrix) -> Iterator[tuple[str, Int64]]:
+    """(kind, what each op or matched message of it cost) in some steps, ns."""
+    for code in np.unique(costs.table.kind).tolist():
+        yield _NAMES[code], costs.durations[:, costs.table.kind == code]
+    for code in RECEIVES:
+        transfers = costs.transfers[:, costs.message_kind == code]
+        yield _NAMES[code], transfers[transfers >= 0]
+
+
+def _times_of_items(chains: Chains) -> Iterator[tuple[str, Int64]]:
+    """(kind, what each item of it cost) in some steps, ns."""
+    for name in np.unique(chains.name).tolist():
+        yield name, chains.work[:, chains.name == name]
+
+
+def replays_of(plans: Sequence[StepMatrix]) -> list[Replays]:
+    """The replays of each plan, which share what is typical."""
+    chains = [_chains(costs) for costs in plans]
+    known = [both for both in chains if both is not None]
+    if len(known) < len(plans) or not any(len(side.rank) for both in known for side in both):
+        known = []
+    typical = Typical.of(plans, [side for both in known for side in both])
+    sides: Sequence[tuple[Chains, Chains] | None] = known or [None] * len(plans)
+    return [Replays(costs, typical, both) for costs, both in zip(plans, sides, strict=True)]
+
+
+def _chains(costs: StepMatrix) -> tuple[Chains, Chains] | None:
+    """Work before and after the ops; None where steps differ in it."""
+    _, num_windows = np.unique(costs.step, return_counts=True)
+    of_first = costs.ranks[: num_windows[0]]
+    if (num_windows != len(of_first)).any() or (costs.ranks.reshape(-1, *of_first.shape) != of_first).any():
+        return None
+    before, after = (_chains_of_side(costs, side) for side in (BEFORE, AFTER))
+    return None if before is None or after is None else (before, after)
+
+
+def _chains_of_side(costs: StepMatrix, side: int) -> Chains | None:
+    """Work on one side, without garbage collections where these come now and then, or within other work."""
+    chains = chains_of(costs.outside, costs.step, costs.table.pp, side)
+    is_collection = costs.outside["name"] == GARBAGE_COLLECTION
+    if chains is not None or not is_collection.any():
+        return chains
+    return chains_of(costs.outside.where(~is_collection), costs.step, costs.table.pp, side)
+
+
+@dataclass(frozen=True, eq=False)
+class Replays:
+    """Time that all steps of one plan take together in replays, ns."""
+
+    costs: StepMatrix
+    typical: Typical
+    chains: tuple[Chains, Chains] | None = None
+
+    @property
+    def has_outside(self) -> bool:
+        """Return whether steps are replayed with what comes before and after their ops."""
+        return self.chains is not None
+
+    @cached_property
+    def num_steps(self) -> int:
+        return len(np.unique(self.costs.step))
+
+    def measured(self) -> int:
+        return self._sum(self._measured_ends, self._all(True))
+
+    def ideal(self) -> int:
+        return self._sum(self._ideal_ends, self._all(False))
+
+    def with_each_stage(self, num_stages: int) -> list[int]:
+        """Replays in which one stage alone costs what was measured."""
+        return self._with_each(self.costs.table.stage, num_stages)
+
+    def with_each_pp_rank(self, pp: int) -> list[int]:
+        """Replays in which one pipeline rank of all pipelines alone costs what was measured."""
+        return self._with_each(self.costs.table.rank, pp)
+
+    def with_each_kind(self) -> dict[str, int]:
+        """Replays in which one kind alone costs what was measured."""
+        codes = {str(member): member.code for member in Kind}
+        of_rows, of_messages = self.costs.table.kind, self.costs.message_kind
+        ends = self._mixed_ends(
+            (of_rows == codes.get(kind, -1), of_messages == codes.get(kind, -1)) for kind in self.typical.kinds
+        )
+        return {
+            kind: self._sum(of_kind, [side.name == kind for side in self.chains or ()])
+            for kind, of_kind in zip(self.typical.kinds, ends, strict=True)
+        }
+
+    def without_ranks(self, ranks: Int64) -> int:
+        """Replay in which all but some global ranks cost what was measured."""
+        return self._length(~np.isin(self.costs.ranks, ranks)[:, self.costs.table.rank])
+
+    def without_last_stage(self) -> int:
+        """Replay in which all but the last stage costs what was measured."""
+        return self._length(self.costs.table.stage != self.costs.table.num_stages - 1)
+
+    def with_pipelines(self) -> dict[tuple[int, ...], int]:
+        """Time by which each pipeline makes the steps longer, if it alone costs what was measured."""
+        pipelines, of_window = np.unique(self.costs.ranks, axis=0, return_inverse=True)
+        ideal, beyond = self.ideal(), {}
+        for index, ranks in enumerate(pipelines.tolist()):
+            is_of_it = of_window.ravel() == index
+            ends = np.where(is_of_it[:, np.newaxis], self._measured_ends, self._ideal_ends)
+            workers = np.broadcast_to(is_of_it[:, np.newaxis], ends.shape)
+            beyond[tuple(ranks)] = self._sum(ends, self._items(workers)) - ideal
+        return beyond
+
+    def _length(self, rows: Bool) -> int:
+        """Replay in which some rows, shape (…, rows), and the messages that they read cost what was measured.
+
+        So does what a rank does before and after them, if all of its rows do.
+        """
+        return self._sum_of_rows(rows, self._ends(rows, rows[..., self.costs.reader]))
+
+    def _with_each(self, of_rows: npt.NDArray[Any], count: int) -> list[int]:
+        """Replays in which the rows of one number alone, and the messages that they read, cost what was measured."""
+        masks = [of_rows == number for number in range(count)]
+        every = self._mixed_ends((mask, mask[self.costs.reader]) for mask in masks)
+        return [self._sum_of_rows(mask, ends) for mask, ends in zip(masks, every, strict=True)]
+
+    def _sum_of_rows(self, rows: Bool, ends: Int64) -> int:
+        """Time of all steps with these ends, where some rows, and what their ranks do outside, cost what was measured."""
+        bounds = pairwise(self.costs.table.rank_ptr.tolist())
+        workers = np.stack([rows[..., begin:end].all(axis=-1) for begin, end in bounds], axis=-1)
+        return self._sum(ends, self._items(np.broadcast_to(workers, ends.shape)))
+
+    @cached_property
+    def _measured_ends(self) -> Int64:
+        return self._ends(np.ones(len(self.costs.table), np.bool_), np.ones(self.costs.table.num_messages, np.bool_))
+
+    @cached_property
+    def _ideal_ends(self) -> Int64:
+        table = self.costs.table
+        ends = rank_ends(table, self.typical.durations(self.costs), self.typical.transfers(self.costs))
+        return np.broadcast_to(ends, (len(self.costs.step), table.pp))
+
+    def _mixed_ends(self, mixtures: Iterable[tuple[Bool, Bool]]) -> list[Int64]:
+        """The :meth:`_ends` of several choices of rows and messages, shapes (rows,) and (messages,)."""
+        costs, chosen = self.costs, list(mixtures)
+        durations, transfers = self.typical.durations(costs), self.typical.transfers(costs)
+        every = [np.empty((len(costs.step), costs.table.pp), dtype=np.int64) for _ in chosen]
+        for part in costs.parts():
+            moved = np.where(costs.transfers[part] >= 0, costs.transfers[part], transfers)
+            measured = costs.durations[part], moved
+            of_part = rank_ends_of_mixtures(costs.table, measured, (durations, transfers), chosen)
+            for ends, result in zip(every, of_part, strict=True):
+                ends[part] = result
+        return every
+
+    def _ends(self, rows: Bool, messages: Bool) -> Int64:
+        """Ends of each rank's rows, shape (windows, pp), where some rows and messages cost what was measured, ns."""
+        costs, durations, transfers = self.costs, self.typical.durations(self.costs), self.typical.transfers(self.costs)
+        ends = np.empty((len(costs.step), costs.table.pp), dtype=np.int64)
+        for part in costs.parts():
+            of_rows, of_messages = (mask if mask.ndim == 1 else mask[part] for mask in (rows, messages))
+            of_messages = of_messages & (costs.transfers[part] >= 0)
+            ends[part] = rank_ends(
+                costs.table,
+                np.where(of_rows, costs.durations[part], durations),
+                np.where(of_messages, costs.transfers[part], transfers),
+            )
+        return ends
+
+    def _all(self, is_measured: bool) -> list[Bool]:
+        return [np.full(side.work.shape, is_measured) for side in self.chains or ()]
+
+    def _items(self, workers: Bool) -> list[Bool]:
+        """The items of some workers, shape (windows, pp), on each side."""
+        of_steps = workers.reshape(self.num_steps, -1) if self.chains else workers
+        return [of_steps[:, side.rank] for side in self.chains or ()]
+
+    def _sum(self, ends: Int64, items: Sequence[Bool]) -> int:
+        """All steps together, when their ranks end their rows after so long, with some items as measured on each side."""
+        if self.chains is None:
+            return int(longest_of_steps(self.costs.step, ends.max(axis=1)).sum())
+        (before, after), table = self.chains, self.costs.table
+        work = [
+            np.where(is_measured, side.work, self.typical.work(side))
+            for is_measured, side in zip(items, self.chains, strict=True)
+        ]
+        of_steps = ends.reshape(self.num_steps, -1)
+        begun = before.ends(np.zeros_like(of_steps), work[0]).reshape(self.num_steps, -1, table.pp)
+        needs_nothing = (table.position == 0) & (np.diff(table.dep_ptr) == 0)
+        first = begun[:, :, table.rank[needs_nothing]].max(axis=-1, keepdims=True)
+        ready = (ends.reshape(begun.shape) + first).reshape(of_steps.shape)
+        return int(after.ends(ready, work[1]).max(axis=1).sum())
+
 
 LEAST_SLOWDOWN = 1.03
 """Least slowdown of which shares are given, as in the study (its ``decompose_threshold``)."""
