@@ -142,7 +142,9 @@ def audit_events(damage: Mapping[int, RankDamage], ops: pd.DataFrame, clock: Clo
                 continue
             known = clock.to_common_clock(rank, times[times != NO_TIME])
             if rank in bounds:
-                in_steps = _steps_at(known, *bounds[rank])
+                numbers, begin, end = bounds[rank]
+                index = np.searchsorted(begin, known, side="right") - 1
+                in_steps = numbers[index[(index >= 0) & (known <= end)]]
                 if kind is Damage.BUFFER_REQUESTS:  # those before and after the steps are as they should be
                     times = times[: len(in_steps)]
                 steps |= set(np.unique(in_steps).tolist())
@@ -173,13 +175,6 @@ def _begins_of_steps(ops: pd.DataFrame, *, on_device: bool) -> dict[int, tuple[I
         np.minimum.at(begin, number, rows["start_ns"])
         order = np.argsort(begin, kind="stable")
         found[rank] = steps[order].astype(np.int64), begin[order], int(rows["end_ns"].max())
-    return found
-
-
-def _steps_at(times: Int64, steps: Int64, begin: Int64, end: int) -> Int64:
-    """The steps of the times that are in one."""
-    index = np.searchsorted(begin, times, side="right") - 1
-    found: Int64 = steps[index[(index >= 0) & (times <= end)]]
     return found
 
 

@@ -19,7 +19,6 @@ from pptrace.analysis.stragglers.alike import LONG_OPS
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.whole_run import CoreWait
 from pptrace.intervals import Int64, intersect, length, union
-from pptrace.model.device import DeviceBreakdown
 from pptrace.model.traces import HOST_NAME
 from pptrace.model.wording import numbered
 from pptrace.timeline.lanes import Lane
@@ -61,17 +60,17 @@ def who_shares(sharing: Sequence[SharedDevice]) -> str:
 
 def with_busy_shares(sharing: Sequence[SharedDevice], devices: Sequence[RankDevice]) -> tuple[SharedDevice, ...]:
     """The GPUs with the part of the whole trace in which each is busy, from the sums of its ranks (``devices``)."""
-    work = {device.rank: device.breakdown for device in devices}
-    return tuple(
-        replace(shared, busy_share=_busy_share([work.get(rank) for rank in shared.ranks])) for shared in sharing
-    )
-
-
-def _busy_share(work: Sequence[DeviceBreakdown | None]) -> float | None:
-    known = [(of_rank.busy_ns, of_rank.idle_ns) for of_rank in work if of_rank is not None]
-    sums = [(busy, busy + idle) for busy, idle in known if busy is not None and idle is not None]
-    longest = max((total for _, total in sums), default=0)
-    return min(1.0, sum(busy for busy, _ in sums) / longest) if longest and len(sums) == len(work) else None
+    times = {device.rank: (device.breakdown.busy_ns, device.breakdown.idle_ns) for device in devices}
+    with_shares = []
+    for shared in sharing:
+        known = [times[rank] for rank in shared.ranks if rank in times]
+        sums = [(busy, busy + idle) for busy, idle in known if busy is not None and idle is not None]
+        longest = max((total for _, total in sums), default=0)
+        is_known = longest and len(sums) == len(shared.ranks)
+        with_shares.append(
+            replace(shared, busy_share=min(1.0, sum(busy for busy, _ in sums) / longest) if is_known else None)
+        )
+    return tuple(with_shares)
 
 
 def devices_by_identity(facts: Mapping[int, Mapping[str, Any]]) -> tuple[SharedDevice, ...]:

@@ -134,8 +134,8 @@ class SlowRanks:
             for rank, ops in ranks.items()
             if (past := self._past.get(rank)) is not None and (pace := past.pace(ops, core_waits.get(rank))) is not None
         }
-        own = {
-            rank: pace / _common([other for key, other in paces.items() if key != rank]) - 1
+        excesses = {
+            rank: pace / median([other for key, other in paces.items() if key != rank] or [1.0]) - 1
             for rank, pace in paces.items()
         }
         unsure = {
@@ -145,7 +145,7 @@ class SlowRanks:
             for rank, ops in ranks.items()
         }
         of_replicas = _of_replicas(ranks, core_waits)
-        slow = [*self._judge(step, own, PAST, unsure), *self._judge(step, of_replicas, REPLICAS, unsure)]
+        slow = [*self._judge(step, excesses, PAST, unsure), *self._judge(step, of_replicas, REPLICAS, unsure)]
         outstanding = {
             rank for rank, alarm in self._alarms.items() if alarm.recent and alarm.recent[-1] == (step, True)
         }
@@ -173,11 +173,6 @@ class SlowRanks:
             alarm = self._alarms.setdefault((rank, than), _Alarm())
             if alarm.note(step, rank in outstanding) and alarm.since is not None:
                 yield SlowRank(rank, step, alarm.since, excess, than)
-
-
-def _common(paces: list[float]) -> float:
-    """The pace that the other ranks have in common; 1 of a rank that is alone."""
-    return median(paces) if paces else 1.0
 
 
 def _threshold(of_ranks: Sequence[Collection[float]]) -> float | None:

@@ -297,13 +297,10 @@ def _arriving(rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes) ->
     is_held = (expert >= own.first[:, np.newaxis]) & (expert < (own.first + own.held)[:, np.newaxis])
     total = np.zeros(len(own.step), dtype=np.int64)
     for each in members:
-        if each is None or not _has_forwards_of(each, own):
+        # they have to have counted forwards of the same layers in the same order
+        if each is None or not (np.array_equal(each.step, own.step) and np.array_equal(each.layer, own.layer)):
+            return None
+        if each.kept.shape != own.kept.shape:
             return None
         total += np.where(is_held, each.kept, 0).sum(axis=1)
     return total if members else None
-
-
-def _has_forwards_of(one: RankCounts, other: RankCounts) -> bool:
-    """Return whether two ranks counted forwards of the same layers in the same order."""
-    is_like = np.array_equal(one.step, other.step) and np.array_equal(one.layer, other.layer)
-    return is_like and one.kept.shape == other.kept.shape

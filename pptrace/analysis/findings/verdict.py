@@ -42,7 +42,10 @@ def verdict_lines(report: Report) -> VerdictLines:
     step = report.typical_step
     if report.hang is not None or step is None or step.length_ns is None or not step.ranks:
         return VerdictLines(report.verdict)
-    made_of, few = _without_gain(report.verdict)
+    # what steps are made of, and how few there are, without what would be won back
+    sentence, only, number_of_steps = report.verdict.partition(_ONLY)
+    before, found_gain, _ = sentence.partition(_WON_BACK)
+    made_of, few = f"{before}." if found_gain else sentence, f"{only}{number_of_steps}"
     actionable = [(number, found) for number, found in enumerate(report.findings) if _is_actionable(found)]
     root = next((root for root, _ in in_groups(report.root_causes, report.findings) if root is not None), None)
     if not actionable:
@@ -77,13 +80,6 @@ def _of_the_schedule(report: Report) -> str:
         has_pipeline = report.typical_step is not None and report.typical_step.has_pipeline
         return f"Nothing stands out{'; pptrace whatif tells what another schedule would gain' * has_pipeline}."
     return f"Ask pptrace whatif which schedule or number of microbatches has less fill and drain, here {fill:.0%} of the step."
-
-
-def _without_gain(verdict: str) -> tuple[str, str]:
-    """Split the verdict into what steps are made of and how few there are, without what would be won back."""
-    sentence, only, few = verdict.partition(_ONLY)
-    before, found, _ = sentence.partition(_WON_BACK)
-    return f"{before}." if found else sentence, f"{only}{few}"
 
 
 def _capital(text: str) -> str:

@@ -77,14 +77,11 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankTraffic | No
     """The traffic of a rank in its comparable steps; None of a rank without any, or whose device was not recorded."""
     if not steps.comparable or data.work[rank].missing_device_events:
         return None
-    return traffic_of(rank, _in_steps(data.rows.of_rank(rank).comms, steps.comparable))
-
-
-def _in_steps(comms: Slice, steps: Sequence[int]) -> Slice:
-    """The rows, which are in order of step, of some steps."""
-    first, last = np.searchsorted(comms["step"], (min(steps), max(steps) + 1))
-    inside = comms.where(slice(first, last))
-    return inside if len(steps) == max(steps) - min(steps) + 1 else inside.where(np.isin(inside["step"], steps))
+    comms, compared = data.rows.of_rank(rank).comms, steps.comparable
+    inside = comms.where(slice(*np.searchsorted(comms["step"], (min(compared), max(compared) + 1))))  # in order of step
+    if len(compared) <= max(compared) - min(compared):
+        inside = inside.where(np.isin(inside["step"], compared))
+    return traffic_of(rank, inside)
 
 
 def traffic_of(rank: int, comms: Slice) -> RankTraffic:

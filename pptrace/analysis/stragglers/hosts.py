@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
     LEAST_SHARE,
@@ -145,7 +145,8 @@ def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:
     of_plans = []
     for costs in plans:
         late = _late_firsts(costs)
-        waits = costs.held_by_starts.where((late > 0).any(axis=1)[costs.held_by_starts["window"]])
+        is_late: Bool = np.any(late > 0, axis=1)
+        waits = costs.held_by_starts.where(is_late[costs.held_by_starts["window"]])
         np.maximum.at(late, (waits["window"], waits["row"]), waits["ns"])
         of_plans.append(late)
     return of_plans

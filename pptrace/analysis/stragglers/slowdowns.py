@@ -1,6 +1,6 @@
 """Slowdowns of ByteDance's what-if study ("Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI'25).
 
-A step is replayed with what every op, message and collective cost, and with what its kind typically costs (:mod:`~.typical`); T
+A step is replayed with what every op, message and collective cost, and with what its kind typically costs (:class:`Typical`); T
 is the mean length of the steps. ``slowdown`` is T / T_ideal. That of a stage or of a kind is T / T_ideal where it alone costs
 what it did; that of a worker is the smaller of those of its pipeline and of its pipeline rank: as many replays do as there
 are pipelines and pipeline ranks (the study's approximation, with a pipeline for the ranks of one dp rank). ``m_w`` and ``m_s``

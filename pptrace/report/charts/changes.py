@@ -79,19 +79,16 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
         else f"{unit[0]}, peak of the fullest rank"
     )
     if len(choices) < len(every):
+        worse = [one for one in every if one.gain_ns < least]
+        # of those on the front the best one, which takes least memory
+        among = next((f", among them {one.name} with less memory" for one in worse if one.on_pareto_front), "")
         figure.add_annotation(
-            text=_left_out([one for one in every if one.gain_ns < least]),
+            text=f"not shown: {counted(len(worse), 'change')} with a larger loss{among}",
             **{"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"},
             showarrow=False,
             font={"size": 11, "color": QUIET},
         )
     return lay_out(figure, 380, x, "gain, ms a step", xaxis_range=x_range, yaxis_range=y_range)
-
-
-def _left_out(worse: Sequence[Scenario]) -> str:
-    """Words for the changes below the chart, with the best of them on the front: it takes least memory."""
-    front = next((f", among them {one.name} with less memory" for one in worse if one.on_pareto_front), "")
-    return f"not shown: {counted(len(worse), 'change')} with a larger loss{front}"
 
 
 def _add(
