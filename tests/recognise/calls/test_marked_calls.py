@@ -65,7 +65,9 @@ def test_a_work_that_begins_late_is_no_further_call_where_nothing_shows_who_post
             Event(Category.ANNOTATION, "gloo:all_reduce", START + 315, START + 380, thread=WORKER),
         ]
         comms = recognise([make_trace(events, rank, {"rank": rank, **FACTS}) for rank in range(2)]).comms
-        assert sorted(comms["start_ns"] - START) == [100, 100, 315, 315], "the second is posted by nothing that has a mark"
+        assert sorted(comms["start_ns"] - START) == [100, 100, 315, 315], (
+            "the second is posted by nothing that has a mark"
+        )
         assert sorted(comms["end_ns"] - START) == [190, 190, 380, 380]
 
 
