@@ -135,7 +135,7 @@ def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
 
 def _causes_of_waits(times: StepTimes, busy_with: Int64) -> tuple[Int64, Int64, Int64, Bool]:
     """Causes of the waits: (what the rank that all waited for had ended last, −1 for nothing, that rank, when it was ready, ns,
-    whether that is known). It is the peer or, where that had itself waited since it ended an op, what that wait was for; not known
+    whether that is known). It is the peer or, where that had waited since it ended an op, what that wait was for; not known
     where clocks contradict each other, so that waits seem to wait for themselves.
     """
     waits, table = times.waits, times.table
