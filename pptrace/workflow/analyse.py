@@ -192,7 +192,7 @@ def analyse_ranks(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What the ranks and steps of a run measured, wherever that was done: what is said of it follows.
+    """Measurements of the ranks and steps of a run, wherever they were made: the report follows from them.
 
     ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank.
     """
