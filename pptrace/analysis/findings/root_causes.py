@@ -95,28 +95,37 @@ def with_root_causes(
                 "what that costs is known no better than the clocks are",
             )
         )
+    cores, named = _short_of_cores(named, waits, step_ns)
+    roots += [] if cores is None else [cores]
+    following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
+    return tuple(root for root in roots if root.name in following), tuple(named)
+
+
+def _short_of_cores(
+    findings: Sequence[Finding], waits: Sequence[CoreWait], step_ns: int
+) -> tuple[RootCause | None, list[Finding]]:
+    """(the root cause of findings that waits for processor cores may explain, the findings that follow from it marked so)."""
+    named = list(findings)
     behind = [None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns) for finding in named]
     short = {wait.rank: wait for wait in behind if wait is not None}
     for index, wait in enumerate(behind):
         if wait is not None:
             evidence = {**named[index].evidence, "core_wait": {"rank": wait.rank, "share": wait.share}}
             named[index] = _following(replace(named[index], evidence=evidence), CORES)
-    if short:
-        most = max(short.values(), key=lambda wait: wait.share)
-        ranks = sorted({*short, *(wait.rank for wait in waits if wait.share >= _ALSO_SHORT * most.share)})
-        who = f"rank {most.rank} was" if len(ranks) == 1 else f"ranks {numbered(ranks)} were"
-        whose = "its threads" if len(ranks) == 1 else f"the threads of rank {most.rank}"
-        roots.append(
-            RootCause(
-                CORES,
-                tuple(ranks),
-                f"{who} short of processor cores",
-                f"on average {most.share:.2f} of {whose} were runnable and waited for a core",
-                "look for other work on the machine, and for more threads than cores (OMP_NUM_THREADS)",
-            )
-        )
-    following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
-    return tuple(root for root in roots if root.name in following), tuple(named)
+    if not short:
+        return None, named
+    most = max(short.values(), key=lambda wait: wait.share)
+    ranks = sorted({*short, *(wait.rank for wait in waits if wait.share >= _ALSO_SHORT * most.share)})
+    who = f"rank {most.rank} was" if len(ranks) == 1 else f"ranks {numbered(ranks)} were"
+    whose = "its threads" if len(ranks) == 1 else f"the threads of rank {most.rank}"
+    root = RootCause(
+        CORES,
+        tuple(ranks),
+        f"{who} short of processor cores",
+        f"on average {most.share:.2f} of {whose} were runnable and waited for a core",
+        "look for other work on the machine, and for more threads than cores (OMP_NUM_THREADS)",
+    )
+    return root, named
 
 
 def _compares_moments(finding: Finding) -> bool:

@@ -94,24 +94,25 @@ def _summaries(
         np.logical_or.reduceat(_are_uneven(comms), firsts),
         free,
     )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     for (
         number,
         count,
         num_bytes,
         has_bytes,
-        total_ns,
-        transfer_ns,
+        total,
+        transfer,
         busy_ns,
         hidden_ns,
         matched,
         size,
         uneven,
         unneeded,
-    ) in zip(*(column.tolist() for column in columns), strict=True):
+    ) in rows:
         rest, kind_index = divmod(number, len(kinds))
         step_index, axis_index = divmod(rest, len(axes))
         name = axes[axis_index], kinds[kind_index]
-        algorithm = num_bytes / transfer_ns if transfer_ns and matched and has_bytes else None
+        algorithm = num_bytes / transfer if transfer and matched and has_bytes else None
         factor = None if uneven else _bus_factor(name[1], size)
         expected = None if predicted is None else predicted[step_index]
         yield (
@@ -121,8 +122,8 @@ def _summaries(
                 kind=name[1],
                 count=count,
                 bytes=num_bytes if has_bytes else None,
-                total_ns=total_ns,
-                wait_ns=total_ns - transfer_ns if matched else None,
+                total_ns=total,
+                wait_ns=total - transfer if matched else None,
                 hidden_ns=hidden_ns if matched else None,
                 exposed_ns=busy_ns - hidden_ns if matched else None,
                 overlap_ratio=hidden_ns / busy_ns if busy_ns and matched else None,
