@@ -310,7 +310,7 @@ def test_medians_have_standard_errors_by_their_deviation_and_number() -> None:
                 variance[first, cell] = pi / 2 * most**2 / (STEPS * len(rows))
                 assert found.median[index, number] == usual[first, cell]
                 assert found.variance[index, number] == pytest.approx(variance[first, cell])
-        ranks = {entry.place: entry for entry in noise._ranks(costs, found)}
+        ranks = {at: entry for at, *entry in noise._ranks(costs, found)}
         for first in firsts:
             others = [other for other in firsts if other != first]
             for place in range(costs.table.pp):
@@ -321,8 +321,8 @@ def test_medians_have_standard_errors_by_their_deviation_and_number() -> None:
                         of_others = fmean(variance[other, cell] for other in others)
                         spread += len(rows) ** 2 * (variance[first, cell] + of_others)
                 entry = ranks["rank", first + 10 * place]
-                assert (entry.ns, entry.variance) == (pytest.approx(ns), pytest.approx(spread))
-        stages = {entry.place: entry for entry in noise._stages(costs, found)}
+                assert entry == [pytest.approx(ns), pytest.approx(spread)]
+        stages = {at: entry for at, *entry in noise._stages(costs, found)}
         cost = {cell: median(usual[first, cell] for first in firsts) for cell in cells}
         of_cost = {cell: fmean(variance[first, cell] for first in firsts) * pi / 2 / 3 for cell in cells}
         for stage in range(costs.table.num_stages):
@@ -334,15 +334,15 @@ def test_medians_have_standard_errors_by_their_deviation_and_number() -> None:
                     scale = pi / 2 / len(others_) if len(others_) > 2 else 1.0
                     spread += len(rows) ** 2 * (of_cost[cell] + scale * fmean(of_cost[other] for other in others_))
             entry = stages["stage", stage]
-            assert (entry.ns, entry.variance) == (pytest.approx(ns), pytest.approx(spread))
+            assert entry == [pytest.approx(ns), pytest.approx(spread)]
 
 
 def test_an_excess_beyond_chance_is_more_than_one_of_a_thousand_runs_has() -> None:
     limit = NormalDist().inv_cdf(1 - 0.001 / 2)
-    places = [noise._Excess(("rank", 1), 2 * limit + 0.01, 4.0), noise._Excess(("rank", 2), 2 * limit - 0.01, 4.0)]
+    places = [(("rank", 1), 2 * limit + 0.01, 4.0), (("rank", 2), 2 * limit - 0.01, 4.0)]
     assert noise._beyond_chance(iter(places)) == {("rank", 1)}
     assert noise._beyond_chance(iter(())) == frozenset()
-    assert noise._beyond_chance(iter([noise._Excess(("rank", 1), 0.0, 0.0)])) == frozenset()
+    assert noise._beyond_chance(iter([(("rank", 1), 0.0, 0.0)])) == frozenset()
 
 
 @pytest.mark.parametrize(
