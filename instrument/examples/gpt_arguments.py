@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from instrument.examples.expert_arguments import Add, add_experts
-from instrument.models.gpt import Recompute
+from instrument.models.gpt import NUM_BYTES, Recompute
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.main_parameters import Zero
@@ -78,6 +78,20 @@ def _add_model(add: Add) -> None:
     add("--hidden", type=int, default=96, help="hidden size")
     add("--heads", type=int, default=4, help="attention heads")
     add("--kv-heads", type=int, metavar="N", help="key and value heads (GQA); left out: as many as heads")
+    add(
+        "--vocabulary",
+        type=int,
+        default=NUM_BYTES,
+        metavar="N",
+        help="token ids of embedding and head; the data are bytes, so that those beyond 256 occur in no text",
+    )
+    add(
+        "--make-vocab-size-divisible-by",
+        type=int,
+        default=128,
+        metavar="N",
+        help="rows of embedding and head are a multiple of N times tp, as in Megatron-LM; the loss leaves out the others",
+    )
     add("--tied", action="store_true", help="one weight for embedding and head")
     add("--dropout", type=float, default=0.0, help="probability, after the embedding and in each layer")
     add(

@@ -21,7 +21,7 @@ from instrument.examples.gpt_arguments import (
 from instrument.expert.forced import check_routes
 from instrument.expert.options import check_layers
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
+from instrument.models.gpt import NUM_BYTES, GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
@@ -89,8 +89,6 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     if model.experts is not None:
         check_layers(model.experts, model.layers, model.hidden, shape.etp)
         check_routes(model.experts, model.layers, model.sequence)
-    if VOCABULARY % shape.tp:
-        raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
     _apply_global_batch(options, shape.dp)
     plan = _read_plan(options, shape.pp)
     validate(plan)
@@ -113,6 +111,12 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
         if count < 1:
             raise UsageError(f"{name} is {count}; expected at least 1")
+    if options.vocabulary < NUM_BYTES:
+        raise UsageError(f"--vocabulary is {options.vocabulary}; expected at least {NUM_BYTES}, one id for each byte")
+    if options.make_vocab_size_divisible_by < 1:
+        raise UsageError(
+            f"--make-vocab-size-divisible-by is {options.make_vocab_size_divisible_by}; expected at least 1"
+        )
     if min(options.sleep_forward, options.sleep_backward) < 0:
         raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
@@ -170,6 +174,8 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
         options.kv_heads,
         options.dropout,
         read_experts(options),
+        options.vocabulary,
+        options.make_vocab_size_divisible_by,
     )
 
 

@@ -32,7 +32,7 @@ from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import VOCABULARY, GptStage
+from instrument.models.gpt import GptStage
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -158,7 +158,7 @@ def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
     sequences = plan.num_microbatches * options.microbatch_size
-    return step_flops(settings.model, sequences, num_full).times(settings.shape.dp)
+    return step_flops(settings.model, sequences, num_full, settings.shape.tp).times(settings.shape.dp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
@@ -237,7 +237,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         kv_heads=settings.model.num_kv_heads,
         sequence=options.seq,
         microbatch_size=options.microbatch_size,
-        vocabulary=VOCABULARY,
+        vocabulary=options.vocabulary,
         dtype=options.dtype,
         tied=options.tied,
         layers_per_stage=tuple(map(len, settings.layer_partition)),
@@ -255,6 +255,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         dropout=options.dropout,
         attention_kernel=_kernel(settings, options),
         sleeps=bool(options.sleep_forward or options.sleep_backward),
+        vocabulary_multiple=options.make_vocab_size_divisible_by,
     )
 
 

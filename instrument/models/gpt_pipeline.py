@@ -106,7 +106,7 @@ def make_gpt_runtime(
     recomputed = frozenset[Cell]()
     if gpt.num_unrecomputed is not None:
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
-    loss = partial(cross_entropy, group=parallel.region.group)
+    loss = partial(cross_entropy, group=parallel.region.group, vocabulary=config.vocabulary)
     pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
     has_pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
     in_pieces = has_pairs and config.experts is not None and config.experts.overlap
