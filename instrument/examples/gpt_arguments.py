@@ -111,11 +111,34 @@ def _add_model(add: Add) -> None:
 
 
 def _add_partition(add: Add) -> None:
-    add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
-    add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
-    add("--count-loss", action="store_true", help="head and loss count as a layer of the last stage")
-    add("--first-layers", type=int, metavar="N", help="layers of the first stage; the others share the rest")
-    add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
+    add(
+        *("--split", "--layout", "--pipeline-model-parallel-layout"),
+        metavar="SPLIT",
+        help="layers of each stage, as numbers (3,4,4,1) or as Megatron-LM's layout (Et*3|(t*4|)*2,tL); the first and the last "
+        "stage may have none (0,4,4,0 or E|(t*4|)*2L); left out: even",
+    )
+    add(
+        *("--count-embedding", "--account-for-embedding-in-pipeline-split"),
+        action="store_true",
+        help="the embedding counts as a layer of the first stage",
+    )
+    add(
+        *("--count-loss", "--account-for-loss-in-pipeline-split"),
+        action="store_true",
+        help="head and loss count as a layer of the last stage",
+    )
+    add(
+        *("--first-layers", "--decoder-first-pipeline-num-layers"),
+        type=int,
+        metavar="N",
+        help="layers of the first rank, in all of its stages together; the others share the rest",
+    )
+    add(
+        *("--last-layers", "--decoder-last-pipeline-num-layers"),
+        type=int,
+        metavar="N",
+        help="layers of the last rank, in all of its stages together; the others share the rest",
+    )
     add(
         "--balance", action="store_true", help="measure embedding, layer and head, and partition so that ranks are even"
     )

@@ -36,9 +36,10 @@ from instrument.pipeline.transport import Mode
 from instrument.route import Route
 from instrument.shared_gpus import let_nccl_share_gpus
 from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.registry import build
+from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import read_csv
 from pptrace.schedule.validate import validate
 
@@ -128,7 +129,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -> tuple[range, ...]:
     """The layers of every stage, by the options; with --balance a partition that is replaced once times are measured."""
     layout = Layout(
-        _read_split(options.split),
+        None if options.split is None else read_split(options.split, "--split"),
         options.count_embedding,
         options.count_loss,
         options.first_layers,
@@ -136,9 +137,8 @@ def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -
     )
     _check_balance(options, layout)
     layers, stages = options.layers, plan.chain_length
-    if stages > layers:
-        raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
-    layer_partition = partition(layers, stages, layout.layers(layers, stages))
+    split = None if layout == Layout() else layout.layers(layers, stages, plan.placement[:stages])
+    layer_partition = partition(layers, stages, split)
     if options.layer_times is None:
         return layer_partition
     return balanced_partition(read_layer_times(Path(options.layer_times), form, options.overlap), plan)
@@ -254,9 +254,8 @@ def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
     """Build the plan of a named schedule, or read a file in torch's CSV, which determines ranks, chunks and microbatches."""
     if not options.schedule.endswith(".csv"):
         microbatches = DEFAULT_MICROBATCHES if options.microbatches is None else options.microbatches
-        return build(
-            options.schedule, pp, microbatches, options.chunks, options.group_size, options.lean, options.memory_limit
-        )
+        chunks = _chunks_of_split(options, pp) if options.chunks is None else options.chunks
+        return build(options.schedule, pp, microbatches, chunks, options.group_size, options.lean, options.memory_limit)
     if options.group_size or options.lean or options.memory_limit:
         raise UsageError(
             f"{options.schedule} is a complete plan; --group-size, --lean and --memory-limit shape named schedules"
@@ -273,6 +272,14 @@ def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
                 f"{options.schedule} has {planned} where {what} is {value}; leave it out or choose {planned}"
             )
     return plan
+
+
+def _chunks_of_split(options: argparse.Namespace, pp: int) -> int | None:
+    """The stages of each rank where a split tells them to a schedule that takes any number, as a layout does in Megatron-LM."""
+    if options.split is None or options.schedule not in SCHEDULES or not SCHEDULES[options.schedule].takes_any_chunks:
+        return None
+    chunks, rest = divmod(len(read_split(options.split, "--split")), pp)
+    return None if rest else chunks
 
 
 def _apply_global_batch(options: argparse.Namespace, dp: int) -> None:
@@ -309,12 +316,3 @@ def _choose_backend(wanted: str, rank_info: RankInfo) -> str:
         let_nccl_share_gpus(rank_info.rank, one_node=rank_info.local_world == rank_info.world)
         return "nccl"
     return wanted
-
-
-def _read_split(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--split is {text!r}; expected layers per stage, such as 3,2,2,1") from None

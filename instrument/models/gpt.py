@@ -304,9 +304,7 @@ def make_stages(
     sums their gradients (:mod:`instrument.optim.gradient_sync`).
     """
     last = len(layer_partition) - 1
-    made = {
-        stage: GptStage(config, layer_partition[stage], parallel, (stage == 0, stage == last)) for stage in stages
-    }
+    made = {stage: GptStage(config, layer_partition[stage], parallel, (stage == 0, stage == last)) for stage in stages}
     if config.tied and 0 in made and last in made:
         embedding, head = made[0].embedding, made[last].head
         assert embedding is not None
