@@ -241,7 +241,7 @@ class GptStage(nn.Module):
         ends: tuple[bool, bool] | None = None,
     ) -> None:
         super().__init__()
-        parallel = parallel or alone(config.seed)
+        self.parallel = parallel = parallel or alone(config.seed)
         has_embedding, has_head = ends or (0 in layers, config.layers - 1 in layers)
         self.embedding = Embedding(config, parallel) if has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})

@@ -13,9 +13,10 @@ from pptrace.schedule.layout import fits
 class Layout:
     """Distribution of layers over stages, by Megatron-LM's options.
 
-    ``split`` says it all: the layers of each stage. Or ``first`` and ``last`` fix those of the first and the last rank, in all of
-    its stages together (``--decoder-first-pipeline-num-layers``), or ``counts_embedding`` and ``counts_loss`` count the embedding
-    and the loss as a layer of theirs (``--account-for-embedding-in-pipeline-split``); the remaining layers are distributed evenly.
+    ``split`` says it all: the layers of each stage. Or ``first`` and ``last`` fix those of the first and the last rank, in all
+    of its stages together (``--decoder-first-pipeline-num-layers``), or ``counts_embedding`` and ``counts_loss`` count the
+    embedding and the loss as a layer of theirs (``--account-for-embedding-in-pipeline-split``); the remaining layers are
+    distributed evenly.
     """
 
     split: tuple[int, ...] | None = None
@@ -76,7 +77,8 @@ def _layers_of(rank: int, count: int | None, ranks: Sequence[int]) -> dict[int, 
         return {}
     if count % len(stages):
         raise UsageError(
-            f"{count} layers of rank {rank} do not divide among its {len(stages)} stages; choose a multiple of {len(stages)}"
+            f"rank {rank} has {count} layers, which do not divide among its {len(stages)} stages; choose a multiple of "
+            f"{len(stages)}"
         )
     return dict.fromkeys(stages, count // len(stages))
 
@@ -87,8 +89,8 @@ def partition(num_layers: int, num_stages: int, split: Sequence[int] | None = No
     Args:
         num_layers: transformer blocks of the whole model.
         num_stages: stages of the whole pipeline, all chunks of all ranks counted.
-        split: layers of each stage, of the first and of the last also none; None distributes them evenly, the first stages taking one more where they do not
-            divide (the last stage has the head to compute).
+        split: layers of each stage, which the first and the last may have none of; None distributes them evenly, the first
+            stages taking one more where they do not divide (the last stage has the head to compute).
 
     Raises:
         UsageError: more stages than layers, or a split that does not fit.

@@ -17,6 +17,7 @@ from pptrace.errors import UsageError
 _REPEATS = (re.compile(r"\(([^()]+)\)\*(\d{1,7})"), re.compile(r"([EtmL|])\*(\d{1,7})"))
 _MOST = 100_000
 """Letters of the longest layout that is read."""
+_MOST_SHOWN = 100
 _EXPECTED = "expected layers of each stage such as 3,4,4,1, or Megatron-LM's layout such as Et*3|t*4|t*4|tL"
 
 
@@ -26,33 +27,34 @@ def read_split(text: str, option: str) -> tuple[int, ...]:
     Raises:
         UsageError: it is neither, or has parts that no pipeline here has; ``option`` is what the line blames.
     """
+    named = f"{option} {text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}…'}"
     if not set(text) & set("EtmL|*()"):
         numbers = text.replace(" ", "").split(",")
         if not all(number.isascii() and number.isdigit() and len(number) < 8 for number in numbers):
-            raise UsageError(f"{option} {text}: {_EXPECTED}")
+            raise UsageError(f"{named}: {_EXPECTED}")
         return tuple(map(int, numbers))
-    stages = _unrolled(text, option).split("|")
+    stages = _unrolled(text, named).split("|")
     letters = "".join(stages)
     if unknown := next((letter for letter in letters if letter not in "EtmL"), None):
         raise UsageError(
-            f"{option} {text}: {unknown!r} is nothing that a layout has: E (embedding), t (layer), L (loss), | between stages, "
+            f"{named}: {unknown!r} is nothing that a layout has: E (embedding), t (layer), L (loss), | between stages, "
             "*3 behind a letter or a (group) to repeat it"
         )
     if "m" in letters:
-        raise UsageError(f"{option} {text}: m is a layer of multi-token prediction (MTP), which is not known here")
-    if letters.strip("t") != "EL" or letters[0] != "E" or letters[-1] != "L":
-        raise UsageError(f"{option} {text}: expected one E, at the beginning, and one L, at the end")
+        raise UsageError(f"{named}: m is a layer of multi-token prediction (MTP), which is not known here")
+    if letters.replace("t", "") != "EL" or letters[0] != "E" or letters[-1] != "L":
+        raise UsageError(f"{named}: expected one E, at the beginning, and one L, at the end")
     if "" in stages:
-        raise UsageError(f"{option} {text}: stage {stages.index('')} has nothing; expected a layer at least")
+        raise UsageError(f"{named}: stage {stages.index('')} has nothing; expected a layer at least")
     return tuple(stage.count("t") for stage in stages)
 
 
-def _unrolled(text: str, option: str) -> str:
+def _unrolled(text: str, named: str) -> str:
     """The letters of a layout without commas and repetitions: of groups first, then of letters."""
     unrolled = text.replace(",", "")
     for repeats in _REPEATS:
         if sum(len(found[1]) * int(found[2]) for found in repeats.finditer(unrolled)) > _MOST:
-            raise UsageError(f"{option} {text}: more than {_MOST:,} letters; expected fewer repetitions")
+            raise UsageError(f"{named}: more than {_MOST:,} letters; expected fewer repetitions")
         unrolled = repeats.sub(lambda found: found[1] * int(found[2]), unrolled)
     return unrolled
 

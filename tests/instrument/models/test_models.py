@@ -79,14 +79,16 @@ def test_layouts_that_do_not_fit_are_one_line() -> None:
         Layout(split=(1, 2), counts_loss=True)
     with pytest.raises(UsageError, match="give one of the two"):
         Layout(first=1, counts_embedding=True)
-    with pytest.raises(UsageError, match="3 layers of rank 0 do not divide among its 2 stages; choose a multiple of 2"):
+    with pytest.raises(
+        UsageError, match="rank 0 has 3 layers, which do not divide among its 2 stages; choose a multiple of 2"
+    ):
         Layout(first=3).layers(8, 4, (0, 1, 0, 1))
 
 
 def layers_in_megatron(
     layers: int, pp: int, vpp: int, first: int | None, last: int | None, embedding: bool, loss: bool
 ) -> tuple[int, ...]:
-    """What Megatron-LM's ``get_num_layers_to_build`` gives each stage, by its rules: N on a rank, equally in all of its chunks."""
+    """Layers of each stage by the rules of Megatron-LM's ``get_num_layers_to_build``: N on a rank, equally in all its chunks."""
     left = layers + embedding + loss - (first or 0) - (last or 0)
     middle = [rank for rank in range(pp) if not (rank == 0 and first) and not (rank == pp - 1 and last)]
     of_rank = {rank: left // len(middle) for rank in middle} | ({0: first} if first else {})
