@@ -28,7 +28,12 @@ def _add_mesh(add: Add) -> None:
     add("--cp", type=int, default=1, help="context-parallel ranks: sequences are sharded")
     add("--ep", type=int, default=1, metavar="N", help="expert-parallel ranks, of dp × cp × tp: they share --experts")
     add("--etp", type=int, default=1, metavar="N", help="expert-tensor-parallel ranks: N of them share each expert")
-    add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
+    add(
+        "--order",
+        default="tp-cp-dp-pp",
+        help="which axis varies fastest from rank to rank (first) and which slowest; with ep (tp-cp-ep-dp-pp) tp, ep and dp say "
+        "so of etp, ep and their replicas too, as in Megatron-LM",
+    )
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
     add("--ulysses", type=int, default=1, metavar="N", help="of cp, ranks that exchange heads; the others form rings")
