@@ -171,6 +171,13 @@ def _add_training(add: Add) -> None:
     add(
         "--sleep-per-layer", action="store_true", help="the times to sleep are those of a layer: a stage sleeps as many"
     )
+    add(
+        "--sleep-head",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="with --sleep-per-layer: head and loss sleep as N layers; what a vocabulary of V costs is V/(12·h + 2·s) layers",
+    )
 
 
 _GROUPS: Mapping[str, Callable[[Add], None]] = {

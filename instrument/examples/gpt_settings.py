@@ -120,6 +120,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
         )
     if min(options.sleep_forward, options.sleep_backward) < 0:
         raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
+    if options.sleep_head and not (options.sleep_per_layer and 0 < options.sleep_head < math.inf):
+        raise UsageError(
+            f"--sleep-head is {options.sleep_head}; expected more than 0 times what a layer sleeps, with --sleep-per-layer"
+        )
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
     if not 0 < options.lr < 1 / WEIGHT_DECAY:

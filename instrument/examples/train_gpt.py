@@ -32,7 +32,7 @@ from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import GptStage
+from instrument.models.gpt import HEAD, GptStage
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -184,9 +184,16 @@ def _make_runtime(
     def wrap(stage: GptStage) -> torch.nn.Module:
         if not (options.sleep_forward or options.sleep_backward):
             return stage
-        unit_s = 1e-3 * (len(stage.blocks) if options.sleep_per_layer else 1)
-        weight_s = None if options.sleep_weight is None else options.sleep_weight * unit_s
-        return SleepingStage(stage, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s)
+
+        def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
+            unit_s, weight_ms = 1e-3 * times, options.sleep_weight
+            weight_s = None if weight_ms is None else weight_ms * unit_s
+            return SleepingStage(
+                module, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s, part
+            )
+
+        layers = sleeping(stage, len(stage.blocks) if options.sleep_per_layer else 1, "layers")
+        return sleeping(layers, options.sleep_head, HEAD) if stage.head is not None and options.sleep_head else layers
 
     gpt = GptPipeline(
         settings.plan,
@@ -265,6 +272,7 @@ def _sleeps(options: argparse.Namespace) -> dict[str, object]:
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,
         "sleep_per_layer": options.sleep_per_layer,
+        "sleep_head_layers": options.sleep_head,
     }
 
 

@@ -32,6 +32,8 @@ from instrument.tensor.heads import share_heads
 from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
 from pptrace.errors import UsageError
 
+HEAD = "head and loss"
+"""The name of the range of the head, and of the loss behind it."""
 NUM_BYTES = 256
 """The smallest vocabulary: the ids of a larger one beyond these occur in no text."""
 _STD = 0.02
@@ -250,11 +252,18 @@ class GptStage(nn.Module):
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """Run the stage. With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
+        recorder = self.parallel.region.group.recorder
         if self.embedding is not None:
-            x = self.embedding(x, microbatch_key)
-        for block in self.blocks.values():
-            x = block(x, microbatch_key, recompute)
-        return x if self.head is None else self.head(x)
+            with recorder.part("embedding"):
+                x = self.embedding(x, microbatch_key)
+        with recorder.part("layers"):
+            for block in self.blocks.values():
+                x = block(x, microbatch_key, recompute)
+        if self.head is None:
+            return x
+        with recorder.part(HEAD):
+            logits: Tensor = self.head(x)
+        return logits
 
     def in_pieces(
         self,

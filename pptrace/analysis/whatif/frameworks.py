@@ -54,7 +54,7 @@ _V_SCHEDULE = "--zero-bubble-v-schedule"
 _V_MEMORY = f"{_V_SCHEDULE} --zero-bubble-v-schedule-mem-setup"
 
 FRAMEWORKS: Mapping[str, Framework] = {
-    "pptrace": Framework(PPTRACE, {name: f"--schedule {name}" for name in SCHEDULES}, (PPTRACE,)),
+    "pptrace": Framework(PPTRACE, {name: f"--schedule {name}" for name in SCHEDULES}, (PPTRACE, MEGATRON)),
     "torch.distributed.pipelining": Framework(
         TORCH,
         {name: f"Schedule{entry.torch_name}" for name, entry in SCHEDULES.items() if entry.torch_name},
