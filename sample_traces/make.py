@@ -63,9 +63,9 @@ class Sample:
 
     @property
     def _script(self) -> tuple[str, ...]:
-        if not self.injected:
-            return ("instrument/examples/train_gpt.py",)
         faults = [injected.fault for injected in self.injected if not isinstance(injected.fault, str)]
+        if not faults and "--experts" not in self.arguments:
+            return ("instrument/examples/train_gpt.py",)
         return ("tests/support/faulty_train.py", json.dumps(faults))
 
     @property
@@ -158,6 +158,18 @@ SAMPLES = (
             "4",
         ),
         steps="2:7",
+    ),
+    Sample(
+        "head_p4",
+        "1F1B on four ranks, 8 microbatches, with the head and loss of a large vocabulary on the last stage; layers sleep, and "
+        "the head sleeps as three of them (GPT-2 345M: V/(12h + 2s) = 3.1), so that 2 cores keep time for 4 ranks",
+        4,
+        (
+            *(*_TINY, "--steps", "7", *_SLEEPING, "--sleep-per-layer", "--layers", "8", "--microbatches", "8"),
+            *("--vocabulary", "50304", "--sleep-head", "3"),
+        ),
+        steps="2:7",
+        faults=(Injected("--vocabulary 50304 --sleep-head 3", {"cause": "imbalance", "where": {"stage": 3}}),),
     ),
     *(
         Sample(
@@ -254,7 +266,8 @@ def _of_faults(sample: Sample) -> list[str]:
     if not sample.injected:
         return []
     return [
-        f"The faults (`tests/support/faulty_train.py`; `amount`: factor of what ops sleep, or s), and what {_finder(sample)}:",
+        "The faults (`tests/support/faulty_train.py`; `amount`: factor of what ops sleep, or s; or options of the run), and what "
+        f"{_finder(sample)}:",
         "",
         "| fault | finding |",
         "|---|---|",

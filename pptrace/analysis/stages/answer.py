@@ -97,7 +97,7 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
 
 
 def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: Sequence[str]) -> bool:
-    """Return whether ops have several parts, or the program says what its parts are: else a name that all of an op has is its own."""
+    """Return whether ops have several parts, or the program says what its parts are; else a name that all of an op has is its."""
     if not (part > 0).any():
         return False
     if any(name.startswith(PART) for name in names):
