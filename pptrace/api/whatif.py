@@ -24,6 +24,7 @@ from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
 from pptrace.model.wording import counted
 from pptrace.schedule import registry
+from pptrace.schedule.layout import fits
 from pptrace.schedule.text import to_csv
 from pptrace.verify.execute import execute
 from pptrace.verify.program import Workload
@@ -161,10 +162,11 @@ def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
     traced = None if sizes is None else sizes.layers_per_stage
     if wishes.layers is None:
         return traced
-    if (plan is not None and len(wishes.layers) != plan.chain_length) or min(wishes.layers, default=0) < 1:
+    if (plan is not None and len(wishes.layers) != plan.chain_length) or not fits(wishes.layers):
         expected = "" if plan is None else f" {plan.chain_length},"
         raise UsageError(
-            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1"
+            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1 "
+            "but at the ends"
         )
     if traced is not None and tuple(wishes.layers) != tuple(traced):
         raise UsageError(f"--layers {_commas(wishes.layers)}: the trace tells {_commas(traced)}; leave out --layers")
@@ -241,9 +243,10 @@ def _require_fits(wishes: Wishes, study: Study) -> None:
             f"--microbatch-size {size:g}: microbatches of this run have {counted(study.sequences, 'sequence')}; expected whole "
             "ones"
         )
-    if wishes.split is not None and min(wishes.split, default=0) < 1:
+    if wishes.split is not None and not fits(wishes.split):
         raise UsageError(
-            f"--split {_commas(wishes.split)}: every stage has at least one layer; expected such as 5,5,5,3"
+            f"--split {_commas(wishes.split)}: every stage but the first and the last has at least one layer; expected such as "
+            "5,5,5,3 or 6,6,6,0"
         )
     pp = study.costs.plan.pp
     if wishes.placement is not None and sorted(wishes.placement) != list(range(pp)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
-from pptrace.analysis.whatif.stage_map import StageMap, most_in_ends, stage_map
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, StageMap, most_in_ends, stage_map
 from pptrace.errors import ScheduleError, ShapeError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
@@ -199,6 +199,11 @@ def _layers_before_and_after(
         return [sum(split) / costs.num_stages] * costs.num_stages, split
     if sum(split) != sum(costs.layers):
         raise UsageError(f"{wanted}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
+    if costs.num_stages < FEWEST_STAGES and not all(split) and all(costs.layers):
+        raise UsageError(
+            f"{wanted}: what the embedding or the head alone would take is not known of a run of {costs.num_stages} stages; it "
+            f"follows from stages between them, of which a run of {FEWEST_STAGES} has one"
+        )
     return measured, split
 
 
