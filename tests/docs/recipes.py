@@ -91,7 +91,7 @@ def _analysis(root: Path) -> None:
     after = "from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps\n"
     _insert(steps, after, "from pptrace.analysis.steps.longest_ops import longest_ops\n", before=True)
     tables = root / "pptrace" / "report" / "tables" / "__init__.py"
-    after = "from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table\n"
+    after = "from pptrace.report.tables.ranks import bounds_table, device_host_table, host_table, phases_table, ranks_table\n"
     _insert(tables, after, "from pptrace.report.tables.longest_ops import longest_ops_table\n", before=True)
     end = "    return tables\n\n\ndef warning_lines"
     _insert(tables, end, _example("a table of a step", 4), before=True)
