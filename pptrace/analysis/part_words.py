@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
+from pptrace.analysis.step_parts import EARLY_RECEIVES, INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import LONG_OPS
 from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.stragglers.links import SLOW_LINK
@@ -125,6 +125,12 @@ WORDS: Mapping[str, PartWords] = {
         "late receives",
         "receive kernels that run on after the send",
         advice="look at the network, and at what else the receivers' devices run",
+    ),
+    EARLY_RECEIVES: PartWords(
+        "early receives",
+        "receives posted before their sender can send",
+        "what was posted behind them waited",
+        advice="post receives later, as `pptrace whatif --repair-order` orders them",
     ),
     INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several"),
     "unexplained": PartWords(

@@ -11,6 +11,8 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
+from pptrace.analysis.early_receives.repair import RepairedOrder
+from pptrace.analysis.early_receives.run import with_reason
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
@@ -23,7 +25,7 @@ from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknow
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.questions import ask_ranks, experts_in, with_answers
+from pptrace.analysis.questions import ask_ranks, early_receives_in, experts_in, with_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
@@ -84,7 +86,8 @@ class Analysis:
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
     from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
-    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack.
+    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack,
+    ``order`` a better order of sends and receives, where some hold up others.
     """
 
     report: Report
@@ -99,6 +102,7 @@ class Analysis:
     corrections: Corrections | None = None
     sharing: tuple[SharedDevice, ...] = ()
     lacking: LackingRecords = field(default_factory=LackingRecords)
+    order: RepairedOrder | None = None
 
     @property
     def num_ops(self) -> int:
@@ -181,7 +185,8 @@ def analyse_ranks(
         reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
     )
     costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
-    study = study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns)
+    early = early_receives_in(answers, costs)
+    study = with_reason(study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns), early)
     missing = missing_evidence(steps, costs)
     if sharing is None:
         plan = run.schedule.plan
@@ -196,7 +201,7 @@ def analyse_ranks(
     )
     device = _device_of_ranks(run)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = with_answers(report, answers, run, costs, experts)
+    report = with_answers(report, answers, run, costs, experts, early)
     traffic = None if experts is None else experts.traffic.matrix
     return Analysis(
         report,
@@ -209,6 +214,7 @@ def analyse_ranks(
         expert_traffic=traffic,
         sharing=sharing,
         lacking=run.lacking,
+        order=order if early is not None and isinstance(order := early.order, RepairedOrder) else None,
     )
 
 

@@ -29,7 +29,8 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
-from pptrace.analysis.questions import experts_in, with_answers
+from pptrace.analysis.early_receives.run import with_reason
+from pptrace.analysis.questions import early_receives_in, experts_in, with_answers
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity
 from pptrace.analysis.steps.op_rows import OpRows
@@ -127,7 +128,8 @@ def analyse_on_workers(
     costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
     outside = {number: report.outside for number, report in reports.items()}
     steps = with_periods(reported.steps, every_window, data, outside, run.mesh.num_ranks)
-    study = study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns)
+    early = early_receives_in(answers, costs)
+    study = with_reason(study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns), early)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
@@ -142,7 +144,7 @@ def analyse_on_workers(
     device = tuple(report.device for _, report in sorted(reports.items()))
     missing = missing_evidence(steps, costs)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = with_answers(report, answers, run, costs, experts)
+    report = with_answers(report, answers, run, costs, experts, early)
     matrix = None if experts is None else experts.traffic.matrix
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=matrix, lacking=run.lacking)
 
