@@ -39,6 +39,10 @@ class Messaging(StrEnum):
     IN_ORDER = "a stream runs sends and receives in the order in which they are posted, beside the ops"
 
 
+BESIDE_EACH_OTHER = tuple(way for way in Messaging if way is not Messaging.IN_ORDER)
+"""The ways that are tried where the order in which calls are posted is not known."""
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes are the rows of a plan's table, then its messages; ``level`` is the longest chain of nodes that leads to each.

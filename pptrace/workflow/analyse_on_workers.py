@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
+from pptrace.analysis.early_receives.run import with_reason
 from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
@@ -29,7 +30,6 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
-from pptrace.analysis.early_receives.run import with_reason
 from pptrace.analysis.questions import early_receives_in, experts_in, with_answers
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity

@@ -8,6 +8,6 @@ from typing import Any
 import pandas as pd
 
 
-def applies(comms: pd.DataFrame, facts: Mapping[int, Mapping[str, Any]]) -> bool:
+def applies(comms: pd.DataFrame, _facts: Mapping[int, Mapping[str, Any]]) -> bool:
     """Return whether ranks of a pipeline receive from each other."""
     return bool(((comms["axis"] == "pp") & (comms["kind"] == "recv")).any())
