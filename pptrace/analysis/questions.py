@@ -83,7 +83,7 @@ def experts_in(
 
 
 def early_receives_in(answers: Mapping[int, Answers], costs: Sequence[StepMatrix]) -> EarlyOfRun | None:
-    """The answers of ranks about receives that were posted early, which are a reason of what steps take. None without messages."""
+    """The answers of ranks about receives that were posted early, a reason of what steps take. None without messages."""
     of_ranks = _answers_to("early_receives", answers)
     if not of_ranks:
         return None

@@ -21,9 +21,9 @@ RENDEZVOUS, ONE_BY_ONE, IN_ORDER = "rendezvous", "one_call_at_a_time", "in_order
 class Workload:
     """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
 
-    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous``,
-    ``one_call_at_a_time`` or ``in_order`` (:class:`pptrace.schedule.message_graph.Messaging`); receives that block are posted ``prefetch``
-    ops before they are needed.
+    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous``, ``one_call_at_a_time``
+    or ``in_order`` (:class:`pptrace.schedule.message_graph.Messaging`); receives that block are posted ``prefetch`` ops before
+    they are needed.
     """
 
     plan: Plan

@@ -32,7 +32,6 @@ def early_receives(early: EarlyOfRun) -> EarlyReceives:
     if early.reason is not None:
         return EarlyReceives(reason=early.reason)
     order, steps = early.order, max(early.num_steps, 1)
-    known = isinstance(order, RepairedOrder)
     ranks = [
         HeldRank(rank, count, total // steps, longest)
         for (rank,), count, total, longest, _ in _by(early.holds, ("rank",))
@@ -42,7 +41,7 @@ def early_receives(early: EarlyOfRun) -> EarlyReceives:
         early.where,
         early.num_steps,
         int(early.holds["ns"].sum()) // steps,
-        int(order.gains.sum()) // len(order.gains) if known else None if order else 0,
+        order.gain if isinstance(order, RepairedOrder) else None if order else 0,
         order if isinstance(order, str) else None,
         tuple(sorted(ranks, key=lambda one: (-one.held_ns, one.rank))),
         tuple(sorted(pairs, key=lambda one: (-one.held_ns, one.rank, one.receive))[:_MOST_PAIRS]),

@@ -34,31 +34,18 @@ _LEAST_SHARE = 0.001
 _AT_ONCE, _AT_ONCE_NS = 0.1, 50_000
 """On a device, what was held up begins within this part of that time, or this time, after the receive."""
 _NEVER = np.iinfo(np.int64).max
-_HOLDS = (
-    "receive",
-    "step",
-    "kind",
-    "stage",
-    "microbatch",
-    "peer",
-    "begin",
-    "until",
-    "what",
-    "at",
-    "of",
-    "match",
-    "size",
-)
+_OF_RECEIVE = ("receive", "step", "kind", "stage", "microbatch", "peer")
+_HOLDS = (*_OF_RECEIVE, "begin", "until", "what", "at", "of", "match", "size")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
     """What one rank posted in the steps that compare.
 
-    ``holds`` has a row for each call or op that may have been held up, by its own rank's times: the number of the ``receive``, its
-    ``step``, ``kind`` (a code), ``stage``, ``microbatch`` and ``peer``; from ``begin`` ``until`` its sender was ready (ns) it held up
-    ``what`` (index in ``names``), of stage ``at`` and microbatch ``of``. A call with ``match`` needs ``size`` − 1 others too.
-    ``waiting``: since when the rank was ready in calls in which it waited long (``match``, ``since``).
+    ``holds`` has a row for each call or op that may have been held up, by its own rank's times: the number of the ``receive``,
+    its ``step``, ``kind`` (a code), ``stage``, ``microbatch`` and ``peer``; from ``begin`` ``until`` its sender was ready (ns) it
+    held up ``what`` (index in ``names``), of stage ``at`` and microbatch ``of``. A call with ``match`` needs ``size`` − 1 others
+    too. ``waiting``: since when the rank was ready in calls in which it waited long (``match``, ``since``).
     ``posted``: sends and receives in order: ``kind``, ``stage``, ``microbatch``, and the ``position``: ops before each.
     ``reason`` says why nothing is known of the rank, ``order_reason`` why its order is not.
     """
@@ -105,7 +92,8 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
 
 
 def _is_message(comms: Slice) -> npt.NDArray[np.bool_]:
-    return (comms["axis"] == "pp") & comms.among("kind", P2P)
+    is_message: npt.NDArray[np.bool_] = (comms["axis"] == "pp") & comms.among("kind", P2P)
+    return is_message
 
 
 def _in_steps(rows: Slice, steps: object) -> Slice:
@@ -127,8 +115,10 @@ def _waiting(comms: Slice, least: int) -> Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launches:
-    """Launches of a rank's device work on the common clock, ns: ``at`` of each kernel by its ``start``, in order of start, and until
-    when the compute that was ``launched`` before a time had ``ended``."""
+    """Launches of a rank's device work on the common clock, ns: ``at`` of each kernel by its ``start``, in order of start.
+
+    By ``ended`` the compute that was ``launched`` up to a time was over.
+    """
 
     start: Int64
     at: Int64
@@ -163,7 +153,7 @@ class Launches:
 
 
 def _posted(ops: Slice, messages: Slice, launches: Launches | None) -> Slice | str:
-    """The sends and receives of a step in the order in which they are posted, the same in every step, or why they are not known."""
+    """The sends and receives of a step in the order of their posting, the same in every step, or why that is not known."""
     times = [rows["start_ns"] for rows in (ops, messages)]
     if launches is not None:
         times = [launches.of_starts(of_rows) for of_rows in times]
@@ -228,9 +218,7 @@ def _holds(ops: Slice, comms: Slice, launches: Launches | None) -> tuple[Slice, 
         elif not is_op:
             held &= starts <= np.append(ops["start_ns"], _NEVER)[next_op[known]]  # an op before it holds it up itself
         at = at[held]
-        columns = {
-            name: of_late[name][held] for name in ("receive", "step", "kind", "stage", "microbatch", "peer", "until")
-        }
+        columns = {name: of_late[name][held] for name in (*_OF_RECEIVE, "until")}
         columns |= {"begin": begin[held], "what": what[at], "at": table["stage"][at], "of": table["microbatch"][at]}
         none = np.full(len(at), UNKNOWN)
         columns |= {"match": none if is_op else comms["match"][at]}
@@ -247,8 +235,10 @@ def _call_names(comms: Slice) -> tuple[Int64, tuple[str, ...]]:
 
 
 def _late_receives(comms: Slice, least: int) -> Slice:
-    """Of each call with receives the one that waited longest for its sender, if that was long: ``begin`` and ``end`` of the wait in
-    it, ``until`` its sender was ready, ``first`` and ``last`` of the rows of its call, in order of start."""
+    """Of each call with receives the one that waited longest for its sender, if that was long.
+
+    It waited from ``begin`` ``until`` its sender was ready, and was over at ``end``; the call was posted at ``start``.
+    """
     begin = np.where(comms.among("clock", ("device",)), comms["start_ns"], comms["asked_ns"])
     until = np.minimum(comms["transfer_start_ns"], comms["end_ns"])
     waits = until - begin
@@ -314,8 +304,10 @@ def _looked_up(rows: Slice, known: Slice, times: Int64) -> Int64:
 
 
 def _call_ready(ops: Slice, comms: Slice, at: Int64, launches: Launches | None) -> Int64:
-    """The time from which each call could run as far as its own rank goes, ns: what it sends was made, and on a device what was
-    launched before it was over."""
+    """The time from which each call could run as far as its own rank goes, ns.
+
+    What it sends was made, and on a device what had been launched before it was over.
+    """
     calls = comms.where(at)
     ready = np.full(len(at), np.iinfo(np.int64).min) if launches is None else launches.ready(calls["start_ns"])
     for kinds, code in ((FORWARD_KINDS, Kind.SEND_F.code), (BACKWARD_KINDS, Kind.SEND_B.code)):

@@ -1,4 +1,4 @@
-"""The order in which a run posts its sends and receives, one with receives posted later, and what steps would get back with it."""
+"""The order in which a run posts its sends and receives, one with receives posted later, and what that would get back."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ NO_BETTER = "no order with receives posted later that was tried is shorter in th
 class RepairedOrder:
     """Order of the ops, sends and receives of a run (``posted``), and the same ops with receives posted later (``repaired``).
 
-    ``messaging`` is the way in which calls wait for each other. ``gains`` is what each step would get back, ns, by replay; ``steps``
-    are their numbers.
+    ``messaging`` is the way in which calls wait for each other. ``gains`` is what each step would get back, ns, by replay.
     """
 
     posted: Plan
     repaired: Plan
     messaging: Messaging
     gains: Int64
-    steps: Int64
+
+    @property
+    def gain(self) -> int:
+        """Gain of a mean step, ns."""
+        return int(self.gains.sum()) // len(self.gains)
 
 
 def repaired_order(plans: Sequence[StepMatrix], ranks: Mapping[int, RankOrder]) -> RepairedOrder | str:
@@ -97,7 +100,7 @@ def _best(costs: StepMatrix, posted: Plan) -> RepairedOrder | str:
     best, order = min(tried, key=lambda entry: float(np.median(entry[0])), default=(lengths[way], posted))
     if np.median(best) >= np.median(lengths[way]):
         return NO_BETTER
-    return RepairedOrder(posted, order, way, lengths[way] - best, np.unique(costs.step))
+    return RepairedOrder(posted, order, way, lengths[way] - best)
 
 
 def _error(lengths: Int64, measured: Int64) -> float:
@@ -116,11 +119,13 @@ def lengths_along(costs: StepMatrix, order: Plan, messaging: Messaging) -> Int64
 def later_orders(costs: StepMatrix, posted: Plan) -> list[Plan]:
     """Orders of the same ops in which each receive comes when its sender can send, none of which can deadlock.
 
-    What ops take is measured or, where the clocks of ranks waver, F = I = W: :func:`pptrace.schedule.lower.lower` with both.
+    :func:`pptrace.schedule.lower.lower` says when that is if ops take what they usually took, and if F = I = W.
     """
     compute = posted.compute_only()
     usual = np.median(costs.durations, axis=0).astype(np.int64).tolist()
     keys = [(rank, action.key) for rank in range(compute.pp) for action in compute.compute_actions(rank)]
     taken = dict(zip(keys, usual, strict=True))
     orders = [lower(compute, lambda rank, action: max(taken[rank, action.key], 1)), lower(compute, unit_cost)]
+    for order in orders:
+        validate(order)
     return [order for order in orders if to_rows(order) != to_rows(posted)]

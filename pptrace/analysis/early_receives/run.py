@@ -21,8 +21,8 @@ _CAUSES = ("unexplained", "communication", "structural", "host")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EarlyOfRun:
-    """``holds``: those of all ranks, one for each receive that held up something, with ``rank``, ``name`` (index in ``names``) and
-    ``ns``. ``order`` is the better order with what it gains, or why there is none; None where nothing was held up.
+    """``holds``: those of all ranks, one for each receive that held up something, with ``rank``, ``name`` (index in ``names``)
+    and ``ns``. ``order`` is the better order with what it gains, or why there is none; None where nothing was held up.
     """
 
     where: str | None
@@ -83,9 +83,9 @@ def with_reason(study: Study, early: EarlyOfRun | None) -> Study:
     by_rank = dict(zip(*_sums(early.holds, "rank"), strict=True))
     rows = early.holds
     detail = (
-        f"{len(rows):,} receives were posted before their sender could send, and what their rank posted behind them waited, typically "
-        f"{np.median(rows['ns']) / 1e6:,.2f} ms: post them later, in the order of `pptrace whatif --repair-order --csv FILE` "
-        "(torch.distributed.pipelining: its schedules' defer_pp_recv=True does the same)"
+        f"{len(rows):,} receives were posted before their sender could send, and what their rank posted behind them waited, "
+        f"typically {np.median(rows['ns']) / 1e6:,.2f} ms: post them later, in the order that `pptrace whatif --repair-order "
+        "--csv FILE` writes (torch.distributed.pipelining has defer_pp_recv=True for it)"
     )
     reason = Reason(
         EARLY_RECEIVES,

@@ -39,9 +39,9 @@ class EarlyReceives:
     """Receives that were posted before their sender could send and held up what their rank posted behind them.
 
     ``where`` is what runs calls in the order of their posting: ``host`` (the rank waits in each call) or ``stream`` (of its
-    device). ``held_ns`` is the sum over all ranks in a mean step. ``gain_ns`` is what a mean step would get back with the repaired
-    order, None where that is not known: ``gain_reason`` says why. ``reason`` says why nothing is known at all: then the rest is
-    None or empty.
+    device). ``held_ns`` is the sum over all ranks in a mean step. ``gain_ns`` is what a mean step would get back with the
+    repaired order, None where that is not known: ``gain_reason`` says why. ``pairs`` are those with most time, of ``num_pairs``.
+    ``reason`` says why nothing is known at all: then the rest is None or empty.
     """
 
     where: str | None = None

@@ -263,8 +263,8 @@ def study_run(
 ) -> Study:
     """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
 
-    ``latencies`` are those of links that are known from elsewhere, ``assumed`` is what a user takes for granted. ``order`` is that
-    of the run's sends and receives, and a better one.
+    ``latencies`` are those of links that are known from elsewhere, ``assumed`` is what a user takes for granted. ``order`` is
+    that of the run's sends and receives, and a better one.
 
     Raises:
         PptraceError: there is no whole step with a plan.
