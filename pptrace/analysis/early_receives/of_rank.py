@@ -46,7 +46,8 @@ class RankOrder:
     its ``step``, ``kind`` (a code), ``stage``, ``microbatch`` and ``peer``; from ``begin`` ``until`` its sender was ready (ns) it
     held up ``what`` (index in ``names``), of stage ``at`` and microbatch ``of``. A call with ``match`` needs ``size`` − 1 others
     too. ``waiting``: since when the rank was ready in calls in which it waited long (``match``, ``since``).
-    ``posted``: sends and receives in order: ``kind``, ``stage``, ``microbatch``, and the ``position``: ops before each.
+    ``posted``: sends and receives in order: ``kind``, ``stage``, ``microbatch``, and the ``position``: ops before each;
+    ``one_by_one``: none of them begins before the one before it is over.
     ``reason`` says why nothing is known of the rank, ``order_reason`` why its order is not.
     """
 
@@ -56,6 +57,7 @@ class RankOrder:
     names: tuple[str, ...] = ()
     waiting: Slice = field(default_factory=lambda: Slice.empty("match", "since"))
     posted: Slice | None = None
+    one_by_one: bool = False
     reason: str | None = None
     order_reason: str | None = None
 
@@ -65,13 +67,13 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
     rows = data.rows.of_rank(rank)
     if not _is_message(rows.comms).any():
         return None
+    if data.work[rank].missing_device_events:
+        return RankOrder(0, reason=NOT_RECORDED)
     if not steps.comparable:
         return RankOrder(0, reason=NO_STEPS)
     rows = RankRows(*(_in_steps(part, steps.comparable) for part in (rows.ops, rows.spans, rows.comms)))
     messages = rows.comms.where(_is_message(rows.comms))
     on_device = messages.among("clock", ("device",))
-    if data.work[rank].missing_device_events:
-        return RankOrder(0, reason=NOT_RECORDED)
     if on_device.any() and not on_device.all():
         return RankOrder(0, reason=SEVERAL_CLOCKS)
     if not len(messages) or not len(rows.ops):
@@ -87,6 +89,7 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
         names,
         _waiting(rows.comms, _least(rows.ops)),
         order if isinstance(order, Slice) else None,
+        _are_one_by_one(messages),
         order_reason=order if isinstance(order, str) else None,
     )
 
@@ -163,7 +166,7 @@ def _posted(ops: Slice, messages: Slice, launches: Launches | None) -> Slice | s
         return OPS_ELSEWHERE
     ops_at, at = times
     numbers, size = np.unique(messages["step"], return_counts=True)
-    in_order = np.lexsort((messages["match"], at, messages["step"]))
+    in_order = np.lexsort((at, messages["step"]))  # is stable: what is posted together stays in its order
     codes = _codes(messages)[in_order]
     columns = {
         "kind": codes,
@@ -181,6 +184,12 @@ def _posted(ops: Slice, messages: Slice, launches: Launches | None) -> Slice | s
     if any((rows != rows[0]).any() for rows in by_step.values()):
         return OTHER_ORDERS
     return Slice({name: rows[0] for name, rows in by_step.items()})
+
+
+def _are_one_by_one(messages: Slice) -> bool:
+    in_order = messages.sorted_by(("start_ns",))
+    begin, over = in_order["start_ns"], in_order["end_ns"]
+    return bool(((begin[1:] > begin[:-1]) & (begin[1:] >= over[:-1])).all())
 
 
 def _codes(messages: Slice) -> Int64:

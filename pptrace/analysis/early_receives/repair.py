@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.analysis.early_receives.of_rank import RankOrder
+from pptrace.analysis.early_receives.of_rank import STREAM, RankOrder
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
@@ -21,7 +21,7 @@ from pptrace.schedule.validate import validate
 
 MOST_ERROR = 0.05
 """Largest distance of the replay of a run in its own order from the run, as a part of the step: beyond it no gain is known."""
-_WAYS = (Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME, Messaging.IN_ORDER)
+_ON_STREAM = (Messaging.IN_ORDER, Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME)
 _KINDS = tuple(Kind)
 NO_PLAN = "there is no whole step whose plan is known"
 NO_BETTER = "no order with receives posted later that was tried is shorter in the replay"
@@ -56,7 +56,15 @@ def repaired_order(plans: Sequence[StepMatrix], ranks: Mapping[int, RankOrder]) 
         posted = posted_order(costs.plan.compute_only(), [ranks.get(rank) for rank in costs.ranks[0].tolist()])
     except ScheduleError as error:
         return str(error)
-    return posted if isinstance(posted, str) else _best(costs, posted)
+    return posted if isinstance(posted, str) else _best(costs, posted, _ways(list(ranks.values())))
+
+
+def _ways(ranks: Sequence[RankOrder]) -> tuple[Messaging, ...]:
+    """The ways in which the calls of a run may wait: on a stream the ops may wait too, as the host does."""
+    if any(order.where == STREAM for order in ranks):
+        return _ON_STREAM
+    one_by_one = all(order.one_by_one for order in ranks)
+    return (Messaging.ONE_CALL_AT_A_TIME if one_by_one else Messaging.RENDEZVOUS,)
 
 
 def posted_order(plan: Plan, ranks: Sequence[RankOrder | None]) -> Plan | str:
@@ -83,10 +91,10 @@ def posted_order(plan: Plan, ranks: Sequence[RankOrder | None]) -> Plan | str:
     return posted
 
 
-def _best(costs: StepMatrix, posted: Plan) -> RepairedOrder | str:
+def _best(costs: StepMatrix, posted: Plan, ways: Sequence[Messaging]) -> RepairedOrder | str:
     """The order whose replay is the shortest of those that are tried."""
     measured = longest_of_steps(costs.step, costs.spans)
-    lengths = {way: found for way in _WAYS if (found := lengths_along(costs, posted, way)) is not None}
+    lengths = {way: found for way in ways if (found := lengths_along(costs, posted, way)) is not None}
     errors = {way: _error(found, measured) for way, found in lengths.items()}
     way = min(errors, key=errors.__getitem__, default=None)
     if way is None or errors[way] > MOST_ERROR:

@@ -85,7 +85,7 @@ def with_reason(study: Study, early: EarlyOfRun | None) -> Study:
     detail = (
         f"{len(rows):,} receives were posted before their sender could send, and what their rank posted behind them waited, "
         f"typically {np.median(rows['ns']) / 1e6:,.2f} ms: post them later, in the order that `pptrace whatif --repair-order "
-        "--csv FILE` writes (torch.distributed.pipelining has defer_pp_recv=True for it)"
+        "--csv FILE` writes"
     )
     reason = Reason(
         EARLY_RECEIVES,
