@@ -17,6 +17,7 @@ from pptrace.schedule.text import from_csv, to_rows
 from pptrace.schedule.validate import read_sound_csv
 from pptrace.workflow.analyse import Analysis, analyse
 from pptrace.workflow.load import load
+from pptrace.workflow.reopen import ReopenedAnalysis, _Kept
 from tests.schedule import torch_tables
 from tests.schedule.test_text import torch_runtime
 from tests.schedule.torch_tables import with_torch_messages
@@ -83,6 +84,12 @@ def test_a_run_whose_receives_hold_up_nothing_has_nothing_to_repair() -> None:
 def test_it_goes_with_no_other_change(analysis: Analysis) -> None:
     with pytest.raises(UsageError, match="--repair-order goes with no other change"):
         predict_changes(analysis, Wishes(repair_order=True, chunks=2))
+
+
+def test_a_run_whose_report_was_read_again_has_the_order_too(analysis: Analysis) -> None:
+    kept = _Kept(analysis.report, analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops)
+    again = ReopenedAnalysis(kept, None, {}, lambda: analysis)
+    assert again.order is analysis.order is not None
 
 
 @pytest.mark.processes
