@@ -3,7 +3,7 @@
     types.py    what the JSON has of the answer, as a dataclass
     answer.py   of_rank(rank, steps, data): what one rank answers, made where its trace was read; picklable, None: nothing
                 answer(asked): fields of the report and their values, from what all ranks answered
-    show.py     tables(report, amount): its tables; FILES: the rows of its CSV files, by name
+    show.py     tables(report, amount): its tables; FILES: the rows of the files that the dashboard offers, by name
 
 There is no ``of_rank`` where ranks are not asked, no ``answer.py`` where other analyses need the answer before (``stragglers``),
 no ``show.py`` where nothing is shown. ``applies(comms, facts)`` in the folder's ``__init__.py`` says whether a run is asked at

@@ -31,7 +31,7 @@ from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.recognise.recording.correct import Corrections
+from pptrace.recognise.recording.replay import Corrections
 from pptrace.slices import Slice, Texts, compact
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis

@@ -10,9 +10,9 @@ import numpy as np
 from pptrace.analysis.early_receives.of_rank import RankOrder
 from pptrace.analysis.early_receives.repair import RepairedOrder, repaired_order
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.step_parts import EARLY_RECEIVES
+from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import Reason, where_most
-from pptrace.analysis.stragglers.study import Study
+from pptrace.analysis.whole_run import EARLY_RECEIVES
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 

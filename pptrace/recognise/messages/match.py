@@ -63,7 +63,19 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
         in_block = (steps >= least) & (steps <= most)
         _match_messages(rows_where(p2p, in_block).assign(row=row[in_block]), numbers)
     if mesh is not None and not is_p2p.all():
-        _match_collectives(comms.assign(row=np.arange(len(comms)))[~is_p2p], mesh, numbers)
+        # Number the collectives of which all members are there
+        ordered = comms.assign(row=np.arange(len(comms)))[~is_p2p].sort_values("start_ns", kind="stable")
+        of_group = ("rank", "axis", "group_size")
+        index, first = distinct_of([ordered[name] for name in of_group])
+        calls = ordered[list(of_group)].iloc[first].itertuples(index=False)
+        members = [tuple(mesh.group_of(*call) or ()) for call in calls]
+        number_of = {ranks: number for number, ranks in enumerate(dict.fromkeys(members))}
+        group = np.array([number_of[ranks] if ranks else -1 for ranks in members], dtype=np.int64)[index]
+        code = group_codes([*(ordered[name] for name in ("step", "kind", "axis")), group])
+        nth = pd.DataFrame({"code": code, "rank": ordered["rank"].to_numpy()}).groupby(["code", "rank"]).cumcount()
+        number = pd.Series(code).groupby([code, nth.to_numpy()], sort=False).ngroup().to_numpy()
+        is_complete = (group >= 0) & (np.bincount(number)[number] == ordered["group_size"].to_numpy())
+        numbers.give_groups(ordered["row"].to_numpy()[is_complete], number[is_complete])
     return comms.assign(match=numbers.of_row)
 
 
@@ -125,22 +137,6 @@ def _number_in_order(ends: Sequence[Slice], numbers: MatchNumbers) -> None:
     shifts_of_ends = shifts_by_sizes([end["bytes"].tolist() for end in ends], exact=True)
     if shifts_of_ends is not None:
         numbers.give([end["row"][shift:] for end, shift in zip(ends, shifts_of_ends, strict=True)])
-
-
-def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, numbers: MatchNumbers) -> None:
-    """Number the collectives of which all members are there."""
-    ordered = collectives.sort_values("start_ns", kind="stable")
-    of_group = ("rank", "axis", "group_size")
-    index, first = distinct_of([ordered[name] for name in of_group])
-    calls = ordered[list(of_group)].iloc[first].itertuples(index=False)
-    members = [tuple(mesh.group_of(*call) or ()) for call in calls]
-    number_of = {ranks: number for number, ranks in enumerate(dict.fromkeys(members))}
-    group = np.array([number_of[ranks] if ranks else -1 for ranks in members], dtype=np.int64)[index]
-    code = group_codes([*(ordered[name] for name in ("step", "kind", "axis")), group])
-    nth = pd.DataFrame({"code": code, "rank": ordered["rank"].to_numpy()}).groupby(["code", "rank"]).cumcount()
-    number = pd.Series(code).groupby([code, nth.to_numpy()], sort=False).ngroup().to_numpy()
-    is_complete = (group >= 0) & (np.bincount(number)[number] == ordered["group_size"].to_numpy())
-    numbers.give_groups(ordered["row"].to_numpy()[is_complete], number[is_complete])
 
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -257,20 +253,18 @@ def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
     return lacking
 
 
-def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
-    """A warning about communication in steps without a group or peer."""
-    return warn_of_unknown(*count_without_group_or_peer(comms))
-
-
-def count_without_group_or_peer(comms: pd.DataFrame) -> tuple[int, int]:
-    """(messages, collectives) in steps without a group or peer; not the barriers, which wait and move nothing."""
+def unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
+    """(messages, collectives) in steps without a group or peer, of each rank that has any; not the barriers, which wait and move
+    nothing.
+    """
     rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0) & (comms["kind"] != Collective.BARRIER)]
-    num_messages = int(rows["kind"].isin(MESSAGES).sum())
-    return num_messages, len(rows) - num_messages
+    is_message = rows["kind"].isin(MESSAGES).groupby(rows["rank"].to_numpy())
+    counts = zip(is_message.sum().items(), is_message.size(), strict=True)
+    return {int(str(rank)): (int(messages), int(total - messages)) for (rank, messages), total in counts}
 
 
 def warn_of_unknown(num_messages: int, num_collectives: int) -> tuple[str, ...]:
-    """The warning of :func:`warn_without_group_or_peer`, by counts."""
+    """A warning about communication in steps without a group or peer, by their counts."""
     parts = []
     if num_messages:
         parts.append(f"{num_messages} messages, which count as waiting (bubble)")

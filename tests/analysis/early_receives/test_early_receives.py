@@ -11,7 +11,7 @@ import pytest
 from pptrace.analysis.early_receives.of_rank import NOT_RECORDED, OTHER_ORDERS
 from pptrace.analysis.early_receives.repair import NO_BETTER
 from pptrace.analysis.early_receives.types import HeldCall, HeldRank
-from pptrace.analysis.step_parts import EARLY_RECEIVES
+from pptrace.analysis.whole_run import EARLY_RECEIVES
 from pptrace.marks import Axis, OpMark, P2PMark, Transfer, WaitMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import peer_of
