@@ -31,6 +31,8 @@ class Framework:
         """The reason why a change that makes a plan is none for this framework; "" where it is one."""
         if self.name == PPTRACE:
             return ""
+        if change.order is not None and self.name != TORCH:
+            return f"not in {self.name}"
         if change.prefetch is not None or (change.schedule is not None and change.schedule not in self.schedules):
             return f"not in {self.name}"
         makes_stages = change.schedule is not None or change.chunks is not None or change.microbatches is not None
@@ -129,6 +131,8 @@ def options_of(
         costs: those of the measured run, with the layers of its stages where they are known.
         sequences: in a microbatch of the measured run, None where that is not known.
     """
+    if change.order is not None:
+        return {PPTRACE: "--schedule FILE.csv", TORCH: 'schedule._load_csv("FILE.csv", format="compute_comms")'}
     if change.ideals or change.link_speed != 1 or change.placement is not None:
         return {}
     plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
