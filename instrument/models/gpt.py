@@ -22,6 +22,8 @@ from instrument.expert.noise import ForwardKey
 from instrument.expert.options import ExpertOptions
 from instrument.expert.pieces import Pieces, Tape
 from instrument.models.parallel import Parallel, alone
+from instrument.recompute import marked
+from instrument.recorder import Recorder
 from instrument.seeds import mix
 from instrument.sequence.dropout import MicrobatchKey, dropout
 from instrument.sequence.partial import LayerNorm, PositionEmbedding
@@ -124,6 +126,7 @@ class Block(nn.Module):
         self.layer = layer
         self.dropout = config.dropout
         self.recompute = config.recompute
+        self._recorder = region.group.recorder
         self.attention_norm = LayerNorm(hidden, region.shards_sequence, dtype)
         self.qkv = QkvParallelLinear(hidden, config.head_dim, share, region, dtype=dtype)
         self.attention_out = RowParallelLinear(hidden, hidden, region, dtype=dtype)
@@ -140,7 +143,7 @@ class Block(nn.Module):
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
         routes = self._routes(microbatch_key)
         if recompute or self.recompute is Recompute.FULL:
-            return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x)
+            return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x, self._recorder)
         return self._compute(x, microbatch_key, routes)
 
     def in_pieces(self, x: Tensor, tape: Tape, microbatch_key: MicrobatchKey, recompute: bool) -> Pieces[Tensor]:
@@ -174,7 +177,7 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
-        attended = _checkpointed(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
+        attended = _checkpointed(self._attend, qkv, self._recorder) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
         return x + self._drop(self.attention_out(attended), microbatch_key, 0)
 
     def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
@@ -315,9 +318,10 @@ def _drop(
     return dropout(x, probability, seed)
 
 
-def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Compute ``function(x)``, saving only x: backward runs it again. Nothing in a block draws random numbers."""
-    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor, recorder: Recorder) -> Tensor:
+    """Compute ``function(x)``, saving only x: backward runs it again, in a range. Nothing in a block draws random numbers."""
+    again = marked(recorder)
+    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, context_fn=again)
     return output
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.analysis.links.types import Interconnect, LateRank, Link
 from pptrace.analysis.memory.types import MemoryReport
+from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.result import (
     ClockSummary,
@@ -70,6 +71,8 @@ class Report:
     recording: RecordingReport | None = None
     stages: StageCompute | None = field(default=None, metadata=answer_of("stages", shown=3))
     """Compute of the stages by kind of work; None where no trace tells what ops did."""
+    recompute: RecomputeReport | None = field(default=None, metadata=answer_of("recompute", shown=3))
+    """Forwards that backwards run again, and gradients of weights in them; None where nothing tells either."""
     doubts: tuple[Doubt, ...] = ()
     """Doubts that all times hang on, with their lines among the warnings."""
 

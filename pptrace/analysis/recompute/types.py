@@ -1,0 +1,50 @@
+"""Types of what backwards are made of; each field is the JSON field of the same name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOps:
+    """The backwards of one ``rank``, ``stage`` and ``kind`` (B, I, or an overlapped pair, whose forward is in it too) in all steps:
+    ``count`` of them compute ``compute_ns`` together.
+
+    In ``recompute_ns`` of that they run forwards again, in ``weights_ns`` they compute gradients of weights. None: not known.
+    """
+
+    rank: int
+    stage: int
+    kind: str
+    count: int
+    compute_ns: int
+    recompute_ns: int | None
+    weights_ns: int | None
+
+    @property
+    def recompute_share(self) -> float | None:
+        """The part of the op that is recompute."""
+        return None if self.recompute_ns is None or not self.compute_ns else self.recompute_ns / self.compute_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecompute:
+    """The recompute of all ranks in a step, ns."""
+
+    step: int
+    recompute_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeReport:
+    """What the backwards are made of: of each rank, stage and kind; the recompute of each step in which it is known of all ranks.
+
+    ``granularity`` is what the run says it recomputes, "" where it says nothing. The reasons say why a time is null somewhere, None
+    where each is known.
+    """
+
+    ops: tuple[BackwardOps, ...]
+    steps: tuple[StepRecompute, ...]
+    granularity: str
+    recompute_reason: str | None
+    weights_reason: str | None
