@@ -39,12 +39,15 @@ class StepRecompute:
 class RecomputeReport:
     """What the backwards are made of: of each rank, stage and kind; the recompute of each step in which it is known of all ranks.
 
-    ``granularity`` is what the run says it recomputes, "" where it says nothing. The reasons say why a time is null somewhere, None
-    where each is known.
+    ``granularity`` is what the run says it recomputes, "" where it says nothing; ``num_layers`` how many layers of each stage do,
+    None: all of them. Without ``of_every_microbatch`` only some microbatches recompute so, or what others do not. The reasons say
+    why a time is null somewhere, None where each is known.
     """
 
     ops: tuple[BackwardOps, ...]
     steps: tuple[StepRecompute, ...]
     granularity: str
+    num_layers: int | None
+    of_every_microbatch: bool
     recompute_reason: str | None
     weights_reason: str | None

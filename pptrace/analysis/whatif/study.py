@@ -273,7 +273,7 @@ def study_run(
     followed = schedule.plan_of(numbers[0])
     assert followed is not None  # steps without a plan have no costs
     plan = followed.compute_only()
-    costs = stage_costs(plan, matrix, layers, {**latencies_of(report.links), **latencies})
+    costs = stage_costs(plan, matrix, layers, {**latencies_of(report.links), **latencies}, report.recompute)
     if costs.splits_backward and assumed.weight_share is not None:
         raise UsageError(f"--wgrad-share {assumed.weight_share:g}: the run measured W by itself; leave the option away")
     spans = {step.step: step.span_ns or 0 for step in report.steps}
