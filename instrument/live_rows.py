@@ -108,7 +108,7 @@ class LiveRows:
         return self._known.get(place) or self._learn(place, WaitMark(carried.transfer(), 0))
 
     def of_mark(self, mark: Mark) -> Mark | None:
-        """Key of any mark; None where it has none: a garbage collection, a recompute, or the wait for what another step posted."""
+        """Key of any mark; None where it has none: a collection of garbage, a recompute, or the wait of another step."""
         match mark:
             case OpMark(action, _, has_phase):
                 place: Any = (action, has_phase)

@@ -7,9 +7,10 @@ seeded by its index in the model, so that any partition over stages and ranks ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import reduce
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -42,8 +43,22 @@ class Recompute(StrEnum):
     """The activations that a block's forward saves (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
 
     NONE = "none"  # every activation
-    SELECTIVE = "selective"  # all but the attention's between qkv and its output, which run again
+    SELECTIVE = "selective"  # all but those of some modules, which run again
     FULL = "full"  # the block's input, from which all of it runs again
+
+
+class RecomputeMethod(StrEnum):
+    """The layers of a stage that recompute fully (Megatron-LM's ``recompute_method`` and ``recompute_num_layers`` N)."""
+
+    UNIFORM = "uniform"  # all, N after each other as one: of each N the input of the first is saved
+    BLOCK = "block"  # the first N; the others save every activation
+
+
+class RecomputeModule(StrEnum):
+    """Modules of a block that selective recompute runs again (Megatron-LM's ``recompute_modules``)."""
+
+    CORE_ATTN = "core_attn"  # the attention between qkv and its output
+    MLP = "mlp"  # the MLP, where a layer has one and no experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,7 @@ class GptConfig:
 
     ``kv_heads`` below ``heads`` make attention grouped-query; None means as many as heads. ``dropout`` is the probability
     after the embedding, the attention and the MLP of each layer. ``experts`` stand in place of some layers' MLP.
+    ``recompute_method`` and ``recompute_num_layers`` are of full recompute, ``recompute_modules`` of selective one.
     """
 
     layers: int
@@ -65,9 +81,12 @@ class GptConfig:
     kv_heads: int | None = None
     dropout: float = 0.0
     experts: ExpertOptions | None = None
+    recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
+    recompute_num_layers: int = 1
+    recompute_modules: tuple[RecomputeModule, ...] = (RecomputeModule.CORE_ATTN,)
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence", "kv_heads"):
+        for name in ("layers", "hidden", "heads", "sequence", "kv_heads", "recompute_num_layers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; the model needs at least 1")
@@ -126,7 +145,8 @@ class Block(nn.Module):
         self.layer = layer
         self.dropout = config.dropout
         self.recompute = config.recompute
-        self._recorder = region.group.recorder
+        self._modules_again = config.recompute_modules if config.recompute is Recompute.SELECTIVE else ()
+        self.recorder = region.group.recorder
         self.attention_norm = LayerNorm(hidden, region.shards_sequence, dtype)
         self.qkv = QkvParallelLinear(hidden, config.head_dim, share, region, dtype=dtype)
         self.attention_out = RowParallelLinear(hidden, hidden, region, dtype=dtype)
@@ -141,10 +161,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
-        routes = self._routes(microbatch_key)
         if recompute or self.recompute is Recompute.FULL:
-            return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x, self._recorder)
-        return self._compute(x, microbatch_key, routes)
+            return recomputed_together([self], x, microbatch_key)
+        return self.prepared(microbatch_key)(x)
+
+    def prepared(self, microbatch_key: MicrobatchKey) -> Callable[[Tensor], Tensor]:
+        """The forward of a microbatch, which may run several times: experts then follow the routes of the first one."""
+        routes = self._routes(microbatch_key)
+        return lambda x: self._compute(x, microbatch_key, routes)
 
     def in_pieces(self, x: Tensor, tape: Tape, microbatch_key: MicrobatchKey, recompute: bool) -> Pieces[Tensor]:
         """:meth:`forward` that pauses while tokens travel to experts; in one piece where all of it is recomputed."""
@@ -177,15 +201,18 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
-        attended = _checkpointed(self._attend, qkv, self._recorder) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
+        attended = self._again(RecomputeModule.CORE_ATTN, self._attend, qkv)
         return x + self._drop(self.attention_out(attended), microbatch_key, 0)
 
     def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
         """The MLP, or the experts in its place."""
         if isinstance(self.experts, ExpertLayer):
             return self.experts.forward(x, routes)
-        output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x)))
-        return output
+        return self._again(RecomputeModule.MLP, lambda x: self.mlp_out(F.gelu(self.mlp_in(x))), x)
+
+    def _again(self, module: RecomputeModule, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute a module, which backward runs again if it is one of those that selective recompute has."""
+        return _checkpointed(function, x, self.recorder) if module in self._modules_again else function(x)
 
     def _routes(self, key: MicrobatchKey) -> RoutesOfForward:
         return RoutesOfForward(ForwardKey(self.parallel.seeds.seed, self.layer, key.step, key.microbatch))
@@ -195,6 +222,12 @@ class Block(nn.Module):
 
     def _drop(self, x: Tensor, microbatch_key: MicrobatchKey, site: int) -> Tensor:
         return _drop(x, self.dropout, self.parallel, microbatch_key, self.layer, site)
+
+
+def recomputed_together(blocks: Sequence[Block], x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
+    """Run layers one after another, saving the input of the first: backward runs all of them again."""
+    forwards = [block.prepared(microbatch_key) for block in blocks]
+    return _checkpointed(lambda x: reduce(lambda x, forward: forward(x), forwards, x), x, blocks[0].recorder)
 
 
 class Head(nn.Module):
@@ -228,6 +261,12 @@ class GptStage(nn.Module):
         parallel = parallel or alone(config.seed)
         self.embedding = Embedding(config, parallel) if 0 in layers else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})
+        self._num_together = 1
+        if config.recompute is Recompute.FULL and config.recompute_method is RecomputeMethod.UNIFORM:
+            self._num_together = config.recompute_num_layers
+        elif config.recompute is Recompute.FULL:
+            for block in list(self.blocks.values())[config.recompute_num_layers :]:
+                block.recompute = Recompute.NONE  # type: ignore[assignment]
         self.head = Head(config, parallel) if config.layers - 1 in layers else None
         self._initialise(config)
 
@@ -235,9 +274,18 @@ class GptStage(nn.Module):
         """Run the stage. With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
         if self.embedding is not None:
             x = self.embedding(x, microbatch_key)
-        for block in self.blocks.values():
-            x = block(x, microbatch_key, recompute)
+        for blocks in self._together():
+            x = (
+                recomputed_together(blocks, x, microbatch_key)
+                if len(blocks) > 1
+                else blocks[0](x, microbatch_key, recompute)
+            )
         return x if self.head is None else self.head(x)
+
+    def _together(self) -> Iterator[list[Block]]:
+        """The layers, those in one list that recompute as one."""
+        blocks = [block for block in self.blocks.values() if isinstance(block, Block)]
+        yield from (blocks[at : at + self._num_together] for at in range(0, len(blocks), self._num_together))
 
     def in_pieces(
         self,
@@ -249,9 +297,11 @@ class GptStage(nn.Module):
         """:meth:`forward` that pauses while tokens travel to experts."""
         if self.embedding is not None:
             x = self.embedding(x, microbatch_key)
-        for block in self.blocks.values():
-            assert isinstance(block, Block)
-            x = yield from block.in_pieces(x, tape, microbatch_key, recompute)
+        for blocks in self._together():
+            if len(blocks) > 1:
+                x = recomputed_together(blocks, x, microbatch_key)
+            else:
+                x = yield from blocks[0].in_pieces(x, tape, microbatch_key, recompute)
         return x if self.head is None else self.head(x)
 
     def _initialise(self, config: GptConfig) -> None:

@@ -2,9 +2,9 @@
 
 A node computes with gradients off. An operator of a forward that runs inside one with gradients on, so that it has a sequence
 number, is one of a forward that runs again (``torch.utils.checkpoint`` and its like, once a node asks for what was not saved):
-that lasts from the node's first operator to the end of the last such one. The node of a linear layer multiplies matrices twice: for
-the gradient of its input, then for that of its weights (``addmm`` and ``mm`` in torch's ``derivatives.yaml``; so do the layers of
-Megatron-LM). Gradients of weights are also those of embeddings, and their sums over microbatches (``AccumulateGrad``).
+that lasts from the node's first operator to the end of the last such one. The node of a linear layer multiplies matrices twice:
+for the gradient of its input, then for that of its weights (``addmm`` and ``mm`` in torch's ``derivatives.yaml``; so do the
+layers of Megatron-LM). Gradients of weights are also those of embeddings, and their sums over microbatches (``AccumulateGrad``).
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _forwards_in(events: Events, nodes: Rows) -> Int64 | None:
         again, first = np.unique(around, return_index=True)
         begins = events.start_ns[operators.get(int(events.thread[rows[0]]), inside)]
         node = events.start_ns[rows[again]]
-        starts.append(np.minimum(events.start_ns[inside[first]], np.append(begins, _NEVER)[np.searchsorted(begins, node)]))
+        starts.append(
+            np.minimum(events.start_ns[inside[first]], np.append(begins, _NEVER)[np.searchsorted(begins, node)])
+        )
         ends.append(np.maximum.reduceat(events.ends_of(inside), first))
     start, end = np.concatenate(starts), np.concatenate(ends)
     return None if len(start) > _MOST_AGAIN * len(nodes) else union(start, end)

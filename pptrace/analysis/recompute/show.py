@@ -30,7 +30,7 @@ def tables(report: Report, amount: Amount) -> list[ReportTable]:
     width = len(_COLUMNS) if any(one.weights_ns is not None for one in told.ops) else _OF_RECOMPUTE
     rows = [_row(of_group)[:width] for of_group in groups.values()]
     shown = rows if amount is Amount.WHOLE else rows[:MAX_ROWS]
-    notes = (*more(len(rows) - len(shown)), *_notes(report, told))
+    notes = (*more(len(rows) - len(shown)), *_notes(told))
     return [ReportTable("recompute", "Recompute in backwards", _COLUMNS[:width], tuple(shown), notes, 3, (3,))]
 
 
@@ -60,12 +60,12 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return None if None in listed else sum(value for value in listed if value is not None)
 
 
-def _notes(report: Report, told: RecomputeReport) -> list[str]:
+def _notes(told: RecomputeReport) -> list[str]:
     notes = ["compute of the mean op; recompute: the forward that runs again in it"]
     if told.steps:
-        of_step = round(median(one.recompute_ns for one in told.steps))
-        ranks = len({one.rank for one in told.ops})
-        notes.insert(0, f"in a step {units.milliseconds(of_step)} ms of recompute on all ranks together, {units.milliseconds(of_step // ranks)} ms on each")
+        of_step, num_ranks = round(median(one.recompute_ns for one in told.steps)), len({one.rank for one in told.ops})
+        every, each = units.milliseconds(of_step), units.milliseconds(of_step // num_ranks)
+        notes.insert(0, f"in a step {every} ms of recompute on all ranks together, {each} ms on each")
     reasons = {"recompute": told.recompute_reason}
     if any(one.weights_ns is not None for one in told.ops):
         reasons["weights"] = told.weights_reason

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BackwardOps:
-    """The backwards of one ``rank``, ``stage`` and ``kind`` (B, I, or an overlapped pair, whose forward is in it too) in all steps:
-    ``count`` of them compute ``compute_ns`` together.
+    """The backwards of one ``rank``, ``stage`` and ``kind`` (B, I, or an overlapped pair, whose forward is in it too) in all
+    steps: ``count`` of them compute ``compute_ns`` together.
 
     In ``recompute_ns`` of that they run forwards again, in ``weights_ns`` they compute gradients of weights. None: not known.
     """

@@ -89,7 +89,9 @@ def parts_after(costs: StageCosts, num_layers: int, num_stages: int) -> Floats:
     if not num_layers:
         return np.zeros(costs.num_stages)
     if costs.layers is None:
-        raise UsageError(f"--recompute-layers {num_layers}: the trace does not tell the layers of its stages; give --layers")
+        raise UsageError(
+            f"--recompute-layers {num_layers}: the trace does not tell the layers of its stages; give --layers"
+        )
     layers = np.array(costs.layers, dtype=np.float64)
     if num_stages != costs.num_stages:
         layers[:] = layers.sum() / num_stages

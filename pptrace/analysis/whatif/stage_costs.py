@@ -62,8 +62,8 @@ class StageCosts:
     ``plan`` is that of the run; ``layers`` how many the model has in each of its stages, None where that is not known.
     ``splits_backward``: I and W were measured and not a B alone. ``pair_factor`` is what an overlapped pair takes in parts of
     what its halves take one after the other, ``shares`` what is known of the parts of full backwards, ``weight_share`` the part
-    that is taken to be W's in the mean over stages. Of I and W together ``recompute`` is the part that is recompute, by stage, NaN
-    where it is not known; ``recomputing`` as :func:`layers_that_recompute` has it.
+    that is taken to be W's in the mean over stages. ``recompute`` is the part of I and W together that is recompute, by stage,
+    NaN where it is not known; ``recomputing`` as :func:`layers_that_recompute` has it.
 
     ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
     many rows (1: all of it); None of a run without experts on several ranks.
@@ -221,16 +221,18 @@ def stage_costs(
             )  # of a full backward both have it
             routed[index] = part
     shares = backward_shares(told, plan)
-    whole, share = _split_whole_backwards(plan, table, work, inner, shares.of_weights())
-    transfer, splits = _transfers(plan, matrix), not whole.all()
+    are_whole, share = _split_whole_backwards(plan, table, work, inner, shares.of_weights())
+    transfer, splits = _transfers(plan, matrix), not are_whole.all()
     usual = np.median(work, axis=(0, 2))
-    of_both = np.divide(usual[:, BACKWARD], usual[:, BACKWARD] + usual[:, W], out=np.ones(len(usual)), where=usual[:, W] > 0)
+    of_both = np.divide(
+        usual[:, BACKWARD], usual[:, BACKWARD] + usual[:, W], out=np.ones(len(usual)), where=usual[:, W] > 0
+    )
     costs = StageCosts(
         *(plan, matrix.step, matrix.ranks, work, inner, delay, transfer, layers, splits, pair_factor),
         latency=np.full_like(transfer, np.nan),
         fixed=measured_fixed_part(work, layers),
         shares=shares,
-        recompute=shares.recompute * np.where(whole, 1.0, of_both),
+        recompute=shares.recompute * np.where(are_whole, 1.0, of_both),
         recomputing=layers_that_recompute(told, layers),
         weight_share=float(share.mean()),
         routed_work=routed[0],

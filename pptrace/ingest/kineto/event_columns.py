@@ -175,7 +175,9 @@ class Collected:
                 device[rows] = np.where((devices >= 0) & (devices <= np.iinfo(np.int32).max), devices, -1)
                 stream = self._integers([item.stream for item in device_args])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
-        numbered = np.isin(name_id, self.names.p2p + self.names.nodes)  # of a message that of the next node of its thread
+        numbered = np.isin(
+            name_id, self.names.p2p + self.names.nodes
+        )  # of a message that of the next node of its thread
         numbered |= (category == Category.CPU_OP) & np.isin(name_id, self.names.forwards)
         if numbered.any():
             rows = np.flatnonzero(numbered)

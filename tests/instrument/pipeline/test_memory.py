@@ -67,10 +67,12 @@ def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute
         sequence=config.sequence,
         microbatch_size=MICROBATCH_SIZE,
         dtype="float64",
+        layers_per_stage=tuple(map(len, case.cut)),
+        recompute=str(recompute),
     )
     for stage, layers in enumerate(case.cut):
-        how = Recompute.FULL if is_recomputed else recompute
         sizes = ActivationSizes(run, 1, 1, on_device=False)
+        how = sizes.facts.recompute_of(stage, fully=is_recomputed)
         predicted = sizes.stage([None] * len(layers), stage == 0, stage == 2, how)
         assert keeps(case, stage, is_recomputed).after_forward == predicted, stage
 
