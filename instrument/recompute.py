@@ -4,37 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
 
 from instrument.recorder import Recorder
 from pptrace.marks import SpanKind
 
-Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
-"""Makes the contexts of a forward and of its recompute, as ``context_fn`` of ``torch.utils.checkpoint``."""
+Context = AbstractContextManager[object]
+
+
+class Steps(Protocol):
+    """Says which step runs now."""
+
+    @property
+    def num_steps(self) -> int: ...
 
 
 class RecomputeRange(AbstractContextManager[None]):
     """The range of a recompute, of the step that runs when it begins. It may be entered several times, one after another."""
 
-    def __init__(self, recorder: Recorder, inner: AbstractContextManager[object] | None = None) -> None:
-        """Take what writes the range, and the script's own context inside it."""
+    def __init__(self, recorder: Recorder, inner: Context | None = None, steps: Steps | None = None) -> None:
+        """Take what writes the range, the script's own context inside it, and what counts steps if the recorder does not."""
         self._recorder = recorder
-        self._inner = inner
+        self._steps = steps
+        self._inner = nullcontext() if inner is None else inner
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        self._open.enter_context(self._recorder.span(SpanKind.RECOMPUTE, self._recorder.step))
-        if self._inner is not None:
-            self._open.enter_context(self._inner)
+        step = self._recorder.step if self._steps is None else self._steps.num_steps
+        self._open.enter_context(self._recorder.span(SpanKind.RECOMPUTE, step))
+        self._open.enter_context(self._inner)
 
-    def __exit__(self, *error: object) -> bool:
-        return bool(self._open.__exit__(*error))  # type: ignore[arg-type]
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return bool(self._open.__exit__(kind, error, trace))
 
 
-def marked(recorder: Recorder, contexts: Contexts | None = None) -> Contexts:
-    """Contexts as ``contexts`` makes them, with the range of the recompute around its own."""
+@dataclass(frozen=True, slots=True)
+class MarkedContexts:
+    """Contexts of a forward and of its recompute, as ``context_fn`` of ``torch.utils.checkpoint`` makes them: the script's own,
+    if it has some, with the range of the recompute around.
+    """
 
-    def both() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        forward, again = (nullcontext(), None) if contexts is None else contexts()
-        return forward, RecomputeRange(recorder, again)
+    recorder: Recorder
+    contexts: Callable[[], tuple[Context, Context]] | None = None
+    steps: Steps | None = None
 
-    return both
+    def __call__(self) -> tuple[Context, Context]:
+        forward, again = (nullcontext(), None) if self.contexts is None else self.contexts()
+        return forward, RecomputeRange(self.recorder, again, self.steps)

@@ -23,7 +23,7 @@ from instrument.expert.noise import ForwardKey
 from instrument.expert.options import ExpertOptions
 from instrument.expert.pieces import Pieces, Tape
 from instrument.models.parallel import Parallel, alone
-from instrument.recompute import marked
+from instrument.recompute import MarkedContexts
 from instrument.recorder import Recorder
 from instrument.seeds import mix
 from instrument.sequence.dropout import MicrobatchKey, dropout
@@ -370,8 +370,8 @@ def _drop(
 
 def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor, recorder: Recorder) -> Tensor:
     """Compute ``function(x)``, saving only x: backward runs it again, in a range. Nothing in a block draws random numbers."""
-    again = marked(recorder)
-    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, context_fn=again)
+    contexts = MarkedContexts(recorder)
+    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return output
 
 
