@@ -34,6 +34,8 @@ class PredictedParts:
     activations: int | None
     activations_of_stage: Mapping[int, int]
     """Bytes of one microbatch from its forward to its backward, by stage of the plan."""
+    by_recompute: Mapping[str, Mapping[int, int]]
+    """The same if no layer recomputed (none), or all of them each by itself (full)."""
 
 
 class MemoryPrediction:
@@ -68,13 +70,19 @@ class MemoryPrediction:
         gradients, pp_rank = self._volume.gradients_of(rank), self._volume.pp_rank(rank)
         numbers = sum(parameter.numel for parameter in gradients.parameters())
         is_known = self.reason is None
-        of_stage = {stage: self._of_stage(rank, stage) for stage in self._volume.plan.stages_of(pp_rank)}
+        stages = self._volume.plan.stages_of(pp_rank)
+        of_stage = {stage: self._of_stage(rank, stage) for stage in stages}
         return PredictedParts(
             self._weights(gradients),
             numbers * gradients.facts.sum_bytes,
             self._optimizer(gradients),
             self._activations(rank, pp_rank) if is_known else None,
-            {stage: num_bytes for stage, num_bytes in of_stage.items() if is_known and num_bytes is not None},
+            _known(of_stage) if is_known else {},
+            {
+                how: _known({stage: self._of_stage(rank, stage, every=how) for stage in stages})
+                for how in ("none", "full")
+                if is_known
+            },
         )
 
     def forwards_at_peak(self, rank: int) -> Sequence[tuple[int, bool]]:
@@ -119,10 +127,11 @@ class MemoryPrediction:
         copies = sum(p.numel for p in gradients.parameters() if facts.bytes_of_each(p) < facts.sum_bytes)
         return (_MOMENTS * sum(p.numel for p in gradients.parameters()) + copies) * facts.sum_bytes
 
-    def _of_stage(self, rank: int, stage: int, *, fully: bool = False) -> int | None:
-        """Bytes of one microbatch of a stage; None where those of experts are not known."""
+    def _of_stage(self, rank: int, stage: int, *, fully: bool = False, every: str | None = None) -> int | None:
+        """Bytes of one microbatch of a stage; None where those of experts are not known. ``every``: what all layers recompute."""
         facts, model_stage = self._volume.facts, self._volume.plan.model_stage(stage)
         how = facts.recompute_of(model_stage, fully=fully)
+        how = how if every is None else (every,) * len(how)
         first = facts.layers_of(model_stage).start
         of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how[layer - first]))
         return None if of_experts is None else self.sizes.stage(of_experts, *self._ends(stage), how)
@@ -170,3 +179,7 @@ class MemoryPrediction:
             held += {Kind.F: forward, Kind.B: -forward, Kind.I: work - forward, Kind.W: -work}[half.kind]
             most = max(most, held)
         return most
+
+
+def _known(of_stages: Mapping[int, int | None]) -> dict[int, int]:
+    return {stage: num_bytes for stage, num_bytes in of_stages.items() if num_bytes is not None}
