@@ -95,12 +95,9 @@ class AlignedRun:
 
     def backward_of(self, rank: int) -> BackwardParts:
         """The parts of a rank's backwards in which it computed."""
-        parts, compute = self.work[rank].backward, self.lanes[rank].compute
-        return replace(
-            parts,
-            recompute=intersect(self.clock.to_common_clock(rank, parts.recompute), compute),
-            weights=intersect(self.clock.to_common_clock(rank, parts.weights), compute),
-        )
+        parts, lane = self.work[rank].backward, self.lanes[rank]
+        weights = intersect(self.clock.to_common_clock(rank, parts.weights), lane.compute)
+        return replace(parts, recompute=lane.recompute, weights=weights)
 
     def lacks_work(self, rank: int, step: int) -> bool:
         """Return whether device work of a rank is missing in a step, so that when it computed is not known."""

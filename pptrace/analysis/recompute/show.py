@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport
@@ -63,8 +62,8 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def _notes(told: RecomputeReport) -> list[str]:
     notes = ["compute of the mean op; recompute: the forward that runs again in it"]
     if told.steps:
-        of_step, num_ranks = round(median(one.recompute_ns for one in told.steps)), len({one.rank for one in told.ops})
-        every, each = units.milliseconds(of_step), units.milliseconds(of_step // num_ranks)
+        typical = sorted(told.steps, key=lambda one: one.recompute_ns)[(len(told.steps) - 1) // 2]
+        every, each = map(units.milliseconds, (typical.recompute_ns, told.mean_of_ranks(typical.step)))
         notes.insert(0, f"in a step {every} ms of recompute on all ranks together, {each} ms on each")
     reasons = {"recompute": told.recompute_reason}
     if any(one.weights_ns is not None for one in told.ops):

@@ -51,3 +51,10 @@ class RecomputeReport:
     of_every_microbatch: bool
     recompute_reason: str | None
     weights_reason: str | None
+
+    def mean_of_ranks(self, step: int) -> int | None:
+        """The recompute of a rank in a step, in the mean, ns; None where it is not known."""
+        ranks = {one.rank for one in self.ops}
+        return next(
+            (of_step.recompute_ns // len(ranks) for of_step in self.steps if of_step.step == step and ranks), None
+        )
