@@ -16,7 +16,7 @@ COMPUTE, RECOMPUTE = "COMPUTE", "RECOMPUTE"
 
 
 def ops_with_compute(data: AlignedRun) -> pd.DataFrame:
-    """The ops of a run, for each rank that has none of a microbatch the times of its compute, where they are known, and recompute."""
+    """The ops of a run and its recompute, and for each rank that has no op of a microbatch the times of its compute."""
     unlabelled = {rank: lane.compute for rank, lane in unlabelled_lanes(data).items()}
     again = {rank: lane.recompute for rank, lane in data.lanes.items() if len(lane.recompute)}
     tables = [_rows(kind, times) for kind, times in ((COMPUTE, unlabelled), (RECOMPUTE, again)) if times]

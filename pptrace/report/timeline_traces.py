@@ -117,8 +117,8 @@ def gap_traces(
     rows: Rows,
     pixel_ns: float | None,
 ) -> Iterator[go.Bar]:
-    """Bars over the gaps inside ops whose kernels were recorded, where they are wide enough to be seen, over the transfers that no
-    compute hides, in ops too, and over the recompute in backwards.
+    """Bars over the gaps inside ops whose kernels were recorded, where they are wide enough to be seen, over the transfers that
+    no compute hides, in ops too, and over the recompute in backwards.
     """
     starved: list[tuple[int, Int64]] = []
     others: list[tuple[int, Int64]] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from pptrace.analysis.memory.types import MemoryReport, PredictedMemory, RankMemory, StageActivations
@@ -147,20 +148,13 @@ def test_without_knowing_what_is_recomputed_no_other_recompute_is_predicted() ->
 
 def test_shares_of_weights_by_what_is_known() -> None:
     nan = float("nan")
-    shares = BackwardShares(*map(__import__("numpy").array, ([0.0, 0.4, nan, 0.2], [nan, nan, nan, 0.3])))
+    shares = BackwardShares(np.array([0.0, 0.4, nan, 0.2]), np.array([nan, nan, nan, 0.3]))
     assert shares.of_weights().tolist() == pytest.approx([0.35, 0.21, 0.35, 0.3])
     assert shares.of_weights(0.0).tolist() == pytest.approx([0.25, 0.15, 0.25 * 2 / 3, 0.27])
     assert shares.of_weights(1.0).tolist() == pytest.approx([0.5, 0.3, 0.5, 0.435])
     plan = build("1f1b", 2, 4)
-    told = RecomputeReport(
-        (BackwardOps(0, 0, "B", 2, 100, 30, 20), BackwardOps(1, 0, "B", 2, 300, 50, None)),
-        (),
-        "",
-        None,
-        True,
-        None,
-        None,
-    )
+    ops = (BackwardOps(0, 0, "B", 2, 100, 30, 20), BackwardOps(1, 0, "B", 2, 300, 50, None))
+    told = RecomputeReport(ops, (), "", None, True, None, None)
     found = backward_shares(told, plan)
     assert (found.recompute[0], found.weights[0]) == (0.2, 0.2)
     assert backward_shares(replace(told, ops=()), plan).recompute.tolist() == [0, 0]
@@ -168,8 +162,6 @@ def test_shares_of_weights_by_what_is_known() -> None:
 
 def test_memory_of_other_recompute_is_what_layers_keep_with_and_without() -> None:
     """Two layers a stage, which keep 40 bytes each and 10 recomputed, beside 5 of the embedding; one of two recomputes."""
-    import numpy as np
-
     stages = (StageActivations(0, 55, 85, 25),)
     predicted = PredictedMemory(0, 0, 0, 55, None, stages)
     rank = RankMemory(0, 0, (0,), 1, 1000, None, 500, None, None, predicted)  # type: ignore[arg-type]
