@@ -24,7 +24,7 @@ WEIGHT_SHARE, WEIGHT_SHARES = 0.35, (0.25, 0.5)
 """Part of a full backward, without its recompute, that is the gradient of the weights, where nothing tells it; and its bounds."""
 _MOST_RECOMPUTE = 1 / 3
 """Part of a full backward that a recompute of all of its forward is, where an F, an I and a W take as long."""
-_OF_OPERATORS = (0.9, 1.45)
+_OF_OPERATORS = (0.85, 1.5)
 """W by itself as a multiple of the gradients of weights in a full B, by its operators: then also what it does around them."""
 
 
