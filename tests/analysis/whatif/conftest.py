@@ -9,7 +9,7 @@ import pytest
 from pptrace.analysis.whatif import recompute
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def half_of_a_backward() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recompute, "WEIGHT_SHARE", 0.5)
