@@ -116,8 +116,6 @@ class Wishes:
         Value.DEPTH,
         "With N layers of each stage that recompute their forward in the backward, 0: none.",
         "N",
-        label="Recompute",
-        hint="layers of each stage that run their forward again in the backward, 0 for none",
     )
     prefetch: int | None = option(None, Value.DEPTH, "With receives posted N ops before they are needed.", "N")
     memory_limit: int | None = option(

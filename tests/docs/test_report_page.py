@@ -85,6 +85,7 @@ SECTIONS = {
         for path in ("layers", "over_layers", "ranks", "calls", "routing", "steps", "traffic")
     },
     "experts.traffic.pairs": "`experts`",
+    "recompute.steps": "`recompute`",
     "hang.edges": "`hang`",
     "recording.as_recorded.steps": "`recording.as_recorded`",
     "recording.as_recorded.steps.waterfall_ns": "`steps[].bubble`",

@@ -9,6 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dashboards.tiles.timeline import Timeline
+from dashboards.tiles.unlabelled import ops_with_compute
 from pptrace.analysis.memory.types import MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.analysis.questions import tables_of_answers
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
@@ -25,6 +27,7 @@ from pptrace.api.wishes import Wishes
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.model.report_table import Amount
+from pptrace.report.figures import step_timeline
 from pptrace.report.perfetto import perfetto_object
 from pptrace.report.tables import tables_of
 from pptrace.schedule.actions import Kind
@@ -83,8 +86,17 @@ def test_the_report_has_the_time_of_each_stage_and_step_and_says_so(run: Analysi
     assert {one["dur"] for one in drawn} == {AGAIN / 1e3}
 
 
-def test_marks_of_recompute_are_no_ops(run: Analysis) -> None:
+def test_marks_of_recompute_are_no_ops_but_ranges_of_the_timelines(run: Analysis) -> None:
     assert set(run.data.ops["kind"]) == {"F", "B", "STEP", "OPTIMIZER"}
+    drawn = ops_with_compute(run.data)
+    again = drawn[drawn["kind"] == "RECOMPUTE"]
+    assert len(again) == len(drawn) - len(run.data.ops) == 2 * 4 * STEPS
+    assert (again["end_ns"] - again["start_ns"] == AGAIN).all()
+    assert Timeline(run).measured.tables["ops"].tracks.lane.tolist().count(1) == 2  # a track of each rank below its ops
+    step = run.report.typical_step
+    assert step is not None
+    names = {str(trace.name) for trace in step_timeline(run, step).data}
+    assert "Recompute" in names
 
 
 def test_w_is_a_part_of_what_is_no_recompute(run: Analysis) -> None:
