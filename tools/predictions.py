@@ -149,8 +149,6 @@ def _pair(source: Setting, target: Setting, analyses: dict[Setting, Analysis]) -
     same = source.microbatches == target.microbatches
     wishes = Wishes(schedules=(target.schedule,), microbatches=None if same else target.microbatches)
     wishes = replace(wishes, chunks=target.num_chunks if get(target.schedule).takes_any_chunks else None)
-    if source.forward_ms and source.schedule not in ("zb-h1", "zbv"):
-        wishes = replace(wishes, wgrad_share=0.5)  # as these sleep
     if source.recompute != target.recompute:
         wishes = replace(wishes, recompute_layers=target.recompute)
     result = predict_changes(analyses[source], wishes).result

@@ -10,12 +10,15 @@ import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
-from pptrace.intervals import lengths_within
+from pptrace.intervals import intersect, lengths_within, union
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Asked
 
 _BACKWARDS = ("B", "I", "OVERLAP_F_B")
+_LEAST_TOLD = 0.75
+"""Part of the backwards that kernels or operators have to fill for those of weights to tell W's part of them."""
+_FEW_OPERATORS = "operators fill less than three quarters of its backwards, and what else these do is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,10 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
         return None
     kind, kinds = ops.codes("kind")
     parts, compute = data.backward_of(rank), data.lanes[rank].compute
+    pieces = (data.clock.to_common_clock(rank, times) for times in (work.pieces.start_ns, work.pieces.end_ns))
+    told = lengths_within(intersect(union(*pieces), compute), ops["start_ns"], ops["end_ns"]).sum()
+    if not parts.no_weights and told < _LEAST_TOLD * lengths_within(compute, ops["start_ns"], ops["end_ns"]).sum():
+        parts = replace(parts, no_weights=_FEW_OPERATORS)
     computes, again, weights = (
         lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in (compute, parts.recompute, parts.weights)
     )
@@ -62,6 +69,8 @@ def answer(asked: Asked) -> Mapping[str, Any]:
     """What the backwards of all ranks are made of; nothing where no rank tells anything and none says that it recomputes."""
     said = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
     of_ranks = {rank: _with_fact(part, said.get(rank, "")) for rank, part in asked.of_ranks.items()}
+    asleep = {rank: _asleep_for_weights(facts.get("model")) for rank, facts in asked.run.facts.items()}
+    of_ranks = {rank: _with_sleep(part, asleep.get(rank)) for rank, part in of_ranks.items()}
     granularity = next(filter(None, said.values()), "")
     parts = of_ranks.values()
     if not parts or (not granularity and all(part.no_recompute and part.no_weights for part in parts)):
@@ -97,6 +106,22 @@ def _with_fact(part: OfRank, said: str) -> OfRank:
         return replace(part, ops=tuple(replace(one, recompute_ns=0) for one in part.ops), no_recompute="")
     why = f"the run recomputes ({said}), and {part.no_recompute}; record it again with this version of pptrace"
     return replace(part, no_recompute=why)
+
+
+def _asleep_for_weights(model: object) -> float | None:
+    """The part of a backward that is W's in a run whose ops sleep; None of others."""
+    facts = model if isinstance(model, Mapping) else {}
+    whole, weights = (facts.get(name) for name in ("sleep_backward_ms", "sleep_weight_ms"))
+    if not isinstance(whole, int | float) or not isinstance(weights, int | float):
+        return None
+    return weights / whole if 0 <= weights <= whole and whole > 0 else None
+
+
+def _with_sleep(part: OfRank, share: float | None) -> OfRank:
+    if share is None or part.no_weights == "":
+        return part
+    ops = (replace(one, weights_ns=round(share * one.compute_ns)) if one.kind == "B" else one for one in part.ops)
+    return replace(part, ops=tuple(ops), no_weights="")
 
 
 def _first(reasons: Iterable[str]) -> str | None:
