@@ -26,6 +26,7 @@ from pptrace.analysis.experts.types import (
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank
 from pptrace.analysis.memory.types import PredictedMemory, StageActivations
+from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
@@ -204,6 +205,7 @@ def reports(
         interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         experts=_EXPERTS,
+        recompute=_RECOMPUTE,
         stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
     )
     return [
@@ -212,6 +214,11 @@ def reports(
     ]
 
 
+_RECOMPUTE = RecomputeReport(
+    (BackwardOps(0, 0, "B", 2, 9, 3, None), BackwardOps(1, 1, "B", 2, 9, None, 2)),
+    (StepRecompute(1, 3),),
+    *("full", None, True, "a reason", "a reason"),
+)
 _MORE = StageDifference("F", 1, 0, 2, (StagePart("matmul", 2),), (StagePart("layer", 2),))
 _INTERCONNECT = Interconnect(
     (DevicePeak(0, "NVIDIA H200", "nvlink", 450.0), DevicePeak(1, None, None, None)),
