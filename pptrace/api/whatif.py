@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.whatif.answer import OnCount, answer, pictures
-from pptrace.analysis.whatif.candidates import all_changes, all_schedules, prefetch_name
+from pptrace.analysis.whatif.candidates import REPAIRED, all_changes, all_schedules, prefetch_name, recompute_name
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
@@ -25,6 +25,7 @@ from pptrace.model.predicted import gpt_of_run
 from pptrace.model.wording import counted
 from pptrace.schedule import registry
 from pptrace.schedule.layout import fits
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import to_csv
 from pptrace.verify.execute import execute
 from pptrace.verify.program import Workload
@@ -150,7 +151,8 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
     layers = _layers(analysis, wishes)
     assumed = Assumed(wishes.wgrad_share, wishes.fixed_share)
     study = study_run(
-        analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies, assumed
+        *(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies, assumed),
+        order=analysis.order,
     )
     sizes = gpt_of_run(analysis.facts.values(), analysis.schedule)
     return study if sizes is None else replace(study, sequences=sizes.microbatch_size)
@@ -196,6 +198,9 @@ def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
 def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
     _require_legal(wishes)
     _require_fits(wishes, study)
+    if wishes.repair_order:
+        yield REPAIRED, Change(order=_repaired(wishes, study))
+        return
     names = {one.name for one in fields(Change)} & options_of(Wishes).keys()
     given = {name: value for name in names if (value := getattr(wishes, name)) is not None}
     change = Change(**given | {"ideals": tuple(map(parse_ideal, dict.fromkeys(wishes.ideals)))})
@@ -253,6 +258,25 @@ def _require_fits(wishes: Wishes, study: Study) -> None:
         raise UsageError(f"--placement {_commas(wishes.placement)}: expected each of 0 to {pp - 1} once")
 
 
+def _repaired(wishes: Wishes, study: Study) -> Plan:
+    """The plan with sends and receives in a better order.
+
+    Raises:
+        UsageError: something else is asked for as well.
+        PptraceError: no receive of the run holds up anything, or no better order is known.
+    """
+    if replace(wishes, repair_order=False):
+        raise UsageError("--repair-order goes with no other change: it keeps the plan and moves its receives")
+    if study.order is not None:
+        return study.order.repaired
+    early = study.early_receives
+    if early is None or early.reason is not None:
+        why = "it has no messages between stages" if early is None else early.reason
+    else:
+        why = early.gain_reason or "none of its receives holds up another call"
+    raise PptraceError(f"--repair-order: nothing to repair in this run: {why}")
+
+
 def _name(wishes: Wishes) -> str:
     """The changes besides the schedule, in words."""
     parts = [
@@ -263,6 +287,7 @@ def _name(wishes: Wishes) -> str:
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
+        "" if wishes.recompute_layers is None else recompute_name(wishes.recompute_layers),
         *(f"ideal {name}" for name in dict.fromkeys(wishes.ideals)),
     ]
     return ", ".join(part for part in parts if part)

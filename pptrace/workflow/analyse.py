@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
+from pptrace.analysis.early_receives.repair import RepairedOrder
+from pptrace.analysis.early_receives.run import with_reason
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
@@ -21,7 +23,7 @@ from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknow
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.questions import Answers, ask_ranks, experts_in, with_answers
+from pptrace.analysis.questions import Answers, ask_ranks, early_receives_in, experts_in, with_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
@@ -89,7 +91,8 @@ class Analysis:
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
     from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
-    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack.
+    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack,
+    ``order`` a better order of sends and receives, where some hold up others.
     """
 
     report: Report
@@ -104,6 +107,7 @@ class Analysis:
     corrections: Corrections | None = None
     sharing: tuple[SharedDevice, ...] = ()
     lacking: LackingRecords = field(default_factory=LackingRecords)
+    order: RepairedOrder | None = None
 
     @property
     def num_ops(self) -> int:
@@ -225,7 +229,9 @@ class Measured:
         """
         run, clock, steps, routing = self.run, self.data.clock, self.steps, routing_of(self.experts)
         costs = self.costs if routing is None else tuple(map(routing.in_costs, self.costs))
+        early = early_receives_in(self.answers, costs)
         study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
+        study = with_reason(study, early)
         if sharing is None:
             plan = run.schedule.plan
             sharing = shared_devices(run.facts, self.data.lanes, steps, None if plan is None else plan.num_microbatches)
@@ -236,7 +242,7 @@ class Measured:
             *explain_nulls(run, clock, steps, num_nested, study.stragglers, doubts),
         )
         report = self._report(costs, lines, study, sharing, doubts)
-        report = with_answers(report, self.answers, run, costs, self.experts)
+        report = with_answers(report, self.answers, run, costs, self.experts, early)
         return Analysis(
             report,
             self.data,
@@ -248,6 +254,7 @@ class Measured:
             expert_traffic=None if self.experts is None else self.experts.traffic.matrix,
             sharing=sharing,
             lacking=run.lacking,
+            order=order if early is not None and isinstance(order := early.order, RepairedOrder) else None,
         )
 
     def _report(

@@ -43,7 +43,7 @@ def test_tests_that_fail_without_a_change_are_named_and_judge_nothing(
 
 def test_a_sample_is_drawn_from_the_mutants_that_have_a_text() -> None:
     every = mutants.all_mutants({})
-    some = mutants.with_text(every, ["analysis/explain/walk.py"])
+    some = mutants.with_text(every, ["analysis/explain/critical_path.py"])
     assert {package for package, group in some.items() if group} == {"analysis"}
     assert {mutant.path for mutant in some["analysis"]} == {"pptrace/analysis/explain/critical_path.py"}
     size = mutants.LEAST + 3
