@@ -110,10 +110,11 @@ def _by_gaps(
             "record with ranges around forward_step and backward_step"
         )
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), (line,))
-    if not between.ops:
-        return RankTables(framework, empty_table(OPS), empty_table(COMMS), between.evidence)
-    ranges = Ranges.joined([Ranges.of(between.ops), labelled.where(~labelled.is_op)])
-    ops, comms, evidence = _tables(trace.events, ranges, between.evidence, "inferred", launches, calls)
+    ops_between, evidence = between
+    if not ops_between:
+        return RankTables(framework, empty_table(OPS), empty_table(COMMS), evidence)
+    ranges = Ranges.joined([Ranges.of(ops_between), labelled.where(~labelled.is_op)])
+    ops, comms, evidence = _tables(trace.events, ranges, evidence, "inferred", launches, calls)
     return RankTables(framework, ops, comms, evidence, by_gaps=True)
 
 

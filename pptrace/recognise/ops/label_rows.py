@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.categories import category_of_codes, same_category
+from pptrace.model.categories import category_of_codes
 from pptrace.model.stage_texts import stage_text
-from pptrace.model.tables import COMMS, DIRECTIONS, OPS, UNKNOWN, Int64, make_table
+from pptrace.model.tables import DIRECTIONS, UNKNOWN, Int64, comms_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
 from pptrace.recognise.ops.host_compute import HostCompute
@@ -182,7 +182,7 @@ def _ops_table(
     texts = {"kind": kinds, "source": _SOURCES, "pair": pairs, "clock": ("host", "device")}
     categories: dict[str, Any] = {name: category_of_codes(columns[name], of_name) for name, of_name in texts.items()}
     categories["phase"] = category_of_codes(phase + 1, ("", *Phase))
-    return make_table(OPS, {**columns, **categories, "rank": np.full(len(start), -1)})
+    return ops_table({**columns, **categories})
 
 
 def _pairs(ops: Slice) -> tuple[Int64, tuple[str, ...]]:
@@ -238,20 +238,17 @@ def _comms(
     kernels |= dict.fromkeys(("posted_ns", "asked_ns"), kernels["start_ns"])
     columns: dict[str, Any] = {name: np.where(on_device, kernels[name], column) for name, column in on_host.items()}
     is_alone = ranges.table.num_actions[ranges.label[moved["range"]]] == 1
-    columns |= dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
     columns |= {
         "step": moved["step"],
         "kind": category_of_codes((~is_send).astype(np.int64), P2P),
-        "axis": same_category("pp", len(moved)),
-        "group_size": np.full(len(moved), 2),
+        "axis": "pp",
+        "group_size": 2,
         "bytes": np.where(is_alone, messages.sizes(start, end), -1),
         "direction": category_of_codes((~_IS_FORWARD[moved["kind"]]).astype(np.int64), DIRECTIONS),
         "stage": moved["stage"],
         "chunk": np.where(moved["stage"] < 0, moved["chunk"], UNKNOWN),
         "microbatch": moved["microbatch"],
-        "transfer_start_ns": columns["start_ns"],
-        "transfer_end_ns": columns["end_ns"],
         "stream": np.where(on_device, kernels["stream"], -1),
         "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
     }
-    return make_table(COMMS, columns)
+    return comms_table(columns)
