@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.hang_diagnosis.field import lines, rank_text
+from pptrace.hang_diagnosis.calls import lines, rank_text
 from pptrace.workflow.find_hang import HangResult
 
 HANG_SCHEMA = "pptrace.hang/1"

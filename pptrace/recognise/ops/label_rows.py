@@ -17,7 +17,7 @@ from pptrace.recognise.labels import megatron
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import LabelledActions
 from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, LabelledPhases, Ranges
-from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex, SteppedRanges
+from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice, distinct_rows, last_like
 
@@ -78,7 +78,7 @@ def tables_of_labels(
     """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them; those that nothing
     else shows begin when their message had been waited for.
     """
-    ranges, actions = labelled.stepped.ranges, labelled.in_time_order()
+    ranges, actions = labelled.ranges, labelled.in_time_order()
     is_message = IS_MESSAGE[ranges.kind][actions["range"]]
     ops, moved = actions.where(~is_message), actions.where(is_message)
     of_ops = ranges.where(ops["range"])
@@ -124,7 +124,7 @@ def _ops(
     labelled: LabelledActions, ops: Slice, source: str, times: tuple[Int64, Int64, Bool], phases: LabelledPhases
 ) -> pd.DataFrame:
     """The table of ops, and of the spans between them, in time order; ``times`` are starts, ends and whether on the device."""
-    ranges = labelled.stepped.ranges
+    ranges = labelled.ranges
     (start, end, on_device), part, parts = times, ops["part"], ops["parts"]
     pair, pairs = _pairs(ops)
     # The index of each known stage among those of the rank; where labels name chunks in place of stages, these.
@@ -141,7 +141,7 @@ def _ops(
         "pair": pair,
     }
     rows = np.flatnonzero(~ranges.has_actions & ranges.has_span())
-    of_spans = _span_columns(labelled.stepped.where(rows))
+    of_spans = _span_columns(ranges.where(rows))
     none, one = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.int64)
     at = np.append(ops["range"], rows)
     order = np.lexsort((at, np.append(parts, one), np.append(part, none), ranges.start_ns[at]))
@@ -149,20 +149,19 @@ def _ops(
     return _ops_table(joined, ranges, pairs, phases)
 
 
-def spans_table(stepped: SteppedRanges) -> pd.DataFrame:
+def spans_table(ranges: Ranges) -> pd.DataFrame:
     """The OPS table of spans alone."""
-    return _ops_table(_span_columns(stepped), stepped.ranges, ("",), None)
+    return _ops_table(_span_columns(ranges), ranges, ("",), None)
 
 
-def _span_columns(stepped: SteppedRanges) -> dict[str, Any]:
+def _span_columns(ranges: Ranges) -> dict[str, Any]:
     """Parts of a step that are no ops: of the OPS table they have a kind and times alone. Texts are codes."""
-    ranges = stepped.ranges
     kind = len(KINDS) + pd.factorize(ranges.table.span)[0]
     is_inferred = ranges.table.of(lambda label: label.inferred, np.int64)
     unknown = dict.fromkeys(("stage", "chunk", "microbatch"), np.full(len(ranges), -1))
     return {
         **unknown,
-        "step": stepped.step,
+        "step": ranges.step,
         "kind": kind[ranges.label],
         "start_ns": ranges.start_ns,
         "end_ns": ranges.end_ns,
