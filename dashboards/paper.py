@@ -10,7 +10,7 @@ from typing import Any
 from pptrace.api.simulate import SimulatedStep, simulate
 from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.errors import PptraceError, UsageError
-from pptrace.report.sweep.columns import sweep_columns
+from pptrace.report.sweep.layout import sweep_columns
 from pptrace.schedule import registry
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import idle_by_cause

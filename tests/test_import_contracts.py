@@ -63,9 +63,9 @@ _PLANTED = [
     ("pptrace.analysis.links", "pptrace.analysis.explain", "types of the report know no analysis"),
     ("instrument.models.volume.transformer", "instrument.models.volume.step", _CIRCLE),
     ("instrument.models.volume.step", "instrument.mesh", "what a run predicts of itself needs no torch"),
-    ("pptrace.report.tables.steps", "pptrace.report.text", _CIRCLE),
+    ("pptrace.report.tables.step_series", "pptrace.report.text", _CIRCLE),
     ("pptrace.analysis.memory.show", "pptrace.analysis.stragglers.show", "a table of the report knows no other"),
-    ("pptrace.report.tables.steps", "pptrace.report.tables.ranks", "a table of the report knows no other"),
+    ("pptrace.report.tables.step_series", "pptrace.report.tables.ranks", "a table of the report knows no other"),
 ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from instrument.examples.expert_arguments import Add, add_experts
+from instrument.examples.faults import Fault
 from instrument.models.gpt import Recompute
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
@@ -128,6 +129,21 @@ def _add_training(add: Add) -> None:
     add("--sleep-weight", type=float, metavar="MS", help="W's part of --sleep-backward; left out: half")
     add(
         "--sleep-per-layer", action="store_true", help="the times to sleep are those of a layer: a stage sleeps as many"
+    )
+    add(
+        "--sleep-rows",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="experts sleep for each of their rows, twice in a backward",
+    )
+    add(
+        "--fault",
+        type=Fault.read,
+        action="append",
+        default=[],
+        metavar="KIND:KEY=VALUE,…",
+        help="a fault, may be given again: slow:ranks=1,times=2, python:stages=1,ms=20, link:ranks=0+1,ms=40, …",
     )
 
 

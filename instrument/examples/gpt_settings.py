@@ -12,6 +12,7 @@ import torch
 
 from instrument.data.text import TextData
 from instrument.examples.expert_arguments import read_experts
+from instrument.examples.faults import check_faults
 from instrument.examples.gpt_arguments import (
     DEFAULT_BUCKET_MB,
     DEFAULT_MICROBATCHES,
@@ -97,6 +98,8 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     plan = lower(plan)
     layer_partition = _partition_layers(options, plan, RankForm.of(model, options.microbatch_size, shape, parallel))
     _check_recompute(options)
+    is_sleeping = bool(options.sleep_forward or options.sleep_backward or options.sleep_rows)
+    check_faults(options.fault, rank_info.world, plan, is_sleeping=is_sleeping)
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
         raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
     data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
@@ -113,8 +116,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
         if count < 1:
             raise UsageError(f"{name} is {count}; expected at least 1")
-    if min(options.sleep_forward, options.sleep_backward) < 0:
-        raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
+    if min(options.sleep_forward, options.sleep_backward, options.sleep_rows) < 0:
+        raise UsageError("--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up")
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
     if not 0 < options.lr < 1 / WEIGHT_DECAY:

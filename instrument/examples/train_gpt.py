@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from instrument import session
 from instrument.data.text import Batch
+from instrument.examples.faults import install_faults, make_experts_sleep
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, Settings, balanced_partition, resolve_settings
 from instrument.examples.memory_lines import memory_lines
@@ -84,6 +85,9 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     parallel = make_parallel(mesh, wiring.parallel, observer.recorder, wiring.route, options.seed)
     if options.balance:
         settings = _balanced(settings, options, mesh, parallel)
+    if options.sleep_rows:
+        make_experts_sleep(1e-3 * options.sleep_rows)
+    install_faults(options.fault, mesh, settings.plan)
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
     feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.whatif.answer import OnCount, answer, pictures
 from pptrace.analysis.whatif.candidates import all_changes, all_schedules, prefetch_name

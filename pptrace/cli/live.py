@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,9 +12,23 @@ import click
 
 from pptrace.cli.options import COUNT, GIVEN_PATH
 from pptrace.report.live import cost_lines, step_line
-from pptrace.workflow.live.follow import LiveRun, require_live, status_of
+from pptrace.report.step_log import open_step_logs
+from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, require_live, status_of
 
 _POLL_S = 0.2
+
+
+def _followed(run: LiveRun, follow: bool, last: int | None) -> Iterator[LiveStepFigures]:
+    """The steps as they come; of those that are there at first the ``last``."""
+    while True:
+        over = not follow or run.has_ended  # asked before the files are read: what comes after is in them
+        steps = run.poll()
+        if steps and last:
+            steps, last = steps[-last:], None
+        yield from steps
+        if over:
+            return
+        time.sleep(_POLL_S)
 
 
 @click.command(name="live", short_help="Print each step of a run that goes on.")
@@ -30,27 +45,29 @@ _POLL_S = 0.2
     "--follow/--once", default=True, show_default=True, help="Go on until the run ends, or print what is there."
 )
 @click.option("--last", type=COUNT, metavar="N", help="Of the steps that are there, begin with the last N.")
-def command(run_dir: Path, form: str, follow: bool, last: int | None) -> None:
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="KIND:TARGET",
+    help="Write the figures of each step to wandb:PROJECT, tensorboard:DIR or jsonl:FILE as well; may be given several times.",
+)
+def command(run_dir: Path, form: str, follow: bool, last: int | None, logs: tuple[str, ...]) -> None:
     """Print each step of RUN_DIR when all ranks have ended it: its length, what each rank computed and waited for, slow ranks.
 
     RUN_DIR is the directory of `pptrace run --live`, while it runs or afterwards.
     """
     require_live(run_dir)
     run = LiveRun(run_dir, last=last)
-    first, noted = True, set[str]()
-    while True:
-        over = not follow or run.has_ended  # asked before the files are read: what comes after is in them
-        steps = run.poll()
-        for step in steps[-last:] if first and last else steps:
+    noted = set[str]()
+    with open_step_logs(logs, run_dir) as write:
+        for step in _followed(run, follow, last):
             click.echo(json.dumps(asdict(step)) if form == "json" else step_line(step))
-        if form == "text":
-            for note in dict.fromkeys(note for step in steps for note in step.notes if note not in noted):
-                noted.add(note)
-                click.echo(f"pptrace: {note}", err=True)
-        first = first and not steps
-        if over:
-            break
-        time.sleep(_POLL_S)
+            write(step)
+            for note in step.notes if form == "text" else ():
+                if note not in noted:
+                    noted.add(note)
+                    click.echo(f"pptrace: {note}", err=True)
     if form == "text":
         for line in cost_lines(run.cost):
             click.echo(f"pptrace: {line}", err=True)

@@ -5,31 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.experts.types import TrafficMatrix
-from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
-from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
+from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.questions import ask_ranks, experts_in, with_answers
+from pptrace.analysis.questions import Answers, ask_ranks, experts_in, with_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
     InputInfo,
-    MissingEvidence,
     RankDevice,
     ScheduleCandidate,
     ScheduleSummary,
@@ -42,7 +40,7 @@ from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import marked_steps, report_steps
-from pptrace.analysis.stragglers.study import Study, study_steps
+from pptrace.analysis.stragglers.detectors import Study, study_steps
 from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.bounds import without_matches_of
@@ -60,7 +58,12 @@ from pptrace.model.traces import Trace, TraceInfo
 from pptrace.model.wording import numbered
 from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, is_much
-from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
+from pptrace.recognise.messages.match import (
+    has_posting_time_only,
+    unknown_by_rank,
+    warn_of_unknown,
+    with_transfers,
+)
 from pptrace.recognise.messages.match_without_groups import match_by_end_times, match_inside_ops
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
@@ -74,6 +77,10 @@ from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
 from pptrace.workflow.planned_steps import planned_steps
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.answer import ExpertsOfRun
+    from pptrace.analysis.experts.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -159,9 +166,9 @@ def analyse_ranks(
     comms, ops = _execution_rows(timed)
     clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines)
     data, by_end_times = _align(timed, clock)
-    windows = step_windows(data.ops, run.mesh)
-    marked = () if windows else marked_windows(data.ops)
-    every_window = windows
+    every_window = step_windows(data.ops, run.mesh)
+    marked = () if every_window else marked_windows(data.ops)
+    windows = every_window
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
@@ -174,110 +181,131 @@ def analyse_ranks(
     }
     answers = ask_ranks(data, steps_of, run.facts)
     experts = experts_in(answers, run, steps_of)
-    routing = None if experts is None else experts.routing
-    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
-    steps = with_periods(
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing_of(experts))
+    periods = with_periods(
         reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
     )
-    costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
-    study = study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns)
-    missing = missing_evidence(steps, costs)
-    if sharing is None:
-        plan = run.schedule.plan
-        sharing = shared_devices(run.facts, data.lanes, steps, None if plan is None else plan.num_microbatches)
-    doubts = doubts_of_times(run, clock, steps, sharing)
-    lines = (
-        *warnings,
-        *run.warnings,
-        *by_end_times,
-        *_unknown_group_warnings(data, steps),
-        *explain_nulls(run, clock, steps, stragglers=study.stragglers, doubts=doubts),
+    measured = Measured(
+        inputs, run, data, windows, step, periods, reported.costs, answers, experts, _device_of_ranks(run)
     )
-    device = _device_of_ranks(run)
-    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = with_answers(report, answers, run, costs, experts)
-    traffic = None if experts is None else experts.traffic.matrix
-    return Analysis(
-        report,
-        data,
-        run.schedule,
-        run.mesh,
-        windows,
-        costs,
-        run.facts,
-        expert_traffic=traffic,
-        sharing=sharing,
-        lacking=run.lacking,
-    )
+    return measured.analysis((*warnings, *run.warnings, *by_end_times), unknown_by_rank(data.comms), sharing)
 
 
-def make_report(
-    inputs: tuple[InputInfo, ...],
-    run: RecognisedRun,
-    clock: Clock,
-    steps: tuple[StepReport, ...],
-    ops: pd.DataFrame,
-    step: int | None,
-    device: tuple[RankDevice, ...],
-    warnings: tuple[str, ...],
-    study: Study,
-    missing: tuple[MissingEvidence, ...],
-    sharing: Sequence[SharedDevice],
-    doubts: tuple[Doubt, ...],
-) -> Report:
-    """The report from its parts.
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What the ranks and steps of a run measured, wherever that was done: what is said of it follows.
 
-    Args:
-        ops: of all ranks, on one clock.
-        step: the only step of the report, if it is of one.
-        missing: what there is too little evidence for.
-        sharing: the GPUs that several ranks have.
-        doubts: those that all times hang on.
+    ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank.
     """
-    summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
-    marked = marked_steps(ops if step is None else ops[ops["step"] == step])
-    steps, study = with_reasons(steps, study, series)
-    found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
-    line = line_of_waits(waits)
-    step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
-    shared = with_busy_shares(sharing, device)
-    roots, findings = with_root_causes(above_doubt(found, off_ns), shared, waits, step_ns, doubts, off_ns)
-    report = Report(
-        pptrace_version=__version__,
-        inputs=inputs,
-        framework=run.framework,
-        mesh=run.mesh.sizes,
-        schedule=summary,
-        clock=ClockSummary(
-            str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
-        ),
-        steps=steps,
-        marked_steps=marked,
-        device=device,
-        findings=findings,
-        warnings=(*warnings, *explain_unknown_idle(steps, device, run.work), *([line] if line else [])),
-        step_series=series,
-        stragglers=study.stragglers,
-        missing_evidence=missing,
-        core_waits=waits,
-        root_causes=roots,
-        doubts=doubts,
-    )
-    return with_verdict(report)
+
+    inputs: tuple[InputInfo, ...]
+    run: RecognisedRun
+    data: AlignedRun
+    windows: tuple[StepWindow, ...]
+    step: int | None
+    steps: tuple[StepReport, ...]
+    costs: tuple[StepMatrix, ...]
+    answers: Mapping[int, Answers]
+    experts: ExpertsOfRun | None
+    device: tuple[RankDevice, ...]
+
+    def analysis(
+        self,
+        warnings: tuple[str, ...],
+        unknown: Mapping[int, tuple[int, int]],
+        sharing: tuple[SharedDevice, ...] | None = None,
+        num_nested: int | None = None,
+    ) -> Analysis:
+        """The report, and what it was made from.
+
+        Args:
+            warnings: those so far.
+            unknown: (messages, collectives) without a recorded group or peer, by rank.
+            sharing: the GPUs that several ranks have; None: as the traces tell.
+            num_nested: rows of communication inside ops of a table; None: counted here.
+        """
+        run, clock, steps, routing = self.run, self.data.clock, self.steps, routing_of(self.experts)
+        costs = self.costs if routing is None else tuple(map(routing.in_costs, self.costs))
+        study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
+        if sharing is None:
+            plan = run.schedule.plan
+            sharing = shared_devices(run.facts, self.data.lanes, steps, None if plan is None else plan.num_microbatches)
+        doubts = doubts_of_times(run, clock, steps, sharing)
+        lines = (
+            *warnings,
+            *_warn_of_unknown(unknown, steps),
+            *explain_nulls(run, clock, steps, num_nested, study.stragglers, doubts),
+        )
+        report = self._report(costs, lines, study, sharing, doubts)
+        report = with_answers(report, self.answers, run, costs, self.experts)
+        return Analysis(
+            report,
+            self.data,
+            run.schedule,
+            run.mesh,
+            self.windows,
+            costs,
+            run.facts,
+            expert_traffic=None if self.experts is None else self.experts.traffic.matrix,
+            sharing=sharing,
+            lacking=run.lacking,
+        )
+
+    def _report(
+        self,
+        costs: tuple[StepMatrix, ...],
+        warnings: tuple[str, ...],
+        study: Study,
+        sharing: Sequence[SharedDevice],
+        doubts: tuple[Doubt, ...],
+    ) -> Report:
+        """The report without the answers to questions."""
+        run, clock, ops = self.run, self.data.clock, self.data.ops
+        summary, series, waits = _schedule_summary(run.schedule), series_of(self.steps), core_waits_of(run.facts)
+        marked = marked_steps(ops if self.step is None else ops[ops["step"] == self.step])
+        missing = missing_evidence(self.steps, costs)
+        steps, study = with_reasons(self.steps, study, series)
+        found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
+        line = line_of_waits(waits)
+        step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
+        shared = with_busy_shares(sharing, self.device)
+        roots, findings = with_root_causes(above_doubt(found, off_ns), shared, waits, step_ns, doubts, off_ns)
+        report = Report(
+            pptrace_version=__version__,
+            inputs=self.inputs,
+            framework=run.framework,
+            mesh=run.mesh.sizes,
+            schedule=summary,
+            clock=ClockSummary(
+                str(clock.method),
+                {str(rank): offset for rank, offset in clock.offsets_ns.items()},
+                clock.uncertainty_ns,
+            ),
+            steps=steps,
+            marked_steps=marked,
+            device=self.device,
+            findings=findings,
+            warnings=(*warnings, *explain_unknown_idle(steps, self.device, run.work), *([line] if line else [])),
+            step_series=series,
+            stragglers=study.stragglers,
+            missing_evidence=missing,
+            core_waits=waits,
+            root_causes=roots,
+            doubts=doubts,
+        )
+        return with_verdict(report)
 
 
-def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:
-    """The ranks of which a bubble is known."""
-    return {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
+def routing_of(experts: ExpertsOfRun | None) -> Routing | None:
+    """The routing of tokens that costs are corrected for; None without experts."""
+    return None if experts is None else experts.routing
 
 
-def _unknown_group_warnings(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
+def _warn_of_unknown(unknown: Mapping[int, tuple[int, int]], steps: Sequence[StepReport]) -> tuple[str, ...]:
     """Warn of communication in unknown groups, on ranks with a bubble only: elsewhere it changes no figure."""
-    return (
-        warn_without_group_or_peer(rows_where(data.comms, data.comms["rank"].isin(ranks_with_bubble(steps))))
-        if steps
-        else warn_without_group_or_peer(data.comms)
-    )
+    counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None} if steps else unknown
+    counts = [count for rank, count in unknown.items() if rank in counted]
+    return warn_of_unknown(sum(messages for messages, _ in counts), sum(collectives for _, collectives in counts))
 
 
 def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -26,23 +26,20 @@ from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
-from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.lost_steps import lost_steps
-from pptrace.analysis.notes import doubts_of_times, explain_nulls
-from pptrace.analysis.questions import experts_in, with_answers
+from pptrace.analysis.questions import experts_in
 from pptrace.analysis.result import RankStep
-from pptrace.analysis.shared_devices import devices_by_identity
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.analysis.steps.outside_pipeline import inside_windows, with_periods
-from pptrace.analysis.steps.steps import RankPart, StepParts
-from pptrace.analysis.stragglers.study import study_steps
+from pptrace.analysis.steps.rank_steps import RankWindows
+from pptrace.analysis.steps.steps import StepParts
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.predicted import predictions_of
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
-from pptrace.recognise.messages.match import steps_of_unmatched, warn_of_unknown, warn_unmatched
+from pptrace.recognise.messages.match import steps_of_unmatched, warn_unmatched
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import Matched, RecognisedRun, Unmatched, recognise_ranks
 from pptrace.schedule.message_graph import Graph
@@ -50,12 +47,12 @@ from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import step_windows
 from pptrace.workflow.analyse import (
     Analysis,
+    Measured,
     execution_ops,
     input_info,
     lacking_ranks,
-    make_report,
     only,
-    ranks_with_bubble,
+    routing_of,
 )
 from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.on_workers import (
@@ -121,30 +118,16 @@ def analyse_on_workers(
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     answers = {number: report.answers for number, report in reports.items()}
     experts = experts_in(answers, run, {number: steps_of(part) for number, part in parts.of_rank.items()})
-    routing = None if experts is None else experts.routing
-    explanations, graphs = _explanations(reports, parts, routing)
+    explanations, graphs = _explanations(reports, parts, routing_of(experts))
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
-    costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
     outside = {number: report.outside for number, report in reports.items()}
     steps = with_periods(reported.steps, every_window, data, outside, run.mesh.num_ranks)
-    study = study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns)
-    counted = ranks_with_bubble(steps)
-    unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
-    sharing = devices_by_identity(run.facts)
-    doubts = doubts_of_times(run, clock, steps, sharing)
-    lines = (
-        *warnings,
-        *run.warnings,
-        *warn_of_unknown(sum(messages for messages, _ in unknown), sum(collectives for _, collectives in unknown)),
-        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers, doubts),
-    )
     device = tuple(report.device for _, report in sorted(reports.items()))
-    missing = missing_evidence(steps, costs)
-    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = with_answers(report, answers, run, costs, experts)
-    matrix = None if experts is None else experts.traffic.matrix
-    return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=matrix, lacking=run.lacking)
+    measured = Measured(inputs, run, data, windows, step, steps, reported.costs, answers, experts, device)
+    unknown = {number: report.unknown for number, report in reports.items()}
+    num_nested = sum(group.num_nested for group in groups)
+    return measured.analysis((*warnings, *run.warnings), unknown, num_nested=num_nested)
 
 
 def _align_ops(run: RecognisedRun, clock: Clock) -> AlignedRun:
@@ -163,8 +146,8 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
     """The steps of each rank, with the ops, which never left this process."""
     steps: dict[int, Sequence[RankStep]] = {}
     for rank, part in parts.of_rank.items():
-        ops, window = part.windows.index_of(data.rows.of_rank(rank).ops)
-        first = np.searchsorted(window, np.arange(len(part.windows.steps) + 1)).tolist()
+        ops, window = part.index_of(data.rows.of_rank(rank).ops)
+        first = np.searchsorted(window, np.arange(len(part.steps) + 1)).tolist()
         steps[rank] = [
             replace(step, ops=OpRows(ops, first[index], first[index + 1]))
             for index, step in enumerate(reports[rank].steps)
@@ -303,7 +286,7 @@ class _Shuffle:
         del tables
         return rows.sort_values(["rank", "row"], kind="stable", ignore_index=True).drop(columns="row")
 
-    def reports(self, run: RunFacts, of_rank: Mapping[int, RankPart]) -> list[GroupReport]:
+    def reports(self, run: RunFacts, of_rank: Mapping[int, RankWindows]) -> list[GroupReport]:
         """The reports of all ranks."""
         engine = self._engine
         shared = engine.submit(_same, run)

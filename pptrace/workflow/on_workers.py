@@ -21,8 +21,8 @@ from pptrace.analysis.notes import count_nested
 from pptrace.analysis.questions import Answers, ask_ranks
 from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
-from pptrace.analysis.steps.rank_steps import report_rank_steps
-from pptrace.analysis.steps.steps import PlanPart, RankPart
+from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
+from pptrace.analysis.steps.steps import PlanPart
 from pptrace.clock import Clock, shift
 from pptrace.clock.bounds import without_matches_of
 from pptrace.marks import P2P
@@ -34,11 +34,10 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, Int64
 from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.messages.match import (
-    count_without_group_or_peer,
     match_comms,
     rows_of_posting_only,
+    unknown_by_rank,
     with_transfers,
-    without_group_or_peer,
 )
 from pptrace.recognise.messages.messages_from_plan import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, with_ends
@@ -213,7 +212,7 @@ def report_of_group(
     parts: Sequence[Sequence[Part]],
     comms: pd.DataFrame,
     timed: Sequence[pd.DataFrame],
-    of_rank: Mapping[int, RankPart],
+    of_rank: Mapping[int, RankWindows],
     run: RunFacts,
 ) -> GroupReport:
     """The reports of these ranks.
@@ -240,7 +239,7 @@ def report_of_group(
         host_work={number: rank.host_work for number, rank in ranks.items()},
     )
     data = _aligned(recognised, run)
-    unknown = _unknown_by_rank(data.comms)
+    unknown = unknown_by_rank(data.comms)
     own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
     answers = ask_ranks(data, {number: steps_of(part) for number, part in of_rank.items()}, {})
     reports = {
@@ -269,10 +268,10 @@ def _numbered_in_run(block: int, timed: pd.DataFrame) -> pd.DataFrame:
     return timed.assign(match=np.where(match >= 0, match + block * _MOST_MATCHES, match))
 
 
-def steps_of(part: RankPart) -> StepsOfRank:
+def steps_of(windows: RankWindows) -> StepsOfRank:
     """The steps of a rank."""
-    steps = part.windows.steps
-    return StepsOfRank(steps.tolist(), steps[part.windows.comparable].tolist(), steps.tolist())
+    steps = windows.steps
+    return StepsOfRank(steps.tolist(), steps[windows.comparable].tolist(), steps.tolist())
 
 
 def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
@@ -283,19 +282,13 @@ def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
     return with_lanes(recognised, ops, comms, run.clock, run.predicted, run.incomplete)
 
 
-def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
-    return [replace(step, ops=()) for step in report_rank_steps(part.windows, data, part.ideals, mesh)]
+def _steps_of_rank(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
+    return [replace(step, ops=()) for step in report_rank_steps(windows, data, mesh)]
 
 
 def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:
     windows = IndexedWindows.of(plan.windows)
     return RankTimes.of(plan.plan.table, windows, number, data) if number in windows.of_rank else None
-
-
-def _unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
-    """(messages, collectives) in steps without a group or peer, of each rank that has any."""
-    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
-    return {int(str(rank)): count_without_group_or_peer(of_rank) for rank, of_rank in rows.groupby("rank")}
 
 
 def _distinct(comms: pd.DataFrame) -> pd.DataFrame:

@@ -29,8 +29,7 @@ from pptrace.analysis.memory.types import PredictedMemory, StageActivations
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
-from pptrace.analysis.step_parts import BlamedOp, Cause
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object

@@ -13,9 +13,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE
 from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
-from pptrace.analysis.stragglers.reason import Reason, gains, gains_if_sooner, time_by_rank, where_most
+from pptrace.analysis.stragglers.reason import (
+    LEAST_ANYWHERE,
+    LEAST_SHARE,
+    Reason,
+    gains,
+    gains_if_sooner,
+    time_by_rank,
+    where_most,
+)
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 

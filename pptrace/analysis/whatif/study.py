@@ -12,12 +12,12 @@ from types import MappingProxyType
 import numpy as np
 
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
-from pptrace.analysis.gain_interval import gain_interval
-from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import typical_of
-from pptrace.analysis.stragglers.waits import LATE_RECEIVES
+from pptrace.analysis.stragglers.communication import LATE_RECEIVES
+from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework, options_of
 from pptrace.analysis.whatif.measured_gains import MeasuredGains, OutsideTimes

@@ -253,20 +253,18 @@ def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
     return lacking
 
 
-def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
-    """A warning about communication in steps without a group or peer."""
-    return warn_of_unknown(*count_without_group_or_peer(comms))
-
-
-def count_without_group_or_peer(comms: pd.DataFrame) -> tuple[int, int]:
-    """(messages, collectives) in steps without a group or peer; not the barriers, which wait and move nothing."""
+def unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
+    """(messages, collectives) in steps without a group or peer, of each rank that has any; not the barriers, which wait and move
+    nothing.
+    """
     rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0) & (comms["kind"] != Collective.BARRIER)]
-    num_messages = int(rows["kind"].isin(MESSAGES).sum())
-    return num_messages, len(rows) - num_messages
+    is_message = rows["kind"].isin(MESSAGES).groupby(rows["rank"].to_numpy())
+    counts = zip(is_message.sum().items(), is_message.size(), strict=True)
+    return {int(str(rank)): (int(messages), int(total - messages)) for (rank, messages), total in counts}
 
 
 def warn_of_unknown(num_messages: int, num_collectives: int) -> tuple[str, ...]:
-    """The warning of :func:`warn_without_group_or_peer`, by counts."""
+    """A warning about communication in steps without a group or peer, by their counts."""
     parts = []
     if num_messages:
         parts.append(f"{num_messages} messages, which count as waiting (bubble)")
