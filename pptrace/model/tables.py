@@ -160,7 +160,8 @@ def comms_table(columns: Mapping[str, Any], schema: Schema | None = None) -> pd.
 
 
 def _completed(schema: Schema, columns: Mapping[str, Any]) -> pd.DataFrame:
-    table, size = {}, len(columns["start_ns"])
+    table: dict[str, Any] = {}
+    size = len(columns["start_ns"])
     for name, dtype in schema.items():
         value = columns.get(name, _UNKNOWN.get(name, "" if dtype == "str" else -1))
         if isinstance(value, str):

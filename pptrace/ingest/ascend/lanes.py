@@ -71,7 +71,8 @@ def lanes_of(collected: Collected, rows: Slice) -> Slice:
     category = np.full(len(rows), LEFT_OUT, dtype=np.int8)
 
     def on(*lanes: str) -> Mask:
-        return np.array([lane in lanes for lane in lane_of_process], dtype=np.bool_)[rows["process"]]
+        on_lane: Mask = np.array([lane in lanes for lane in lane_of_process], dtype=np.bool_)[rows["process"]]
+        return on_lane
 
     is_python, is_call = on(_PYTHON), on(_CALLS)
     is_enqueue, is_dequeue = (
@@ -103,7 +104,7 @@ def _host_categories(collected: Collected, rows: Slice, is_dequeue: Mask) -> Int
     operators = np.array([name in queued or bool(_OPERATOR.search(name)) for name in names], dtype=np.bool_)
     kinds = {"cpu_op": Category.CPU_OP, "python_function": Category.PYTHON, "GC": Category.ANNOTATION}
     by_category = [kinds.get(name, Category.OTHER) for name in collected.categories.texts]
-    category = np.array(by_category, dtype=np.int8)[rows["category"]]
+    category: Int8 = np.array(by_category, dtype=np.int8)[rows["category"]]
     category[(category == Category.CPU_OP) & ~operators[rows["name"]]] = Category.ANNOTATION
     return category
 

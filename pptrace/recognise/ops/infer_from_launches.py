@@ -120,7 +120,9 @@ def _launches(events: Events) -> Slice:
 def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> npt.NDArray[np.bool_]:
     """Mark the launches that are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = ranges.where(ranges.is_message)
-    inside = launches["is_p2p"] & _within(launches["launch_ns"], labelled.start_ns, labelled.end_ns)
+    inside: npt.NDArray[np.bool_] = launches["is_p2p"] & _within(
+        launches["launch_ns"], labelled.start_ns, labelled.end_ns
+    )
     if inside.any():
         return inside
     is_all_to_all = np.array([bool(_ALL_TO_ALL.search(name)) for name in events.names], dtype=bool)
@@ -128,7 +130,9 @@ def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> npt.N
     args = events.comm_args
     by_record = args["collective"].str.contains(_ALL_TO_ALL.pattern, case=False, regex=True)
     calls = np.array(sorted(rows | set(args.loc[by_record, "event"].tolist())), dtype=np.int64)
-    messages = launches["is_p2p"] & ~_within(launches["launch_ns"], events.start_ns[calls], events.ends_of(calls))
+    messages: npt.NDArray[np.bool_] = launches["is_p2p"] & ~_within(
+        launches["launch_ns"], events.start_ns[calls], events.ends_of(calls)
+    )
     if not messages.any():
         return messages
     senders, counts = np.unique(launches["thread"][messages], return_counts=True)

@@ -131,8 +131,8 @@ class Ranges:
         index: dict[Label, int] = {}
         label = [index.setdefault(entry.label, len(index)) for entry in rows]
         times = ([getattr(entry, name) for entry in rows] for name in ("start_ns", "end_ns", "thread"))
-        columns = (np.array(column, dtype=np.int64) for column in (label, *times))
-        return cls(LabelTable(tuple(index)), *columns, step=np.full(len(rows), NONE))
+        columns = (np.array(column, dtype=np.int64) for column in (label, *times, [NONE] * len(rows)))
+        return cls(LabelTable(tuple(index)), *columns)
 
     @classmethod
     def joined(cls, parts: Sequence[Ranges]) -> Ranges:
