@@ -153,6 +153,15 @@ SAMPLES = (
         ),
         steps="2:7",
     ),
+    Sample(
+        "head_p4",
+        "1F1B on four ranks, 8 microbatches, with the head and loss of a large vocabulary on the last stage; layers sleep, and "
+        "the head sleeps as three of them (GPT-2 345M: V/(12h + 2s) = 3.1), so that 2 cores keep time for 4 ranks",
+        4,
+        (*(*_TINY, "--steps", "7", *_SLEEPING, "--sleep-per-layer", "--layers", "8", "--microbatches", "8"),),
+        steps="2:7",
+        faults=(Injected("--vocabulary 50304 --sleep-head 3", {"cause": "imbalance", "where": {"stage": 3}}),),
+    ),
     *(
         Sample(
             f"{schedule}_p4",

@@ -130,7 +130,7 @@ def _slow(fault: Fault, chances: Random) -> None:
 
 
 def _between(fault: Fault, chances: Random, occur: Callable[[], None]) -> None:
-    """Something occurs before ops, each with the chance of the fault."""
+    """Let something occur before ops, each with the chance of the fault."""
 
     def delayed(handler: Handler) -> Handler:
         def handle(run: StepRun, instruction: Instruction) -> None:
@@ -241,7 +241,7 @@ _AMOUNTS: Mapping[str, tuple[str, ...]] = {
     "slow": ("times",),
     **dict.fromkeys(("python", "pauses", "late", "link"), ("ms",)),
 }
-"""How the amount of a fault is given."""
+"""Keys of the amount of each kind of fault."""
 _EXPECTED = ", ".join(
     ",".join((f"{kind}:ranks=R{'+R' if kind in _OF_PAIRS else ''}", *(f"{name}=N" for name in _AMOUNTS.get(kind, ()))))
     for kind in _FAULTS

@@ -33,7 +33,7 @@ from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import VOCABULARY, GptStage
+from instrument.models.gpt import HEAD, GptStage, Recompute, RecomputeMethod
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -161,8 +161,11 @@ def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
     plan, num_unrecomputed, num_full = settings.plan, options.recompute_microbatches_beyond, 0
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
-    sequences = plan.num_microbatches * options.microbatch_size
-    return step_flops(settings.model, sequences, num_full).times(settings.shape.dp)
+    sequences, model = plan.num_microbatches * options.microbatch_size, settings.model
+    if model.recompute is Recompute.FULL and model.recompute_method is RecomputeMethod.BLOCK:
+        num_layers = sum(min(model.recompute_num_layers, len(layers)) for layers in settings.layer_partition)
+        num_full, model = sequences * num_layers, replace(model, recompute=Recompute.NONE)
+    return step_flops(model, sequences, num_full, settings.shape.tp).times(settings.shape.dp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
@@ -188,9 +191,16 @@ def _make_runtime(
     def wrap(stage: GptStage) -> torch.nn.Module:
         if not (options.sleep_forward or options.sleep_backward):
             return stage
-        unit_s = 1e-3 * (len(stage.blocks) if options.sleep_per_layer else 1)
-        weight_s = None if options.sleep_weight is None else options.sleep_weight * unit_s
-        return SleepingStage(stage, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s)
+
+        def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
+            unit_s, weight_ms = 1e-3 * times, options.sleep_weight
+            weight_s = None if weight_ms is None else weight_ms * unit_s
+            return SleepingStage(
+                module, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s, part
+            )
+
+        layers = sleeping(stage, len(stage.blocks) if options.sleep_per_layer else 1, "layers")
+        return sleeping(layers, options.sleep_head, HEAD) if stage.head is not None and options.sleep_head else layers
 
     gpt = GptPipeline(
         settings.plan,
@@ -241,7 +251,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         kv_heads=settings.model.num_kv_heads,
         sequence=options.seq,
         microbatch_size=options.microbatch_size,
-        vocabulary=VOCABULARY,
+        vocabulary=options.vocabulary,
         dtype=options.dtype,
         tied=options.tied,
         layers_per_stage=tuple(map(len, settings.layer_partition)),
@@ -259,6 +269,10 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         dropout=options.dropout,
         attention_kernel=_kernel(settings, options),
         sleeps=bool(options.sleep_forward or options.sleep_backward),
+        vocabulary_multiple=options.make_vocab_size_divisible_by,
+        recompute_method=str(settings.model.recompute_method),
+        recompute_num_layers=settings.model.recompute_num_layers,
+        recompute_modules=tuple(map(str, settings.model.recompute_modules)),
     )
 
 
@@ -268,6 +282,7 @@ def _sleeps(options: argparse.Namespace) -> dict[str, object]:
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,
         "sleep_per_layer": options.sleep_per_layer,
+        "sleep_head_layers": options.sleep_head,
     }
 
 

@@ -7,7 +7,8 @@ backward of each twice its forward. So the *model* FLOPs of a step are
     72·B·s·l·h²·(1 + s/(6h) + V/(12·l·h))
 
 (arXiv 2205.05198, appendix A; arXiv 2104.04473, eq. 3, is the same with full recompute). *Hardware* FLOPs add what
-recompute runs again: the attention's 4·B·s²·h per layer (selective), or a layer's whole forward (full).
+recompute runs again: the attention's 4·B·s²·h per layer and an MLP's 16·B·s·h² (selective, as far as these are among its
+modules), or a layer's whole forward (full).
 
 The papers' q, k and v are as wide as h each. Grouped queries have narrower k and v, of width k = KV heads · head dim; the
 fused projection is then h × (h + 2k), and the 24·B·s·h² of a layer 20·B·s·h² + 4·B·s·h·k, the same where k = h.
@@ -33,7 +34,7 @@ runs. And torch ends a recompute as soon as backward has all that it needs: a la
 does not run again under full recompute unless the plan splits the backward, nor the attention's last (2·B·s²·h) under
 selective recompute where the attention is not one fused kernel. Hardware FLOPs here are the papers', a whole forward.
 
-V is 256 here, not the papers' 51,200, so the head's term is small.
+V are the rows of the head, those that pad the vocabulary included, as Megatron-LM counts them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
+from instrument.models.gpt import GptConfig, Recompute, RecomputeModule
 from instrument.pipeline.outstanding import recomputed_cells
 from pptrace.errors import UsageError
 from pptrace.schedule.plan import Plan
@@ -59,7 +60,7 @@ class StepFlops:
         return StepFlops(self.model * replicas, self.hardware * replicas)
 
 
-def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> StepFlops:
+def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int = 1) -> StepFlops:
     """FLOPs of a step of ``num_sequences`` sequences of ``config.sequence`` tokens.
 
     Args:
@@ -67,6 +68,7 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
         num_sequences: B, of all microbatches.
         num_full: how many times a layer recomputes one sequence fully though ``config`` does not say so
             (:func:`count_full`).
+        tp: tensor-parallel ranks, to which the vocabulary is padded.
 
     Raises:
         UsageError: more full recomputes than layers × sequences, or some where layers differ.
@@ -86,9 +88,13 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
         raise UsageError(
             "full recomputes of some microbatches are counted where all layers have equal experts, or none"
         )
-    head = 2 * tokens * config.hidden * VOCABULARY
+    head = 2 * tokens * config.hidden * config.padded_vocabulary(tp)
     model = 3 * (layers + num_sequences * head)
-    recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: num_passes * attention, Recompute.FULL: layers}
+    modules = num_passes * attention if RecomputeModule.CORE_ATTN in config.recompute_modules else 0
+    if RecomputeModule.MLP in config.recompute_modules:
+        num_mlps = sum(not config.has_experts(index) for index in range(config.layers))
+        modules += num_sequences * num_mlps * 16 * tokens * config.hidden**2
+    recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: modules, Recompute.FULL: layers}
     in_full = num_full * layers // num_passes
     rest = recomputed[config.recompute] * (num_passes - num_full) // num_passes
     return StepFlops(model, model + in_full + rest)

@@ -55,6 +55,8 @@ LATE_OPS = "late ops"
 
 UNEQUAL_ROUTES = "unequal routes"
 """The reason of imbalance between ranks of experts: some have more rows than others."""
+EARLY_RECEIVES = "early receives"
+"""The reason of waits behind receives that were posted before their sender could send."""
 INTERACTION = "interaction"
 """The cause of what several causes add together, and none of them alone."""
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
@@ -107,6 +108,10 @@ class ReopenedAnalysis(Analysis):
     @property
     def corrections(self) -> Corrections | None:
         return self._whole.corrections
+
+    @property
+    def order(self) -> RepairedOrder | None:
+        return self._whole.order
 
     @property
     def _whole(self) -> Analysis:

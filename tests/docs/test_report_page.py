@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pptrace.analysis.early_receives.types import EarlyReceives, HeldCall, HeldRank
 from pptrace.analysis.experts.types import (
     ExpertCalls,
     ExpertsReport,
@@ -26,6 +27,7 @@ from pptrace.analysis.experts.types import (
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank
 from pptrace.analysis.memory.types import PredictedMemory, StageActivations
+from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
@@ -84,6 +86,7 @@ SECTIONS = {
         for path in ("layers", "over_layers", "ranks", "calls", "routing", "steps", "traffic")
     },
     "experts.traffic.pairs": "`experts`",
+    "recompute.steps": "`recompute`",
     "hang.edges": "`hang`",
     "recording.as_recorded.steps": "`recording.as_recorded`",
     "recording.as_recorded.steps.waterfall_ns": "`steps[].bubble`",
@@ -202,6 +205,8 @@ def reports(
         interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         experts=_EXPERTS,
+        early_receives=_EARLY,
+        recompute=_RECOMPUTE,
         stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
     )
     return [
@@ -210,6 +215,11 @@ def reports(
     ]
 
 
+_RECOMPUTE = RecomputeReport(
+    (BackwardOps(0, 0, "B", 2, 9, 3, None), BackwardOps(1, 1, "B", 2, 9, None, 2)),
+    (StepRecompute(1, 3),),
+    *("full", None, True, "a reason", "a reason"),
+)
 _MORE = StageDifference("F", 1, 0, 2, (StagePart("matmul", 2),), (StagePart("layer", 2),))
 _INTERCONNECT = Interconnect(
     (DevicePeak(0, "NVIDIA H200", "nvlink", 450.0), DevicePeak(1, None, None, None)),
@@ -229,6 +239,9 @@ _EXPERTS = ExpertsReport(
     steps=(ExpertStep(3, *(None,) * 6), ExpertStep(4, 9, 1, 5, 0.6, "rows", 1.5)),
     traffic=ExpertTraffic("counts", 9, 4, None, 2, (TrafficPair(0, 1, 3, None, 0.5),)),
     over_layers=(LayerSpread("expert_ratio", 2, 1.0, 1.1, 1.2, 1.2, 1.2, 1.2),),
+)
+_EARLY = EarlyReceives(
+    *("host", 2, 9, None, "a reason"), (HeldRank(0, 1, 9, 9),), (HeldCall(0, "2RECV_F0", 2, 0, 1, "0F1", 1, 9, 9),), 1
 )
 _DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
 _OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))

@@ -17,7 +17,7 @@ from instrument.models.volume.experts import (
     LayerRows,
     layer_calls,
 )
-from instrument.models.volume.gpt_facts import GptFacts
+from instrument.models.volume.gpt_facts import FULLY, GptFacts
 from instrument.models.volume.transformer import (
     UNKNOWN,
     BothWays,
@@ -159,7 +159,7 @@ class ExpertVolume:
         tensors, sizes, rows = self._tensors(layer), self._sizes(layer), self._mean_rows(rank, layer)
         if rows is None:
             return None
-        if recompute == "full":
+        if recompute in FULLY:
             return round(tensors.kept_for_recompute(rows))
         if not in_pieces:
             return round(tensors.kept(rows))

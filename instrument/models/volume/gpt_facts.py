@@ -8,7 +8,23 @@ from math import prod
 
 from instrument.expert.options import ExpertOptions
 
+FULLY = ("full", "inside")
+"""What layers recompute that run again as a whole."""
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+
+
+def padded_vocabulary(vocabulary: int, multiple: int, tp: int) -> int:
+    """Rows of embedding and head of all ranks of tp: the least multiple of ``multiple`` · tp with a row for each token id.
+
+    Source: Megatron-LM's ``--make-vocab-size-divisible-by``, whose default is 128.
+    """
+    rows = multiple * tp
+    return -(-vocabulary // rows) * rows
+
+
+def modules_of(recompute: str) -> tuple[str, ...]:
+    """The modules of a layer that run again, of what :meth:`GptFacts.recompute_of` has of it."""
+    return ("core_attn",) if recompute == "selective" else tuple(recompute.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +32,11 @@ class GptFacts:
     """A model and how it is trained.
 
     ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run has.
+    ``recompute_method`` and ``recompute_num_layers`` are of full recompute, ``recompute_modules`` of selective one.
     ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
     has any. ``attention_kernel`` is that of the fused attention, None where the ring runs instead. ``sleeps``: stages sleep,
-    and compute the halves of overlapped pairs one after the other.
+    and compute the halves of overlapped pairs one after the other. ``vocabulary`` is the number of token ids, for which a rank of
+    tp has :meth:`vocabulary_rows`.
     """
 
     hidden: int
@@ -44,6 +62,10 @@ class GptFacts:
     dropout: float = 0.0
     attention_kernel: str | None = None
     sleeps: bool = False
+    vocabulary_multiple: int = 1
+    recompute_method: str = "uniform"
+    recompute_num_layers: int = 1
+    recompute_modules: tuple[str, ...] = ("core_attn",)
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
@@ -52,6 +74,10 @@ class GptFacts:
         experts = facts.pop("experts") or {}
         named = {"experts" if name == "num" else f"experts_{name}": value for name, value in experts.items()}
         return {"name": "gpt", **facts, **named}
+
+    def vocabulary_rows(self, tp: int) -> int:
+        """Rows of embedding and head on one rank of tp."""
+        return padded_vocabulary(self.vocabulary, self.vocabulary_multiple, tp) // tp
 
     @property
     def item_bytes(self) -> int:
@@ -70,6 +96,22 @@ class GptFacts:
         """The layers of a stage of the model."""
         first = sum(self.layers_per_stage[:stage])
         return range(first, first + self.layers_per_stage[stage])
+
+    def recompute_of(self, stage: int, *, fully: bool = False) -> tuple[str, ...]:
+        """What each layer of a stage of the model recomputes: none, full, inside (of layers that recompute as one, all but the
+        first), selective (the attention) or the names of its modules.
+
+        ``fully``: of a microbatch that recomputes so whatever the options say.
+        """
+        num_layers, number = self.layers_per_stage[stage], self.recompute_num_layers
+        if self.recompute == "selective" and not fully:
+            names = ",".join(self.recompute_modules)
+            return ("selective" if names == "core_attn" else names,) * num_layers
+        if fully or self.recompute == "none":
+            return ("full" if fully else "none",) * num_layers
+        if self.recompute_method == "block":
+            return tuple("full" if layer < number else "none" for layer in range(num_layers))
+        return tuple("inside" if layer % number else "full" for layer in range(num_layers))
 
     def experts_of(self, layer: int) -> int:
         """The experts of a layer, 0 of one with an MLP."""
@@ -138,7 +180,7 @@ class StageParameters:
 def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int = 1) -> StageParameters:
     """Parameters of a stage of the model on one rank of tp, ep and etp. A tied embedding stands at both ends here."""
     hidden, shards = facts.hidden, facts.sequence_parallel and tp > 1
-    rows = facts.vocabulary // tp
+    rows = facts.vocabulary_rows(tp)
     positions = _whole((facts.sequence, hidden), shards)
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
     attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(hidden, 4 * hidden // tp, shards)

@@ -134,9 +134,9 @@ def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
 
 
 def _causes_of_waits(times: StepTimes, busy_with: Int64) -> tuple[Int64, Int64, Int64, Bool]:
-    """(what the rank that all waited for had ended last, −1 for nothing, that rank, when it was ready, ns, whether that is known)
-    of each wait: its peer or, where that had itself waited since it ended an op, what that wait was for. It is not known where
-    clocks contradict each other, so that waits seem to wait for themselves.
+    """Causes of the waits: (what the rank that all waited for had ended last, −1 for nothing, that rank, when it was ready, ns,
+    whether that is known). It is the peer or, where that had waited since it ended an op, what that wait was for; not known
+    where clocks contradict each other, so that waits seem to wait for themselves.
     """
     waits, table = times.waits, times.table
     place = waits.step * np.int64(table.pp)

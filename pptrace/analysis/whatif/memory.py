@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,32 @@ def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
     return uses if len(uses) == plan.pp else {}
 
 
+def uses_with_recompute(
+    uses: Mapping[int, RankUse], memory: MemoryReport | None, plan: Plan, layers: Sequence[int], parts: Floats
+) -> Mapping[int, RankUse]:
+    """The uses of ranks where other ``parts`` of the layers of each stage of the model recompute; {} where it is not known what
+    these keep. While a layer recomputes, all that its forward keeps is there once more.
+    """
+    found: dict[int, RankUse] = {}
+    for rank in memory.ranks if memory is not None else ():
+        if rank.pp_rank is None or rank.pp_rank not in uses or rank.pp_rank in found or rank.predicted is None:
+            continue
+        kept, again_before, again_after = 0.0, 0.0, 0.0
+        for of_stage in rank.predicted.stages:
+            none, full = of_stage.without_recompute_bytes, of_stage.full_recompute_bytes
+            if none is None or full is None:
+                return {}
+            at, before = plan.model_stage(of_stage.stage), of_stage.bytes_per_microbatch
+            after, of_layer = none + (full - none) * float(parts[at]), (none - full) / layers[at]
+            kept += after - before
+            again_before = max(again_before, of_layer * (before < none))
+            again_after = max(again_after, of_layer * (after < none))
+        use = uses[rank.pp_rank]
+        start = round(use.start + again_after - again_before)
+        found[rank.pp_rank] = replace(use, start=start, per_activation=use.per_activation + kept)
+    return found if found.keys() == uses.keys() else {}
+
+
 def _total(use: RankUse, in_flight: float) -> float:
     return use.start + use.per_activation * in_flight
 
@@ -78,7 +104,7 @@ def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, chan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMemory:
-    """Bytes of each layer, the embedding counted with the first one and the head with the last.
+    """Bytes of each layer, between those of the embedding and of the head: two more than there are layers.
 
     ``base`` is what each rank has whatever its layers, ``state`` is there before a step (weights, optimizer), and one microbatch
     keeps ``activations`` from its forward to its backward.
@@ -90,7 +116,9 @@ class LayerMemory:
 
     def peaks(self, rank: int, begins: Int64, end: int, activations: float) -> Floats:
         """The rank's peak with the layers from each of ``begins`` to before ``end``, and so many activations, bytes."""
+        first, last = rank == 0, rank == len(self.base) - 1
         state, kept = (np.concatenate(([0.0], np.cumsum(part))) for part in (self.state, self.activations))
+        begins, end = np.where(first, 0, begins + 1), end + 2 if last else end + 1
         peaks: Floats = self.base[rank] + state[end] - state[begins] + activations * (kept[end] - kept[begins])
         return peaks
 
@@ -98,7 +126,8 @@ class LayerMemory:
         """The peak of each rank of a plan whose stages have the layers of a split; ``activations`` are those of one stage that
         each rank holds, which are shared out over its stages.
         """
-        bounds = np.concatenate(([0.0], np.cumsum(split)))
+        bounds = np.concatenate(([0.0], 1 + np.cumsum(split)))
+        bounds[-1] += 1  # the head
         state, kept = (
             np.diff(np.interp(bounds, np.arange(len(part) + 1), np.concatenate(([0.0], np.cumsum(part)))))
             for part in (self.state, self.activations)
@@ -121,17 +150,15 @@ def layer_memory(uses: Mapping[int, RankUse], layers: Sequence[int] | None) -> L
     if layers is None or len(in_order) != len(layers) or len(bases) != len(layers):
         return None
     base = np.array(bases)
-    whole = np.array([(use.start - use.base, use.per_activation) for use in in_order if use.base is not None])
-    ends, counts = end_shares(whole, layers), np.array(layers)
-    by_layer = []
-    for column in range(whole.shape[1]):
-        of_ends = np.zeros(len(layers))
-        of_ends[0] = ends[0, column] * whole[0, column]
-        of_ends[-1] += ends[1, column] * whole[-1, column]
-        of_layers = np.repeat((whole[:, column] - of_ends) / counts, counts)
-        of_layers[0] += of_ends[0]
-        of_layers[-1] += of_ends[-1]
-        by_layer.append(of_layers)
+    whole = np.array(
+        [(use.start - use.base, use.per_activation) for use in in_order if use.base is not None], dtype=np.float64
+    )
+    of_ends, counts = end_shares(whole, layers) * whole[[0, -1]], np.array(layers)
+    of_stages = whole.copy()
+    of_stages[0] -= of_ends[0]
+    of_stages[-1] -= of_ends[1]
+    of_layers = np.repeat(of_stages / np.maximum(counts, 1)[:, np.newaxis], counts, axis=0)
+    by_layer = np.concatenate((of_ends[:1], of_layers, of_ends[1:])).T
     return LayerMemory(base, *by_layer)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
+from pptrace.analysis.whatif.recompute import parts_after, with_recompute
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.schedule.message_graph import Messaging
+from pptrace.schedule.message_graph import BESIDE_EACH_OTHER, Messaging
 from pptrace.schedule.plan import Plan
 
 FEWEST_STEPS = 5
@@ -36,8 +37,6 @@ _NINE_IN_TEN = 1.645
 _NUM_SAMPLES = 1000
 _AS_CLOSE = 0.015
 """Difference of errors below which two ways of sending and receiving explain a run equally well."""
-_WEIGHT_SHARES = (0.4, 0.6)
-"""Bounds of the gradient of the weights' part of a full backward that the run did not measure in two parts."""
 _INTERVAL = (5, 95)
 
 
@@ -46,11 +45,15 @@ class Baseline:
     """The run as it was: its costs, and the lengths of its steps, ns.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; 0 where it is not known.
+    ``posted`` is the run's plan with its sends and receives in their order, where that is another than lowering makes, and
+    ``ways`` are those in which they may wait for each other.
     """
 
     costs: StageCosts
     measured: Int64
     core_wait: float = 0.0
+    posted: Plan | None = None
+    ways: tuple[Messaging, ...] = BESIDE_EACH_OTHER
 
     @property
     def between_runs(self) -> float:
@@ -79,9 +82,9 @@ class Baseline:
     @cached_property
     def _replays(self) -> dict[Messaging, Replayed]:
         replays = {}
-        for messaging in Messaging:
+        for messaging in self.ways:
             with suppress(ScheduleError):
-                own = Target(self.costs.plan, identity_map(self.costs), messaging, graphs=self.graphs)
+                own = Target(self.posted or self.costs.plan, identity_map(self.costs), messaging, graphs=self.graphs)
                 replays[messaging] = replay(self.costs, own)
         return replays
 
@@ -178,6 +181,9 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         UsageError: a split or an ideal does not fit the run.
     """
     costs = baseline.costs
+    graphs = baseline.graphs if plan is costs.plan else {}
+    if plan is costs.plan and change.prefetch is None:
+        plan = baseline.posted or plan
     target = Target(
         plan,
         stage_map_of(costs, change, plan.chain_length, plan.name),
@@ -186,8 +192,10 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
-        graphs=baseline.graphs if plan is costs.plan else {},
+        graphs=graphs,
     )
+    if change.recompute_layers is not None:
+        costs = with_recompute(costs, parts_after(costs, change.recompute_layers, plan.chain_length))
     for ideal in change.ideals:
         costs = apply_ideal(costs, ideal)
     return costs, target
@@ -235,8 +243,8 @@ def _variants(
     if change.prefetch is None:
         yield from ((costs, replace(target, messaging=messaging)) for messaging in baseline.other_messaging)
     is_known = costs.splits_backward or costs.assumed.weight_share is not None
-    shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
-    yield from ((with_weight_share(costs, share), target) for share in shares)
+    ends = () if is_known or not target.plan.splits_backward else (0.0, 1.0)
+    yield from ((with_weight_share(costs, costs.shares.of_weights(end)), target) for end in ends)
     stages_of = (change, target.plan.chain_length, target.plan.name)
     if changes_ops(costs, target):
         for part, fixed in baseline.other_fixed:

@@ -1,5 +1,5 @@
-"""The pieces of a rank's compute: its kernels, or on hosts without a device its innermost operators, in disjoint times; and their
-classes by their names.
+"""The pieces of a rank's compute, in disjoint times: its kernels, or on hosts without a device its innermost operators and what
+ranges that name parts of the model take outside of these; and their classes by their names.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
-from pptrace.marks import PREFIX
+from pptrace.marks import PART, PREFIX
 from pptrace.model.device import DeviceWork, Rows
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
 from pptrace.model.tables import Int8, Int32, Int64
@@ -104,11 +105,12 @@ _NO_OPERATOR = re.compile(
 call is overhead."""
 _NO_PART = re.compile(rf"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d|ProfilerStep|Optimizer\.|## |{re.escape(PREFIX)}")
 """Ranges that are no part of a model: communication, steps, what the compiler writes, this project's marks."""
+_PYTHON = CLASSES.index(WorkClass.PYTHON)
 
 
 def pieces_of(events: Events, work: DeviceWork) -> Pieces:
-    """The pieces of the kernels that compute, or of the innermost operators of all threads of a rank without device events; of
-    two at once the one that began first.
+    """The pieces of the kernels that compute, or of the innermost operators and parts of all threads of a rank without device
+    events; of two at once the one that began first.
     """
     if work.missing_device_events or not len(events):
         return Pieces()
@@ -119,9 +121,11 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
         start, end = events.start_ns[rows], events.ends_of(rows)
     else:
         computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
-        rows = np.flatnonzero((events.category == Category.CPU_OP) & computes[events.name_id])
-        if not len(rows):
+        is_operator = (events.category == Category.CPU_OP) & computes[events.name_id]
+        is_part = (events.category == Category.ANNOTATION) & _may_be_part(events)[events.name_id]
+        if not is_operator.any() and not any(name.startswith(PART) for name in events.names):
             return Pieces()
+        rows = np.flatnonzero(is_operator | is_part)
         parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
         start, end, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(start, kind="stable")
@@ -133,7 +137,13 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
     name_id = events.name_id[rows[chosen]]
     part, names = _parts(events, callers[chosen])
     work_class = classes_of(events.names, on_device=on_device)[name_id]
+    work_class[events.category[rows[chosen]] == Category.ANNOTATION] = _PYTHON
     return Pieces(begin[chosen], end[chosen], work_class, part, name_id.astype(np.int32), names)
+
+
+def _may_be_part(events: Events) -> npt.NDArray[np.bool_]:
+    """By name, whether a range of it may name a part of the model."""
+    return np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
 
 
 def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
@@ -155,9 +165,8 @@ def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     codes: dict[str, int] = {"": 0}
     known = np.flatnonzero(calls >= 0)
     has_module_name = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
-    may_be_part = np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
     modules = np.flatnonzero((events.category == Category.PYTHON) & has_module_name[events.name_id])
-    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & may_be_part[events.name_id])
+    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & _may_be_part(events)[events.name_id])
     of_threads = [(True, *part) for part in events.rows_by_thread(modules).items()]
     of_threads += [(False, *part) for part in events.rows_by_thread(annotations).items()]
     for is_module, thread, ranges in of_threads:

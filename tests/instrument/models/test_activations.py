@@ -95,7 +95,7 @@ def save(model: GptConfig, parallel: Parallel, is_recomputed: bool = False, spli
     return Saved(
         layer,
         saved_by(lambda: embedding(tokens), embedding, (tokens,)),
-        saved_by(lambda: cross_entropy(head(x), targets, parallel.region.group), head, (targets,)),
+        saved_by(lambda: cross_entropy(head(x), targets, parallel.region.group, model.vocabulary), head, (targets,)),
         frozenset(seen.names),
     )
 
@@ -123,6 +123,8 @@ def sizes_of(form: RankForm) -> ActivationSizes:
         sequence_parallel=form.sequence,
         ulysses=form.context.ulysses,
         dropout=config.dropout,
+        vocabulary=config.vocabulary,
+        vocabulary_multiple=config.vocabulary_multiple,
     )
     return ActivationSizes(facts, form.tp, form.context.size, on_device=False)
 
@@ -161,6 +163,7 @@ MODELS = [
     for recompute in Recompute
     for dtype, dropout in ((torch.float64, 0.0), (torch.bfloat16, 0.1))
 ]
+MODELS.append({"vocabulary": 301, "vocabulary_multiple": 3})
 SHARDS, OVERLAPPED = ParallelOptions(sequence=True), ParallelOptions(sequence=True, overlap=True)
 WAYS = {
     "tensor": Way(tp=2),
@@ -266,22 +269,22 @@ def prediction_of(
 
 def test_a_rank_keeps_as_many_microbatches_as_its_plan_has_in_flight() -> None:
     prediction = prediction_of("1f1b", 4, (3, 2))
-    assert [prediction.forwards_at_peak(rank) for rank in (0, 1)] == [[(0, "none")] * 2, [(1, "none")]]
+    assert [prediction.forwards_at_peak(rank) for rank in (0, 1)] == [[(0, False)] * 2, [(1, False)]]
     layer, sizes = prediction.sizes.layer("none"), prediction.sizes
     first, last = 3 * layer + sizes.ends(True, False), 2 * layer + sizes.ends(False, True)
     assert [prediction.of_rank(rank).activations for rank in (0, 1)] == [2 * first, last]
 
 
 def test_microbatches_beyond_those_that_are_kept_keep_inputs() -> None:
-    for keep, expected in ((2, ["none", "none"]), (1, ["full", "none"]), (0, ["full", "full"])):
+    for keep, expected in ((2, ["none", "none"]), (1, ["none", "full"]), (0, ["full", "full"])):
         prediction = prediction_of("1f1b", 4, (3, 2), keep)
-        assert sorted(prediction.forwards_at_peak(0)) == [(0, recompute) for recompute in expected]
-        stages = [prediction.sizes.stage([None] * 3, True, False, recompute) for recompute in expected]
+        assert sorted(prediction.forwards_at_peak(0)) == [(0, recompute == "full") for recompute in expected]
+        stages = [prediction.sizes.stage([None] * 3, True, False, [recompute] * 3) for recompute in expected]
         assert prediction.of_rank(0).activations == sum(stages)
 
 
 def test_a_v_shape_counts_both_ends_on_its_first_rank() -> None:
     prediction = prediction_of("zbv", 1, (1, 1, 1, 1))
-    assert prediction.forwards_at_peak(0) == [(0, "none"), (3, "none")]
+    assert prediction.forwards_at_peak(0) == [(0, False), (3, False)]
     ends = prediction.sizes.ends(True, True)
     assert prediction.of_rank(0).activations == 2 * prediction.sizes.layer("none") + ends

@@ -12,7 +12,8 @@ from itertools import combinations
 
 import pytest
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt import Recompute, RecomputeModule
+from instrument.models.volume.memory import MemoryPrediction
 from instrument.models.volume.step import StepVolume
 from instrument.optim.clipping import OptimizerSync
 from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, train_mixes
@@ -70,6 +71,22 @@ def test_every_mix_trains_as_one_process_does(pool: Pool, mix: Mix) -> None:
         assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
 
 
+UNEVEN_ENDS = (
+    Mix(pp=2, tp=2, schedule="interleaved-1f1b", sequence=True, vocabulary=301, split=(0, 2, 2, 0)),
+    Mix(pp=2, tp=2, schedule="zbv", vocabulary=299, tied=False, split=(0, 3, 1, 0), recompute=Recompute.SELECTIVE),
+    Mix(pp=2, dp=2, vocabulary=300, zero=1, split=(4, 0), clip=0.3),
+    Mix(tp=4, sequence=True, vocabulary=301),
+)
+
+
+@pytest.mark.parametrize("mix", UNEVEN_ENDS, ids=name_of)
+def test_any_vocabulary_and_stages_of_the_ends_alone_train_as_one_process_does(pool: Pool, mix: Mix) -> None:
+    for rank, (outcome,) in enumerate(check(pool, [mix])):
+        volume = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan)
+        assert outcome.volumes == tuple(volume.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
+        assert outcome.weights == MemoryPrediction(volume, on_device=False).of_rank(rank).weights
+
+
 @pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])
 def test_any_order_of_the_axes_trains_the_same(pool: Pool, order: str) -> None:
     mix = Mix(pp=2, tp=2, cp=2, sequence=True) if order.startswith("pp") else Mix(pp=2, cp=2, dp=2, zero=1)
@@ -110,7 +127,9 @@ def test_fewer_key_heads_than_ranks_are_copied(pool: Pool, kv_heads: int) -> Non
 @pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
 def test_recomputed_layers_communicate_again_and_are_exact(pool: Pool, recompute: Recompute) -> None:
     has_pipeline = ALL or recompute is Recompute.FULL
-    check(pool, [Mix(pp=2 if has_pipeline else 1, tp=2, cp=2, recompute=recompute, sequence=True)])
+    mix = Mix(pp=2 if has_pipeline else 1, tp=2, cp=2, recompute=recompute, sequence=True)
+    less = replace(mix, num_layers=1) if recompute is Recompute.FULL else replace(mix, modules=(RecomputeModule.MLP,))
+    check(pool, [mix, less])
 
 
 def test_every_axis_goes_through_host_memory(pool: Pool) -> None:
