@@ -9,7 +9,7 @@ from dashboards.components import Node, hang_panel, lines, panel
 from dashboards.exports import picture_files, table_files
 from dashboards.parts import empty, guarded
 from dashboards.store import Loaded
-from pptrace.hang_diagnosis.field import rank_text
+from pptrace.hang_diagnosis.calls import rank_text
 
 _ADVICE = (
     "Torch writes dumps of its flight recorder with TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1; pptrace run "

@@ -8,7 +8,7 @@ from dash import dcc, html
 
 from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import InputFile, Loaded
-from pptrace.hang_diagnosis.field import hang_of_run
+from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.live_records.frames import SUFFIX
 from pptrace.model.units import num_bytes
 

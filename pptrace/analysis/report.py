@@ -162,7 +162,7 @@ class Report:
     """The report in one sentence (:mod:`pptrace.analysis.findings.verdict`)."""
     memory: MemoryReport | None = field(default=None, metadata=answer_of("memory", shown=5))
     hang: Mapping[str, Any] | None = None
-    """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
+    """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.verdict.as_json` writes it."""
     step_series: StepSeries | None = None
     links: tuple[Link, ...] = field(default=(), metadata=answer_of("links", shown=4))
     late_ranks: tuple[LateRank, ...] = field(default=(), metadata=answer_of("links", shown=4))

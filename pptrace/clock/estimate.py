@@ -22,9 +22,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from pptrace.clock.bounds import UNBOUNDED, Matrix, Pairs, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import UNBOUNDED, Matrix, Pairs, is_bounded, lower_bounds, offset_ranges, without_early_ends
 from pptrace.clock.drift import with_drift
-from pptrace.clock.early_ends import without_early_ends
 from pptrace.clock.offsets import from_bounds, offsets_by_common_ends
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
+from pptrace.model.categories import same_category
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import Direction
 
@@ -139,6 +140,36 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     columns = {**columns, **{name: np.full(size, _OPTIONAL[name]) for name in missing}}
     frame = {name: _column(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(frame, copy=False)
+
+
+_UNKNOWN: Mapping[str, Any] = {"axis": "unknown", "clock": "host", "source": "label"}
+
+
+def ops_table(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Make a table of schema OPS: one value stands for all rows, and what is missing is unknown (-1, ""), on the host's clock and
+    labelled.
+    """
+    return _completed(OPS, columns)
+
+
+def comms_table(columns: Mapping[str, Any], schema: Schema | None = None) -> pd.DataFrame:
+    """Make a table of schema COMMS, or of one with more columns, in the same way; missing times are the start or the end."""
+    start, end = columns["start_ns"], columns["end_ns"]
+    times = {"posted_ns": start, "asked_ns": start, "transfer_start_ns": start, "transfer_end_ns": end}
+    return _completed(schema or COMMS, {**times, **columns})
+
+
+def _completed(schema: Schema, columns: Mapping[str, Any]) -> pd.DataFrame:
+    table: dict[str, Any] = {}
+    size = len(columns["start_ns"])
+    for name, dtype in schema.items():
+        value = columns.get(name, _UNKNOWN.get(name, "" if dtype == "str" else -1))
+        if isinstance(value, str):
+            value = same_category(value, size)
+        elif np.ndim(value) == 0:
+            value = np.broadcast_to(np.int64(value), size)
+        table[name] = value.array if isinstance(value, pd.Series) else value
+    return make_table(schema, table)
 
 
 def _column(values: Any, dtype: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.hang_diagnosis.field import lines, rank_text
+from pptrace.hang_diagnosis.calls import lines, rank_text
 from pptrace.model.units import text
 from pptrace.report.charts.base import lay_out
 from pptrace.report.colours import IDEAL, OTHER, WAIT

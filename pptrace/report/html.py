@@ -15,7 +15,7 @@ from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
 from pptrace.analysis.whatif.result import WhatIf
-from pptrace.hang_diagnosis.field import rank_text
+from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.charts.memory import memory_over_time

@@ -13,7 +13,7 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity
-from pptrace.hang_diagnosis.field import lines
+from pptrace.hang_diagnosis.calls import lines
 from pptrace.model import units
 from pptrace.model.report_table import more
 from pptrace.model.schedule_info import PlanSource

@@ -3,9 +3,15 @@
 from pptrace.schedule.replay_table import Replays, makespans, rank_ends, rank_ends_of_mixtures, replay_table
 from pptrace.simulator.costs import IDEAL, Costs, uniform
 from pptrace.simulator.idle import IdleCause, IdlePart, idle_by_cause, idle_parts
-from pptrace.simulator.messages import MessageEnd, messages_of
-from pptrace.simulator.phase_lengths import phase_lengths
-from pptrace.simulator.simulation import SimulatedRank, Simulation, peak_inflight, simulate
+from pptrace.simulator.simulation import (
+    MessageEnd,
+    SimulatedRank,
+    Simulation,
+    messages_of,
+    peak_inflight,
+    phase_lengths,
+    simulate,
+)
 
 __all__ = [
     "IDEAL",

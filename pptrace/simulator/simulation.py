@@ -21,6 +21,7 @@ from pptrace.simulator.costs import Costs
 
 if TYPE_CHECKING:
     import pandas as pd
+from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,66 @@ def _frees(plan: Plan, kind: npt.NDArray[Any], slot: npt.NDArray[Any]) -> npt.ND
     weight_grad = slot[frees] - Output.BACKWARD + Output.WEIGHT_GRAD
     frees[frees] = plan.table.slot_to_row[weight_grad] < 0
     return frees
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEnd:
+    """One end of a message, under way from ``start_ns`` to ``end_ns``.
+
+    ``kind`` is send or recv, ``direction`` F or B, ``stage`` the one at this end, ``peer`` the pipeline rank at the other end,
+    and ``match`` the number of the message, the same at both ends.
+    """
+
+    rank: int
+    kind: str
+    direction: str
+    stage: int
+    microbatch: int
+    peer: int
+    start_ns: int
+    end_ns: int
+    match: int
+
+
+def messages_of(simulation: Simulation, costs: Costs) -> list[MessageEnd]:
+    """Both ends of every message: it leaves when the action that makes it ends, and receives are posted ahead."""
+    table = simulation.plan.table
+    entries = np.flatnonzero(table.dep_is_message)
+    sender, reader = table.dep[entries], table.dep_reader[entries]
+    sent = simulation.replayed.end[sender]
+    arrived = sent + np.broadcast_to(costs.latencies(table), table.num_messages)[table.dep_message[entries]]
+    cell, output = np.divmod(table.dep_slot[entries], len(Output))
+    stage, microbatch = np.divmod(cell, table.num_microbatches)
+    is_forward = output == Output.FORWARD
+    direction = np.where(is_forward, "F", "B")
+    ends = []
+    for kind, own, other, of_stage in (
+        ("send", sender, reader, stage),
+        ("recv", reader, sender, stage + np.where(is_forward, 1, -1)),
+    ):
+        columns = (table.rank[own], direction, of_stage, microbatch, table.rank[other], sent, arrived)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        ends += [
+            MessageEnd(rank, kind, way, at, number, peer, start, end, match)
+            for match, (rank, way, at, number, peer, start, end) in enumerate(rows)
+        ]
+    return ends
+
+
+def phase_lengths(simulation: Simulation) -> tuple[Mapping[Phase, int], ...]:
+    """Length of each rank's phases, ns; they sum to the makespan.
+
+    The step is cut as :func:`pptrace.timeline.phases.phase_spans_of_steps` cuts a measured one: at the start of the first steady
+    action and at the end of the last one, and without any after the last warmup action.
+    """
+    table, lengths = simulation.plan.table, []
+    for rows in (slice(*of_rank) for of_rank in pairwise(table.rank_ptr.tolist())):
+        phase, start, end = table.phase[rows], simulation.replayed.start[rows], simulation.replayed.end[rows]
+        is_steady = phase == Phase.STEADY.code
+        begin = until = int(end[phase == Phase.WARMUP.code].max(initial=0))
+        if is_steady.any():
+            begin, until = int(start[is_steady].min()), int(end[is_steady].max())
+        lengths.append(
+            {Phase.WARMUP: begin, Phase.STEADY: until - begin, Phase.COOLDOWN: simulation.makespan_ns - until}
+        )
+    return tuple(lengths)

@@ -44,7 +44,7 @@ from pptrace.analysis.steps.steps import marked_steps, report_steps
 from pptrace.analysis.stragglers.detectors import Study, study_steps
 from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
-from pptrace.clock.early_ends import without_matches_of
+from pptrace.clock.bounds import without_matches_of
 from pptrace.errors import UsageError
 from pptrace.intervals import length, merge
 from pptrace.memory import give_back_freed_memory

@@ -10,8 +10,8 @@ from typing import Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.errors import TraceError
-from pptrace.hang_diagnosis.field import hang_of_run
-from pptrace.hang_diagnosis.words import as_json
+from pptrace.hang_diagnosis.calls import hang_of_run
+from pptrace.hang_diagnosis.verdict import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.inputs.resolve import RUN_FILE

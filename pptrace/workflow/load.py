@@ -13,7 +13,7 @@ from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
 from pptrace.analysis.report import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.hang_diagnosis.field import hang_of_run
+from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.ingest import OnProgress, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight

@@ -24,7 +24,7 @@ from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.steps.steps import PlanPart
 from pptrace.clock import Clock, shift
-from pptrace.clock.early_ends import without_matches_of
+from pptrace.clock.bounds import without_matches_of
 from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
 from pptrace.model.join_tables import join_ranks
@@ -39,7 +39,7 @@ from pptrace.recognise.messages.match import (
     unknown_by_rank,
     with_transfers,
 )
-from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
+from pptrace.recognise.messages.messages_from_plan import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, with_ends
 from pptrace.slices import group_codes, rows_where, slice_of, slices_by_int
 from pptrace.timeline.phases import tag_ops

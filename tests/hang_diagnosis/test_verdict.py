@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream
-from pptrace.hang_diagnosis.field import lines, rank_text
-from pptrace.hang_diagnosis.verdict import Verdict, diagnose
-from pptrace.hang_diagnosis.words import as_json, sentence
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream, lines, rank_text
+from pptrace.hang_diagnosis.verdict import Verdict, as_json, diagnose, sentence
 from tests.hang_diagnosis.programs import Execution, Op, closure, correct_program
 
 WORLD = Group("0", (0, 1, 2, 3), "default_pg")

@@ -21,10 +21,8 @@ from instrument.launch.rundir import killed_by
 from instrument.launch.watch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
 from instrument.launch.watch.motion import Stacks, Usage, describe_rank, read_usage, stayed_stopped
 from instrument.launch.watch.stacks import Frame, describe_wait, is_setting_up
-from pptrace.hang_diagnosis.calls import RankCalls
-from pptrace.hang_diagnosis.field import lines, rank_text
-from pptrace.hang_diagnosis.verdict import Diagnosis, Verdict
-from pptrace.hang_diagnosis.words import as_json, sentence
+from pptrace.hang_diagnosis.calls import RankCalls, lines, rank_text
+from pptrace.hang_diagnosis.verdict import Diagnosis, Verdict, as_json, sentence
 
 _POLL_S = 0.1
 _SETTLE_S = 0.3

@@ -24,18 +24,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.ingest.ascend.trace_rows import Collected, Flows, Rows
+from pptrace.ingest.ascend.trace_rows import Collected
 from pptrace.ingest.common.rank_names import DTYPE_BYTES, CommRecord, comm_args_table
 from pptrace.ingest.common.sort_events import SortedEvents
 from pptrace.model.tables import Int8, Int64
 from pptrace.model.traces import Category
+from pptrace.slices import Slice
 
 Mask = npt.NDArray[np.bool_]
 
@@ -62,28 +62,21 @@ _OPERATOR = re.compile(
 _NONE = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """Categories of all rows, :data:`LEFT_OUT` where a row is none, and which of them are calls, tasks and collectives."""
+def lanes_of(collected: Collected, rows: Slice) -> Slice:
+    """The ``category`` of each row, :data:`LEFT_OUT` where it is no event, and which of them are calls and collectives.
 
-    category: Int8
-    is_call: Mask
-    is_enqueue: Mask
-    is_dequeue: Mask
-    is_collective: Mask
-
-
-def lanes_of(collected: Collected, rows: Rows) -> Lanes:
-    """Sort the rows into lanes; a task of a collective's connection is a part of the collective."""
+    A task of a collective's connection is a part of the collective.
+    """
     lane_of_process = [collected.process_names.get(process, "") for process in range(len(collected.processes))]
     category = np.full(len(rows), LEFT_OUT, dtype=np.int8)
 
     def on(*lanes: str) -> Mask:
-        return np.array([lane in lanes for lane in lane_of_process], dtype=np.bool_)[rows.process]
+        on_lane: Mask = np.array([lane in lanes for lane in lane_of_process], dtype=np.bool_)[rows["process"]]
+        return on_lane
 
     is_python, is_call = on(_PYTHON), on(_CALLS)
     is_enqueue, is_dequeue = (
-        is_python & (rows.category == collected.categories.get(kind, -1)) for kind in ("enqueue", "dequeue")
+        is_python & (rows["category"] == collected.categories.get(kind, -1)) for kind in ("enqueue", "dequeue")
     )
     category[is_python] = _host_categories(collected, rows, is_dequeue)[is_python]
     category[is_enqueue], category[is_dequeue] = Category.RUNTIME, Category.OTHER
@@ -91,32 +84,35 @@ def lanes_of(collected: Collected, rows: Rows) -> Lanes:
     is_collective = np.zeros(len(rows), dtype=np.bool_)
     for (process, thread), name in collected.thread_names.items():  # planes hold the parts of the same collectives
         if name.endswith("Communication"):
-            is_collective |= (rows.process == process) & (rows.thread == thread)
+            is_collective |= (rows["process"] == process) & (rows["thread"] == thread)
     is_collective &= on(*_COLLECTIVES)
     category[is_collective] = Category.KERNEL
-    connections = rows.number[is_collective]
-    is_part = np.isin(rows.number, connections[(connections > 0) & (connections < _NONE)])
+    connections = rows["number"][is_collective]
+    is_part = np.isin(rows["number"], connections[(connections > 0) & (connections < _NONE)])
     is_task = on(_TASKS) & ~is_part
     category[is_task] = _task_categories(collected, rows)[is_task]
-    return Lanes(category, is_call, is_enqueue, is_dequeue, is_collective)
+    marks = {"is_call": is_call, "is_enqueue": is_enqueue, "is_dequeue": is_dequeue, "is_collective": is_collective}
+    return Slice({"category": category, **marks})
 
 
-def _host_categories(collected: Collected, rows: Rows, is_dequeue: Mask) -> Int8:
+def _host_categories(collected: Collected, rows: Slice, is_dequeue: Mask) -> Int8:
     """Categories in Python's lane: what the queue hands to the device is an operator, whatever its name."""
     names = collected.names.texts
-    queued = {names[code].removeprefix("Dequeue@") for code in np.unique(rows.name[is_dequeue]).tolist() if names[code]}
+    queued = {
+        names[code].removeprefix("Dequeue@") for code in np.unique(rows["name"][is_dequeue]).tolist() if names[code]
+    }
     operators = np.array([name in queued or bool(_OPERATOR.search(name)) for name in names], dtype=np.bool_)
     kinds = {"cpu_op": Category.CPU_OP, "python_function": Category.PYTHON, "GC": Category.ANNOTATION}
     by_category = [kinds.get(name, Category.OTHER) for name in collected.categories.texts]
-    category = np.array(by_category, dtype=np.int8)[rows.category]
-    category[(category == Category.CPU_OP) & ~operators[rows.name]] = Category.ANNOTATION
+    category: Int8 = np.array(by_category, dtype=np.int8)[rows["category"]]
+    category[(category == Category.CPU_OP) & ~operators[rows["name"]]] = Category.ANNOTATION
     return category
 
 
-def _task_categories(collected: Collected, rows: Rows) -> Int8:
+def _task_categories(collected: Collected, rows: Slice) -> Int8:
     """Categories on a device's streams, by type and, where that says nothing, name of the task."""
     types, names = collected.task_types.texts, collected.names.texts
-    pairs, inverse = np.unique(np.stack((rows.task_type, rows.name)), axis=1, return_inverse=True)
+    pairs, inverse = np.unique(np.stack((rows["task_type"], rows["name"])), axis=1, return_inverse=True)
     patterns = ((_WAITS, Category.DEVICE_SYNC), (_COPIES, Category.MEMCPY), (_FILLS, Category.MEMSET))
     kinds = []
     for task_type, name in pairs.T.tolist():
@@ -126,7 +122,7 @@ def _task_categories(collected: Collected, rows: Rows) -> Int8:
 
 
 def launches_of(
-    rows: Rows, lanes: Lanes, is_device: np.ndarray[tuple[int], np.dtype[np.bool_]], starts: Flows, ends: Flows
+    rows: Slice, lanes: Slice, is_device: np.ndarray[tuple[int], np.dtype[np.bool_]], starts: Slice, ends: Slice
 ) -> tuple[Int64, tuple[Int64, Int64, Int64]]:
     """Join device work to its launches along the arrows that end where it begins.
 
@@ -136,16 +132,16 @@ def launches_of(
     """
     number = np.full(len(rows), -1, dtype=np.int64)
     work = np.flatnonzero(is_device)
-    places = np.stack((rows.process[work], rows.thread[work], rows.start_ns[work]))
-    flow = _index_in(*_codes(np.stack((ends.process, ends.thread, ends.t_ns)), places))
+    places = np.stack((rows["process"][work], rows["thread"][work], rows["start_ns"][work]))
+    flow = _index_in(*_codes(np.stack([ends[name] for name in ("process", "thread", "t_ns")]), places))
     work, flow = work[flow >= 0], flow[flow >= 0]
-    begin = _index_in(starts.id, ends.id[flow])
+    begin = _index_in(starts["id"], ends["id"][flow])
     work, begin = work[begin >= 0], begin[begin >= 0]
-    thread, t_ns = starts.thread[begin], starts.t_ns[begin]
+    thread, t_ns = starts["thread"][begin], starts["t_ns"][begin]
     launcher = _enqueued(rows, lanes, thread, t_ns)
     direct = np.flatnonzero(launcher < 0)
-    calls = np.flatnonzero(lanes.is_call)
-    begins = np.stack((rows.thread[calls], rows.start_ns[calls]))
+    calls = np.flatnonzero(lanes["is_call"])
+    begins = np.stack((rows["thread"][calls], rows["start_ns"][calls]))
     index = _index_in(*_codes(begins, np.stack((thread[direct], t_ns[direct]))))
     launcher[direct[index >= 0]] = calls[index[index >= 0]]
     is_row = launcher >= 0
@@ -176,19 +172,19 @@ def _codes(values: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[Int64, I
     return code[: values.shape[1]], code[values.shape[1] :]
 
 
-def _enqueued(rows: Rows, lanes: Lanes, thread: Int64, t_ns: Int64) -> Int64:
+def _enqueued(rows: Slice, lanes: Slice, thread: Int64, t_ns: Int64) -> Int64:
     """The Enqueue of the Dequeue around each time on its thread, -1 where there is none."""
-    dequeued = np.flatnonzero(lanes.is_dequeue)
-    enqueued = np.flatnonzero(lanes.is_enqueue)
+    dequeued = np.flatnonzero(lanes["is_dequeue"])
+    enqueued = np.flatnonzero(lanes["is_enqueue"])
     found = np.full(len(thread), -1, dtype=np.int64)
-    for queue in np.unique(rows.thread[dequeued]).tolist():
-        of_queue = dequeued[rows.thread[dequeued] == queue]
-        of_queue = of_queue[np.argsort(rows.start_ns[of_queue], kind="stable")]
+    for queue in np.unique(rows["thread"][dequeued]).tolist():
+        of_queue = dequeued[rows["thread"][dequeued] == queue]
+        of_queue = of_queue[np.argsort(rows["start_ns"][of_queue], kind="stable")]
         at = np.flatnonzero(thread == queue)
-        before = np.searchsorted(rows.start_ns[of_queue], t_ns[at], side="right") - 1
+        before = np.searchsorted(rows["start_ns"][of_queue], t_ns[at], side="right") - 1
         around = of_queue[np.maximum(before, 0)]
-        is_inside = (before >= 0) & (t_ns[at] <= rows.start_ns[around] + rows.dur_ns[around])
-        index = _index_in(rows.number[enqueued], rows.number[around[is_inside]])
+        is_inside = (before >= 0) & (t_ns[at] <= rows["start_ns"][around] + rows["dur_ns"][around])
+        index = _index_in(rows["number"][enqueued], rows["number"][around[is_inside]])
         found[at[is_inside]] = np.where(index >= 0, enqueued[np.maximum(index, 0)], -1) if len(enqueued) else -1
     return found
 
@@ -201,7 +197,7 @@ _LANE = re.compile(r"Group (?P<name>\S+) (?:Aicpu )?Communication")
 
 def collectives_table(
     collected: Collected,
-    rows: Rows,
+    rows: Slice,
     chosen: npt.NDArray[np.intp],
     events: SortedEvents,
     groups: Sequence[Mapping[str, Any]],
@@ -215,7 +211,7 @@ def collectives_table(
     """
     by_name = {str(group["pg_name"]): group for group in groups}
     names, dtypes = collected.names.texts, collected.dtypes.texts
-    columns = (rows.name, rows.process, rows.thread, rows.dtype, rows.count)
+    columns = (rows["name"], rows["process"], rows["thread"], rows["dtype"], rows["count"])
     records: list[CommRecord] = []
     for event, name, process, thread, dtype, count in zip(
         events.sorted_rows(chosen.tolist()).tolist(), *(column.tolist() for column in columns), strict=True

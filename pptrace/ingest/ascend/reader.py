@@ -33,8 +33,8 @@ import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
-from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, collectives_table, lanes_of, launches_of
-from pptrace.ingest.ascend.trace_rows import Collected, Rows
+from pptrace.ingest.ascend.lanes import LEFT_OUT, collectives_table, lanes_of, launches_of
+from pptrace.ingest.ascend.trace_rows import Collected
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import LIMIT_NS, nanoseconds, object_in
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
@@ -45,6 +45,7 @@ from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
 from pptrace.model.traces import HOST_NAME, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.regular import open_regular
+from pptrace.slices import Slice
 
 RECORD_NAME = "memory_record.csv"
 _COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
@@ -180,7 +181,7 @@ def read_ascend(path: Path) -> tuple[Trace, ...]:
 def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int, *, is_cut: bool) -> Trace:
     rows = collected.rows() if len(collected.names) else None
     lanes = lanes_of(collected, rows) if rows is not None else None
-    if rows is None or lanes is None or not (lanes.category != LEFT_OUT).any():
+    if rows is None or lanes is None or not (lanes["category"] != LEFT_OUT).any():
         what = (
             f"{counted(collected.num_events, 'event')} and none of host or device"
             if collected.num_events
@@ -188,15 +189,13 @@ def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int,
         )
         raise TraceError(f"{path}: {what}; {_EXPECTED}")
     rank, metadata, distributed = job_facts(path)
-    chosen = np.flatnonzero(lanes.category != LEFT_OUT)
+    chosen = np.flatnonzero(lanes["category"] != LEFT_OUT)
     ordered = sorted_events([_columns(collected, rows, lanes, chosen)], collected.names.texts, 0)
     if not len(ordered.without_comm_args):
         raise TraceError(f"{path}: no event has a usable time; {_EXPECTED}")
-    collectives = np.flatnonzero(lanes.is_collective)
+    collectives = np.flatnonzero(lanes["is_collective"])
     places = np.searchsorted(chosen, collectives)
-    comm_args = collectives_table(
-        collected, rows.select(collectives), places, ordered, distributed.get("pg_config", ())
-    )
+    comm_args = collectives_table(collected, rows.where(collectives), places, ordered, distributed.get("pg_config", ()))
     events = ordered.events(comm_args)
     on_device = events.device[events.device >= 0]
     device = int(on_device[0]) if len(on_device) else 0
@@ -215,24 +214,24 @@ def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int,
     )
 
 
-def _columns(collected: Collected, rows: Rows, lanes: Lanes, chosen: npt.NDArray[np.intp]) -> EventColumns:
+def _columns(collected: Collected, rows: Slice, lanes: Slice, chosen: npt.NDArray[np.intp]) -> EventColumns:
     """The chosen rows, and behind them the launches that are no rows."""
-    is_device = lanes.category > Category.HOST_LIMIT
-    is_work = is_device & (lanes.category != Category.DEVICE_SYNC)
+    is_device = lanes["category"] > Category.HOST_LIMIT
+    is_work = is_device & (lanes["category"] != Category.DEVICE_SYNC)
     number, (thread, start_ns, own_number) = launches_of(
         rows, lanes, is_work, collected.flows(FlowStart), collected.flows(FlowEnd)
     )
     # The profiler packs the device into the lowest bits of the process's number.
     pids = [int(text) if text.isdecimal() else 0 for text in collected.processes.texts]
-    device = np.array([pid & _DEVICE_BITS for pid in pids], dtype=np.int32)[rows.process]
-    lane = rows.thread.copy()
-    collectives = np.flatnonzero(lanes.is_collective)
+    device = np.array([pid & _DEVICE_BITS for pid in pids], dtype=np.int32)[rows["process"]]
+    lane = rows["thread"].copy()
+    collectives = np.flatnonzero(lanes["is_collective"])
     lane[collectives] = _streams(rows, collectives, device)
     pairs: tuple[tuple[npt.NDArray[Any], int | Int64], ...] = (
-        (lanes.category, Category.RUNTIME),
-        (rows.name, collected.names[_LAUNCH]),
-        (rows.start_ns, start_ns),
-        (rows.dur_ns, 0),
+        (lanes["category"], Category.RUNTIME),
+        (rows["name"], collected.names[_LAUNCH]),
+        (rows["start_ns"], start_ns),
+        (rows["dur_ns"], 0),
         (np.where(is_device, device, -1).astype(np.int32), -1),
         (lane, thread),
         (number, own_number),
@@ -246,28 +245,28 @@ def _columns(collected: Collected, rows: Rows, lanes: Lanes, chosen: npt.NDArray
     )
 
 
-def _streams(rows: Rows, collectives: npt.NDArray[np.intp], device: npt.NDArray[np.int32]) -> Int64:
+def _streams(rows: Slice, collectives: npt.NDArray[np.intp], device: npt.NDArray[np.int32]) -> Int64:
     """The stream of each collective: that of the first of its tasks; a number of its own lane where no task of it is recorded.
 
     Collectives of one lane may run at the same time: those that do lie on further streams.
     """
-    stream: Int64 = _FIRST_OWN_STREAM + rows.thread[collectives]
-    is_other = ~np.isin(rows.process, np.unique(rows.process[collectives]))
-    tasks = np.flatnonzero(is_other & np.isin(rows.number, rows.number[collectives]) & (rows.task_type > 0))
-    tasks = tasks[np.argsort(rows.start_ns[tasks], kind="stable")]
-    numbers, first = np.unique(rows.number[tasks], return_index=True)
+    stream: Int64 = _FIRST_OWN_STREAM + rows["thread"][collectives]
+    is_other = ~np.isin(rows["process"], np.unique(rows["process"][collectives]))
+    tasks = np.flatnonzero(is_other & np.isin(rows["number"], rows["number"][collectives]) & (rows["task_type"] > 0))
+    tasks = tasks[np.argsort(rows["start_ns"][tasks], kind="stable")]
+    numbers, first = np.unique(rows["number"][tasks], return_index=True)
     if len(numbers):
-        at = np.minimum(np.searchsorted(numbers, rows.number[collectives]), len(numbers) - 1)
-        is_known = (numbers[at] == rows.number[collectives]) & (rows.number[collectives] > 0)
-        stream = np.where(is_known, rows.thread[tasks[first[at]]], stream)
+        at = np.minimum(np.searchsorted(numbers, rows["number"][collectives]), len(numbers) - 1)
+        is_known = (numbers[at] == rows["number"][collectives]) & (rows["number"][collectives] > 0)
+        stream = np.where(is_known, rows["thread"][tasks[first[at]]], stream)
     ends: dict[tuple[int, int], int] = {}
-    for index in np.argsort(rows.start_ns[collectives], kind="stable").tolist():
+    for index in np.argsort(rows["start_ns"][collectives], kind="stable").tolist():
         row, lane = collectives[index], int(stream[index])
-        start = int(rows.start_ns[row])
+        start = int(rows["start_ns"][row])
         for layer in range(_MOST_AT_ONCE):
             place = (int(device[row]), lane + layer * _FIRST_OWN_STREAM)
             if ends.get(place, start) <= start:
                 break
-        ends[place] = start + int(rows.dur_ns[row])
+        ends[place] = start + int(rows["dur_ns"][row])
         stream[index] = place[1]
     return stream

@@ -11,7 +11,7 @@ the task queue: ``correlation_id``. What a process is, its name tells, which may
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from pptrace.ingest.kineto.event_types import (
     text_of,
 )
 from pptrace.ingest.kineto.salvage import args_of_each
-from pptrace.model.tables import Int32, Int64
+from pptrace.slices import Slice
 
 HOST_TO_DEVICE = "HostToDevice"
 _QUEUE = ("enqueue", "dequeue")
@@ -43,39 +43,15 @@ class _Args(Struct, frozen=True, gc=False):
     count: Scalar = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Complete events, one entry per event in every array. ``process`` are indices of :attr:`Collected.processes`.
-
-    ``number`` is the connection of a task or call, or the correlation of an event of the task queue; -1 where there is none.
-    """
-
-    process: Int32
-    thread: Int64
-    category: Int32
-    name: Int32
-    start_ns: Int64
-    dur_ns: Int64
-    task_type: Int32
-    number: Int64
-    dtype: Int32
-    count: Int64
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def select(self, rows: npt.NDArray[np.intp]) -> Rows:
-        return Rows(*(getattr(self, item.name)[rows] for item in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class Flows:
-    """Ends of the arrows from calls of the host to device work: codes of their ids, and where and when they are."""
-
-    id: Int64
-    process: Int32
-    thread: Int64
-    t_ns: Int64
+ROWS = (
+    *("process", "thread", "category", "name", "start_ns", "dur_ns"),
+    *("task_type", "number", "dtype", "count"),
+)
+"""Columns of complete events. ``process`` are indices of :attr:`Collected.processes`; ``number`` is the connection of a task or
+call, or the correlation of an event of the task queue, -1 where there is none.
+"""
+FLOWS = ("id", "process", "thread", "t_ns")
+"""Columns of the ends of arrows from calls of the host to device work: codes of their ids, and where and when they are."""
 
 
 @dataclass(slots=True)
@@ -119,16 +95,17 @@ class Collected:
             elif event.name == "thread_name":
                 self.thread_names[process, int(self._integers([event.tid])[0])] = text_of(event.args.name)
 
-    def rows(self) -> Rows:
-        """The complete events; they are moved out."""
+    def rows(self) -> Slice:
+        """The complete events (:data:`ROWS`); they are moved out."""
         columns = zip(*self._rows, strict=True)
         self._rows = []
-        return Rows(*(np.concatenate(parts) for parts in columns))
+        return Slice({name: np.concatenate(parts) for name, parts in zip(ROWS, columns, strict=True)})
 
-    def flows(self, kind: type[FlowStart]) -> Flows:
+    def flows(self, kind: type[FlowStart]) -> Slice:
         none = np.zeros(0, dtype=np.int64)
         empty = (none, none.astype(np.int32), none, none)
-        return Flows(*(np.concatenate(parts) for parts in zip(empty, *self._flows.get(kind, ()), strict=True)))
+        columns = zip(empty, *self._flows.get(kind, ()), strict=True)
+        return Slice({name: np.concatenate(parts) for name, parts in zip(FLOWS, columns, strict=True)})
 
     def _add_complete(self, events: Sequence[Complete]) -> None:
         categories = [event.cat for event in events]

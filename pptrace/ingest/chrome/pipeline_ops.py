@@ -19,10 +19,9 @@ import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
 from pptrace.ingest.chrome.ranges import Range
-from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import Facts, assign_stages, mesh_facts, number_by_repetition, number_chunks
 from pptrace.marks import P2P
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, comms_table, empty_table, ops_table
 
 _NAMES = {
     "F": "forward forward-warmup forward-compute forward_step fwd f",
@@ -103,7 +102,7 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     arg_names = {arg_name for entry in ranges[:2000] for arg_name in entry.args}
     framework = next((name for name, args in _FRAMEWORKS.items() if args & arg_names), "chrome")
     messages = _messages(table[is_message], ops)
-    op_table = ops_table({name: ops[name] for name in op_columns}, len(ops))
+    op_table = ops_table({name: ops[name] for name in op_columns})
     return ChromeOps(framework, op_table, messages, _mesh(ops, ranges, ranks))
 
 
@@ -183,7 +182,7 @@ def _stages(ops: pd.DataFrame, pp: int | None) -> pd.Series[int]:
 def _messages(rows: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     """Make COMMS of sends and receives; their stage is that of their chunk, or the only one of their rank."""
     if rows.empty:
-        return comms_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
+        return empty_table(COMMS)
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     by_chunk = {
         (rank, chunk): stage
@@ -195,8 +194,7 @@ def _messages(rows: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     columns = {
         name: rows[name] for name in ("rank", "kind", "direction", "microbatch", "peer", "bytes", "start_ns", "end_ns")
     }
-    shared = {"axis": ["pp"] * len(rows), "group_size": [2] * len(rows), "stage": stages, "step": steps}
-    return comms_table({**columns, **shared}, len(rows))
+    return comms_table({**columns, "axis": "pp", "group_size": 2, "stage": stages, "step": steps})
 
 
 _GROUP = ["rank", "step", "kind"]

@@ -14,8 +14,9 @@ from pathlib import Path
 from pptrace.axes import MESH_ORDER, SHARING
 from pptrace.errors import TraceError
 from pptrace.ingest.flight_recorder.dump import DumpCall, read_dump
-from pptrace.ingest.ops.build import Tables, comms_table, ops_table
+from pptrace.ingest.ops.build import Tables
 from pptrace.marks import P2P
+from pptrace.model.tables import OPS, comms_table, empty_table
 
 _WORDS = {"pp": "pipeline|", "tp": "tensor|", "cp": "context|", "ep": "expert|", "dp": "data_parallel|fsdp|"}
 _AXES = {
@@ -45,18 +46,17 @@ def read_flight(path: Path) -> Tables:
     comms = comms_table(
         {
             "kind": [call.kind for call in timed],
-            "rank": [dump.rank] * len(timed),
+            "rank": dump.rank,
+            "step": 0,
             "axis": [axis_of(call.group.name) for call in timed],
             "peer": [call.peer for call in timed],
             "group_size": [2 if call.kind in P2P else len(call.group.ranks) or -1 for call in timed],
             "bytes": [call.bytes for call in timed],
             "start_ns": [call.start_ns for call in timed],
             "end_ns": [call.end_ns for call in timed],
-            "clock": ["host"] * len(timed),
-        },
-        len(timed),
+        }
     )
-    ops = ops_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
+    ops = empty_table(OPS)
     warnings = tuple(_stuck(path, dump.rank, dump.calls)) if dump.calls else (NO_CALLS,)
     return Tables("", f"{DUMP_PRODUCER} {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
 

@@ -19,8 +19,8 @@ import pandas as pd
 from pptrace.errors import TraceError
 from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.op_tables.rows import Reader
-from pptrace.ingest.ops.build import Tables, comms_table, ops_table
-from pptrace.model.tables import Int64
+from pptrace.ingest.ops.build import Tables
+from pptrace.model.tables import Int64, comms_table, ops_table
 
 COLUMNS = frozenset({"dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id"})
 _INTEGERS = {"dp_rank": 0, "stage": 0, "rank": 0, "step": 0, "seq_id": -1, "mc": -1, "mb_id": -1}
@@ -77,7 +77,7 @@ def bytedance_tables(path: Path, table: pd.DataFrame) -> Tables:
     compute["stage"] = np.where(is_op, compute["chunk"] * pp + compute["pp_rank"], -1)
     compute["microbatch"] = np.where(is_op, compute["mb_id"].astype("int64"), -1)
     columns = ("rank", "step", "kind", "stage", "chunk", "microbatch", "start_ns", "end_ns")
-    ops = ops_table({name: compute[name].to_numpy() for name in columns}, len(compute))
+    ops = ops_table({name: compute[name].to_numpy() for name in columns})
     comms = pd.concat([_messages(rows, compute[is_op], pp), _collectives(rows, pp)], ignore_index=True)
     unknown = sorted(set(rows["optype"]) - set(_OPS) - set(_P2P) - set(_COLLECTIVES))
     warnings = [f"left out rows of unknown optype {', '.join(map(repr, unknown[:5]))}"] if unknown else []
@@ -123,16 +123,15 @@ def _messages(rows: pd.DataFrame, compute: pd.DataFrame, pp: int) -> pd.DataFram
             "rank": messages["rank"].to_numpy(),
             "step": messages["step"].to_numpy(),
             "kind": np.where(sends, "send", "recv"),
-            "axis": np.full(len(messages), "pp"),
+            "axis": "pp",
             "peer": np.array(peers, dtype=np.int64),
-            "group_size": np.full(len(messages), 2),
+            "group_size": 2,
             "direction": np.where(forward, "F", "B"),
             "stage": ops_of_messages["stage_of_op"].to_numpy(),
             "microbatch": ops_of_messages["microbatch"].to_numpy(),
             "start_ns": messages["start_ns"].to_numpy(),
             "end_ns": messages["end_ns"].to_numpy(),
-        },
-        len(messages),
+        }
     )
 
 
@@ -170,8 +169,7 @@ def _collectives(rows: pd.DataFrame, pp: int) -> pd.DataFrame:
             "group_size": np.array([sizes[axis] for axis in axes], dtype=np.int64),
             "start_ns": collectives["start_ns"].to_numpy(),
             "end_ns": collectives["end_ns"].to_numpy(),
-        },
-        len(collectives),
+        }
     )
 
 

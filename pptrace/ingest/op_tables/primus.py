@@ -26,9 +26,9 @@ import pandas as pd
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.common.json_texts import object_in, to_ns
-from pptrace.ingest.ops.build import Tables, ops_table
+from pptrace.ingest.ops.build import Tables
 from pptrace.ingest.ops.steps import assign_stages, stages_of_chunks
-from pptrace.model.tables import MEMORY, Int64, make_table
+from pptrace.model.tables import MEMORY, Int64, make_table, ops_table
 from pptrace.regular import read_regular
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json")
@@ -83,7 +83,7 @@ def read_primus(path: Path) -> Tables:
         "pp_ranks": list(range(pp)),
         "notes": notes,
     }
-    table = ops_table({str(name): ops[name] for name in ops}, len(ops))
+    table = ops_table({"step": 0, **{str(name): ops[name] for name in ops}})
     return Tables("primus", "primus pp dump", table, memory=memory, facts=facts)
 
 

@@ -38,11 +38,10 @@ import pandas as pd
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.json_texts import UNITS, to_ns
-from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, comms_table, ops_table
 from pptrace.model.wording import listed
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import group_codes, rows_where
@@ -323,7 +322,8 @@ def tables_of(checked: Sequence[Checked]) -> tuple[pd.DataFrame, pd.DataFrame]:
     for part in checked:
         p2p = part.comms["kind"].isin(P2P)  # between two of the pipeline, unless the table says otherwise
         defaults = {"axis": np.where(p2p, "pp", "unknown"), "group_size": np.where(p2p, 2, -1)}
-        columns = {**defaults, **{name: part.comms[name] for name in COMMS if name in part.comms}}
-        comms.append(comms_table(columns, len(part.comms)))
-        ops.append(ops_table({name: part.ops[name] for name in OPS if name in part.ops}, len(part.ops)))
+        comms.append(
+            comms_table({"step": 0, **defaults, **{name: part.comms[name] for name in COMMS if name in part.comms}})
+        )
+        ops.append(ops_table({"step": 0, **{name: part.ops[name] for name in OPS if name in part.ops}}))
     return concat_tables(ops), concat_tables(comms)

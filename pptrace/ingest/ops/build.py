@@ -12,12 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.categories import same_category
-from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, make_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
 from pptrace.model.traces import ONE_CLOCK, InputFormat, Trace, no_events
-
-_UNKNOWN: Mapping[str, Any] = {"step": 0, "axis": "unknown", "clock": "host", "source": "label"}
-"""Values of missing columns, which are -1 and "" but for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +32,6 @@ class Tables:
     facts_of: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     only_rank: int | None = None  # the rank of a single-rank file, which may have no rows
-
-
-def ops_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
-    """Make a table of schema OPS; missing columns get the values of unknown ones."""
-    return _completed(OPS, columns, num_rows)
-
-
-def comms_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
-    """Make a table of schema COMMS; missing columns get those of unknown ones, missing times the start or the end."""
-    start, end = columns["start_ns"], columns["end_ns"]
-    times = {"posted_ns": start, "asked_ns": start, "transfer_start_ns": start, "transfer_end_ns": end}
-    return _completed(COMMS, {**times, **columns}, num_rows)
-
-
-def _completed(schema: Schema, columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
-    table: dict[str, Any] = {}
-    for name, dtype in schema.items():
-        if name in columns:
-            table[name] = columns[name].array if isinstance(columns[name], pd.Series) else columns[name]
-        elif dtype == "str":
-            table[name] = same_category(str(_UNKNOWN.get(name, "")), num_rows)
-        else:
-            table[name] = np.broadcast_to(np.int64(_UNKNOWN.get(name, -1)), num_rows)
-    return make_table(schema, table)
 
 
 def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple[Trace, ...]:

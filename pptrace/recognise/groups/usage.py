@@ -139,13 +139,8 @@ _UNSURE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """Calls with the ranks of their groups, each rank's facts of the job, and a warning where ranks are uncertain."""
-
-    calls: Mapping[int, pd.DataFrame]
-    distributed: Facts
-    warnings: tuple[str, ...] = ()
+Members = tuple[Mapping[int, pd.DataFrame], Facts, tuple[str, ...]]
+"""(calls with the ranks of their groups, each rank's facts of the job, warnings where ranks are uncertain)."""
 
 
 def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: Facts) -> Members:
@@ -164,7 +159,7 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
     }
     claimed = [rank for rank in communicators if distributed.get(rank, {}).get("rank") == rank]
     if not claimed:
-        return Members(calls, distributed)
+        return calls, distributed, ()
     by_group: dict[str, tuple[int, dict[int, int]]] = {}  # size, and the global rank of each member by its rank in it
     for rank in claimed:
         for group, (position, size) in communicators[rank].items():
@@ -175,7 +170,7 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
     }
     if sorted(claimed) not in ranks.values():
         unsure = {rank: {} if rank in communicators else rank_facts for rank, rank_facts in distributed.items()}
-        return Members(calls, unsure, (_UNSURE,))
+        return calls, unsure, (_UNSURE,)
     known = {group: json.dumps(members) for group, members in ranks.items() if members}
     filled = {
         rank: table.assign(group_ranks=[known.get(group, "") for group in table["group_id"]])
@@ -183,4 +178,4 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
         else table
         for rank, table in calls.items()
     }
-    return Members(filled, distributed)
+    return filled, distributed, ()

@@ -35,10 +35,6 @@ class CandidatePlan:
     group_size: int | None = None
     lean: bool = False
 
-    @property
-    def num_forwards(self) -> int:
-        return self.pp * self.chunks * self.microbatches
-
     def build(self) -> Plan | None:
         """The plan; None where the schedule has none of this shape."""
         try:

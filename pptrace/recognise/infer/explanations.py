@@ -65,7 +65,7 @@ class PartialPipeline:
         explanations: list[Explanation] = []
         is_complete, total = True, 0
         for candidate in self._candidates():
-            size = candidate.num_forwards
+            size = candidate.pp * candidate.chunks * candidate.microbatches
             if size > _MOST_FORWARDS or total > _MOST_IN_ALL:
                 is_complete = False
                 continue

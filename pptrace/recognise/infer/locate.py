@@ -122,7 +122,7 @@ def _locate(
     ops = join_ranks([(recognised.number, recognised.ops) for recognised in ranks], OPS)
     comms = join_ranks([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
-    members, groups = found
+    (calls, distributed, uncertain), groups = found
     metadata = list(facts.values())
     # The ranks with a trace, and the peers of their messages, have numbers below the size of the run.
     highest_peer = int(comms["peer"].max()) if len(comms) else -1
@@ -139,9 +139,9 @@ def _locate(
         ops,
         comms,
         mesh,
-        members.calls,
+        calls,
         groups,
-        members.distributed,
+        distributed,
         framework=framework,
         is_declared=names_ranks and bool(mesh.pipelines),
         paired=frozenset(recognised.number for recognised in ranks if recognised.is_paired),
@@ -157,12 +157,12 @@ def _locate(
     return Located(
         ranks=ranks,
         facts=facts,
-        calls=members.calls,
+        calls=calls,
         groups=groups,
         placed=placed,
         framework=framework,
         framework_evidence=evidence,
-        warnings=(*layout, *members.warnings, *cut, *inferences, *placed.notes),
+        warnings=(*layout, *uncertain, *cut, *inferences, *placed.notes),
     )
 
 
@@ -174,8 +174,7 @@ def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) 
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
     groups = find_groups(
-        members.calls,
-        members.distributed,
+        *members[:2],
         {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},
         by_use=any(recognised.info.format is not InputFormat.NCCL_INSPECTOR for recognised in ranks),
         no_pipeline=no_pipeline,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
+from pptrace.model.tables import Int64, What, comms_table, ops_table
 from pptrace.recognise.infer.evidence import Messages, MismatchError
 from pptrace.recognise.infer.rank_order import Channel, Grouped, Ops, grouped
 from pptrace.recognise.ops.from_marks import warnings_of_marks
@@ -230,21 +230,18 @@ def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: In
         return np.concatenate([value if np.ndim(value) else np.full(size, value, object) for value, size in sizes])
 
     columns = {
-        "rank": column(-1, -1),
         "step": column(steps[run[op]], np.where(is_step, number, step_of_span)[spans]),
         "kind": column(np.repeat(np.array(["F", "B"], object), list(map(len, both))), what[spans]),
         "stage": column(stage, -1),
         "chunk": column(chunk, -1),
         "microbatch": column(microbatch[op], -1),
-        "phase": column("", ""),
         "start_ns": column(start, begin[spans]),
         "end_ns": column(end, recognised.host["end_ns"].to_numpy()[spans]),
         "clock": column(np.where(work.launched, "device", "host").astype(object), "host"),
         "source": column("inferred", "label"),
-        "pair": column("", ""),
     }
     order = np.argsort(columns["start_ns"], kind="stable")
-    return make_table(OPS, {name: values[order] for name, values in columns.items()})
+    return ops_table({name: values[order] for name, values in columns.items()})
 
 
 def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64) -> pd.DataFrame:
@@ -267,9 +264,5 @@ def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: 
 def _messages(recognised: RecognisedRank, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
     """Rows of COMMS."""
     calls = recognised.calls.iloc[messages.row]
-    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row}
     names = ("bytes", "stream", "clock", "start_ns", "posted_ns", "asked_ns", "end_ns")
-    columns |= {name: calls[name].to_numpy() for name in names}
-    columns |= {"transfer_start_ns": columns["start_ns"], "transfer_end_ns": columns["end_ns"]}
-    size = len(messages)
-    return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})
+    return comms_table({"axis": "pp", "group_size": 2, **row, **{name: calls[name].to_numpy() for name in names}})

@@ -112,10 +112,10 @@ def _why_none(assignment: StageAssignment, measured: Sequence[MeasuredStep]) -> 
     line = "no schedule recognised: the order of ops on the traced ranks matches no known schedule"
     if not measured or assignment.mesh.pp is None:
         return line
-    closest = closest_to_step(most_complete(measured), assignment.ops, assignment.mesh)
+    closest, share = closest_to_step(most_complete(measured), assignment.ops, assignment.mesh)
     if closest is None:
         return line
-    return f"{line}; the closest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order"
+    return f"{line}; the closest, {closest.name}, has {share:.0%} of the ops in this order"
 
 
 def _shape(name: str, plans: Sequence[Plan], ops: pd.DataFrame, mesh: MeshInfo) -> tuple[int, int, int]:

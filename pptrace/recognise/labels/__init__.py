@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import chain
 
 from pptrace.recognise.labels import (
-    common,
     deepseek,
     deepspeed,
+    label,
     megatron,
     megatron_otel,
     nanotron,
@@ -42,7 +42,7 @@ _RULES = tuple(
         vescale.RULES,
         megatron.RULES,
         megatron_otel.RULES,
-        common.RULES,
+        label.RULES,
     )
 )
 _LONGEST = 2000

@@ -1,4 +1,6 @@
-"""The content of a label."""
+"""The content of a label, how rules are made, and the rules for ranges that torch writes for every program (torch 2.x,
+``torch/profiler/profiler.py``, ``torch/optim/optimizer.py``).
+"""
 
 from __future__ import annotations
 
@@ -95,3 +97,9 @@ def rule(pattern: str, read: Callable[[re.Match[str]], Label | None]) -> Rule:
 def fixed(pattern: str, label: Label) -> Rule:
     """A rule whose label is always the same."""
     return rule(pattern, lambda _: label)
+
+
+RULES = (
+    rule(r"ProfilerStep#(?P<step>\d{1,9})", lambda m: Label("", span="STEP", step=int(m["step"]))),
+    fixed(r"Optimizer\.step#\w+\.step", Label("", span="OPTIMIZER")),
+)

@@ -15,7 +15,7 @@ from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.splits import rows_of_splits
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, empty_table, make_table
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, comms_table, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
@@ -87,11 +87,9 @@ def _of_rank(
     ends = (calls["peer"].to_numpy(), calls["local_peer"].to_numpy())
     peers = _each(peer_of, (kinds, number, *ends), "int64")
     sizes = np.array([group.size for group in call_groups], dtype=np.int64)
-    unknown = np.full(len(calls), -1, dtype=np.int64)
-    table = make_table(
-        CALL_COMMS,
+    table = comms_table(
         {
-            "rank": np.full(len(calls), rank, dtype=np.int64),
+            "rank": rank,
             "step": _steps(calls, kinds, rank_ops),
             "kind": kinds,
             "axis": axes,
@@ -99,18 +97,13 @@ def _of_rank(
             "group_size": np.where(are_among(kinds, P2P), 2, sizes[number]),
             **_sizes(calls),
             "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
-            "stage": unknown,
-            "chunk": unknown,
-            "microbatch": unknown,
             **{name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
-            "transfer_start_ns": calls["start_ns"].to_numpy(),
-            "transfer_end_ns": calls["end_ns"].to_numpy(),
             "stream": calls["stream"].to_numpy(),
-            "match": unknown,
             "clock": calls["clock"].to_numpy(dtype=object),
             "group": np.array([group.key for group in call_groups], dtype=object)[number],
             "seq": calls["seq"].to_numpy(),
         },
+        CALL_COMMS,
     )
     return _with_microbatches(table, rank_ops)
 

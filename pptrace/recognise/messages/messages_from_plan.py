@@ -18,11 +18,11 @@ import pandas as pd
 
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, DIRECTIONS
+from pptrace.model.tables import COMPUTE_KINDS, DIRECTIONS, Int64
 from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import Direction, messages_of_rank
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, slices
+from pptrace.slices import Slice, last_like, rows_where, slices
 
 PlanOf = Callable[[int], Plan]
 """The plan of a step."""
@@ -242,3 +242,44 @@ def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.D
         "may have none): they are left out, and the time of messages without spans counts as bubble"
     )
     return comms[~half].reset_index(drop=True), (line,)
+
+
+def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
+    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
+    if not lacking.any():
+        return comms
+    rows = rows_where(comms[["rank", "kind", "direction", "stage"]], lacking)
+    holders = rows_where(ops[["rank", "stage"]], ops["stage"] >= 0).drop_duplicates().to_numpy()
+    is_onward = (rows["kind"] == "send").to_numpy() == (rows["direction"] == "F").to_numpy()
+    other_stage = rows["stage"].to_numpy() + np.where(is_onward, 1, -1)
+    holder = last_like(
+        [_pipelines(rows["rank"].to_numpy(), mesh), other_stage], [_pipelines(holders[:, 0], mesh), holders[:, 1]]
+    )
+    peers = comms["peer"].to_numpy(copy=True)
+    peers[lacking.to_numpy()] = np.append(holders[:, 0], -1)[holder]
+    return comms.assign(peer=peers)
+
+
+def _pipelines(ranks: Int64, mesh: MeshInfo) -> Int64:
+    """A number for the pipeline of each rank, the same for all whose pipeline is unknown."""
+    index, present = pd.factorize(ranks)
+    numbers: dict[tuple[int, ...], int] = {}
+    of_present = [numbers.setdefault(mesh.pipeline_of(rank), len(numbers)) for rank in present.tolist()]
+    return np.array(of_present, dtype=np.int64)[index]
+
+
+def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """Drop messages from before the first stage or beyond the last one: combined send-receive functions are called on all
+    ranks, and move nothing there.
+    """
+    compute = ops[ops["stage"] >= 0]
+    if compute.empty or mesh.pp is None:
+        return comms
+    last = max(int(compute["stage"].max()), mesh.pp * (mesh.vpp or 1) - 1)
+    ordered = (
+        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
+    )
+    other_stage = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
+    absent = ordered & ((other_stage < 0) | (other_stage > last))
+    return comms[~absent] if absent.any() else comms

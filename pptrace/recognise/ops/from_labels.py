@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Int64, empty_table
+from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.model.traces import Events, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.labels import Label
@@ -36,7 +35,6 @@ from pptrace.recognise.ops.label_columns import (
 from pptrace.recognise.ops.label_rows import CarriedMessages, spans_table, tables_of_labels
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables, num_outside_steps, spans_of_steps
 from pptrace.schedule.actions import Kind
-from pptrace.slices import last_like, rows_where
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -75,7 +73,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
             if by_gaps is not None:
                 return by_gaps
             spans = spans_of_steps(labelled)  # steps, as torch.profiler's ranges or the reader tell them
-            if not len(spans.ranges):
+            if not len(spans):
                 return None
             return RankTables(trace.framework or "unlabelled", spans_table(spans), empty_table(COMMS))
         evidence = inference.evidence
@@ -110,10 +108,11 @@ def _by_gaps(
             "record with ranges around forward_step and backward_step"
         )
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), (line,))
-    if not between.ops:
-        return RankTables(framework, empty_table(OPS), empty_table(COMMS), between.evidence)
-    ranges = Ranges.joined([Ranges.of(between.ops), labelled.where(~labelled.is_op)])
-    ops, comms, evidence = _tables(trace.events, ranges, between.evidence, "inferred", launches, calls)
+    ops_between, evidence = between
+    if not ops_between:
+        return RankTables(framework, empty_table(OPS), empty_table(COMMS), evidence)
+    ranges = Ranges.joined([Ranges.of(ops_between), labelled.where(~labelled.is_op)])
+    ops, comms, evidence = _tables(trace.events, ranges, evidence, "inferred", launches, calls)
     return RankTables(framework, ops, comms, evidence, by_gaps=True)
 
 
@@ -159,44 +158,3 @@ def _is_pipeline(inference: Inference) -> bool:
     kinds = [action.kind for _, action in inference.ops]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
-
-
-def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
-    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
-    if not lacking.any():
-        return comms
-    rows = rows_where(comms[["rank", "kind", "direction", "stage"]], lacking)
-    holders = rows_where(ops[["rank", "stage"]], ops["stage"] >= 0).drop_duplicates().to_numpy()
-    is_onward = (rows["kind"] == "send").to_numpy() == (rows["direction"] == "F").to_numpy()
-    other_stage = rows["stage"].to_numpy() + np.where(is_onward, 1, -1)
-    holder = last_like(
-        [_pipelines(rows["rank"].to_numpy(), mesh), other_stage], [_pipelines(holders[:, 0], mesh), holders[:, 1]]
-    )
-    peers = comms["peer"].to_numpy(copy=True)
-    peers[lacking.to_numpy()] = np.append(holders[:, 0], -1)[holder]
-    return comms.assign(peer=peers)
-
-
-def _pipelines(ranks: Int64, mesh: MeshInfo) -> Int64:
-    """A number for the pipeline of each rank, the same for all whose pipeline is unknown."""
-    index, present = pd.factorize(ranks)
-    numbers: dict[tuple[int, ...], int] = {}
-    of_present = [numbers.setdefault(mesh.pipeline_of(rank), len(numbers)) for rank in present.tolist()]
-    return np.array(of_present, dtype=np.int64)[index]
-
-
-def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """Drop messages from before the first stage or beyond the last one: combined send-receive functions are called on all
-    ranks, and move nothing there.
-    """
-    compute = ops[ops["stage"] >= 0]
-    if compute.empty or mesh.pp is None:
-        return comms
-    last = max(int(compute["stage"].max()), mesh.pp * (mesh.vpp or 1) - 1)
-    ordered = (
-        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
-    )
-    other_stage = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
-    absent = ordered & ((other_stage < 0) | (other_stage > last))
-    return comms[~absent] if absent.any() else comms

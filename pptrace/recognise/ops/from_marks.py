@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P, SpanKind
-from pptrace.model.categories import as_category, category_of_codes, same_category
+from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Int64, make_table
+from pptrace.model.tables import DIRECTIONS, Int64, comms_table, ops_table
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables
 from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
 from pptrace.schedule.actions import Kind, Phase
@@ -76,17 +76,15 @@ def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     on_device = work.launched & ~np.isin(kind, _OF_THE_HOST)
     columns: dict[str, Any] = {name: joined(ops[name], -1) for name in ("stage", "chunk", "microbatch")}
     columns |= {
-        "rank": np.full(len(at), -1),
         "step": joined(ops["step"], spans["step"]),
         "kind": category_of_codes(kind, _KINDS),
         "phase": category_of_codes(joined(ops["phase"], -1) + 1, ("", *Phase)),
         "start_ns": np.where(on_device, work.start_ns, marks.start_ns[at]),
         "end_ns": np.where(on_device, work.end_ns, marks.end_ns[at]),
         "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
-        "source": same_category("label", len(at)),
         "pair": as_category(joined(ops["pair"], "")),
     }
-    return make_table(OPS, columns)
+    return ops_table(columns)
 
 
 def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
@@ -111,11 +109,8 @@ def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
         "direction": category_of_codes(rows["direction"], _DIRECTIONS),
         "splits": category_of_codes(rows["splits"], [str(text) for text in splits]),
         "clock": category_of_codes((times["stream"] >= 0).astype(np.int64), ("host", "device")),
-        "transfer_start_ns": times["start_ns"],
-        "transfer_end_ns": times["end_ns"],
     }
-    unknown = dict.fromkeys(("rank", "match"), np.full(len(rows), -1))
-    return make_table(COMMS, {**columns, **times, **unknown})
+    return comms_table({**columns, **times})
 
 
 def _transfer_columns(marks: MarkedRanges) -> dict[str, Int64]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -27,16 +26,14 @@ _READ_BY = {Kind.RECV_F: Kind.F, Kind.RECV_B: Kind.B}
 _CUTS = ("STEP", "OPTIMIZER", "GRAD_SYNC")
 
 
-@dataclass(frozen=True, slots=True)
-class BetweenMessages:
-    """The ops in time order, and the evidence; without ops the reason."""
-
-    ops: tuple[Range, ...]
-    evidence: tuple[str, ...]
+_Gap = tuple[tuple[Kind, ...], int, int]
+"""Ops between two messages: of these kinds, in this order, from a start to an end, ns."""
 
 
-def ops_between_messages(labelled: Ranges) -> BetweenMessages | None:
-    """The ops of the thread that posts most labelled messages; None where labels name no messages in order."""
+def ops_between_messages(labelled: Ranges) -> tuple[list[Range], tuple[str, ...]] | None:
+    """(the ops of the thread that posts most labelled messages, in time order; the evidence, without ops the reason); None where
+    labels name no messages in order.
+    """
     messages = labelled.where(labelled.is_message & ~labelled.names_microbatch).objects()
     if not messages:
         return None
@@ -48,7 +45,7 @@ def ops_between_messages(labelled: Ranges) -> BetweenMessages | None:
     cuts = np.sort(labelled.start_ns[labelled.has_span(*_CUTS)]).tolist()
     gaps = list(_gaps(thread_messages, cuts, LabelledPhases(labelled)))
     if why := _why_unclear(gaps):
-        return BetweenMessages((), (why,))
+        return [], (why,)
     ops, estimated = _split(gaps, thread_messages[0].label.framework, thread)
     counts = Counter(op.kind for op in ops)
     evidence = [
@@ -61,16 +58,7 @@ def ops_between_messages(labelled: Ranges) -> BetweenMessages | None:
             f"{estimated} times a forward and a backward lie between the same two messages: their sum is measured, where "
             "the one ends and the other begins is estimated by the forwards and backwards that lie alone"
         )
-    return BetweenMessages(tuple(ops), tuple(evidence))
-
-
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """Ops between two messages: ops of these kinds, in this order."""
-
-    kinds: tuple[Kind, ...]
-    start_ns: int
-    end_ns: int
+    return ops, tuple(evidence)
 
 
 def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases) -> Iterator[_Gap]:
@@ -84,7 +72,7 @@ def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases
             continue  # the end of a step
         kinds = _kinds(before, after, None if phase < 0 else tuple(Phase)[phase])
         if kinds:
-            yield _Gap(kinds, before.end_ns, after.start_ns)
+            yield kinds, before.end_ns, after.start_ns
 
 
 def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]:
@@ -101,14 +89,14 @@ def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]
 
 def _why_unclear(gaps: Sequence[_Gap]) -> str:
     """The reason why the gaps do not determine the ops; "" where they do."""
-    counts = Counter(kind for gap in gaps for kind in gap.kinds)
+    counts = Counter(kind for kinds, *_ in gaps for kind in kinds)
     forwards, backwards = counts[Kind.F], counts[Kind.B]
     counts_text = f"between the labelled messages lie {forwards} forwards and {backwards} backwards"
     remedy = "record with ranges around forward_step and backward_step"
     if not forwards or not backwards or backwards > forwards:
         return f"{counts_text}, which cannot be all of what ran: ops are null; {remedy}"
-    alone = {gap.kinds for gap in gaps if len(gap.kinds) == 1}
-    if any(len(gap.kinds) == 2 for gap in gaps) and len(alone) < 2:
+    alone = {kinds for kinds, *_ in gaps if len(kinds) == 1}
+    if any(len(kinds) == 2 for kinds, *_ in gaps) and len(alone) < 2:
         return (
             f"{counts_text}, which cannot be separated where both lie between the same messages: ops are null; {remedy}"
         )
@@ -119,17 +107,14 @@ def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Rang
     """The ops in the gaps, and the number of gaps cut in two."""
     labels = {kind: Label(framework, (LabelledAction(kind),), inferred=True) for kind in (Kind.F, Kind.B)}
     ops: list[Range] = []
-    num_shared_gaps = sum(len(gap.kinds) == 2 for gap in gaps)
+    num_shared_gaps = sum(len(kinds) == 2 for kinds, *_ in gaps)
     share = 0.0
     if num_shared_gaps:
         forward, backward = (
-            median(gap.end_ns - gap.start_ns for gap in gaps if gap.kinds == (kind,)) for kind in (Kind.F, Kind.B)
+            median(end - start for kinds, start, end in gaps if kinds == (kind,)) for kind in (Kind.F, Kind.B)
         )
         share = forward / max(forward + backward, 1)
-    for gap in gaps:
-        edges = [gap.start_ns, gap.end_ns]
-        if len(gap.kinds) == 2:
-            edges.insert(1, gap.start_ns + round((gap.end_ns - gap.start_ns) * share))
-        for kind, (start, end) in zip(gap.kinds, pairwise(edges), strict=True):
-            ops.append(Range(labels[kind], start, end, thread))
+    for kinds, start, end in gaps:
+        edges = (start, start + round((end - start) * share), end) if len(kinds) == 2 else (start, end)
+        ops += [Range(labels[kind], *of_kind, thread) for kind, of_kind in zip(kinds, pairwise(edges), strict=True)]
     return ops, num_shared_gaps

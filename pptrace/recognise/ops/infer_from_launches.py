@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from pptrace.recognise.ops.infer_from_operators import (
 )
 from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.schedule.actions import Kind
+from pptrace.slices import Slice
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb(?!da)|\blion_|adafactor|sgd_", re.IGNORECASE)
@@ -43,12 +43,10 @@ def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Rang
     ``threads`` are those that may launch it (autograd's use kernels of the same name), () for any.
     """
     launches = _launches(events)
-    computes = ~launches.is_communication
-    start_ns, end_ns, thread, chosen = (
-        column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread, launches.is_optimizer)
-    )
+    computing = launches.where(~launches["is_communication"])
+    start_ns, end_ns, thread, chosen = (computing[name] for name in ("launch_ns", "end_ns", "thread", "is_optimizer"))
     if threads:
-        chosen &= np.isin(thread, list(threads))
+        chosen = chosen & np.isin(thread, list(threads))
     opens = np.flatnonzero(chosen & ~np.concatenate(([False], chosen[:-1])))
     closes = np.flatnonzero(chosen & ~np.concatenate((chosen[1:], [False])))
     label = Label("", span="OPTIMIZER", inferred=True)
@@ -56,19 +54,6 @@ def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Rang
         Range(label, int(start_ns[low]), int(end_ns[high]), int(thread[low]))
         for low, high in zip(opens, closes, strict=True)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Launches:
-    """The kernels of a rank by the time of their launches: one entry per kernel in every array."""
-
-    launch_ns: Int64
-    end_ns: Int64
-    thread: Int64
-    stream: Int64
-    is_p2p: npt.NDArray[np.bool_]
-    is_communication: npt.NDArray[np.bool_]
-    is_optimizer: npt.NDArray[np.bool_]
 
 
 def infer_from_launches(events: Events, ranges: Ranges) -> Inference:
@@ -79,19 +64,19 @@ def infer_from_launches(events: Events, ranges: Ranges) -> Inference:
     message = _pipeline_messages(launches, events, ranges)
     if not message.any():
         return Inference()
-    threads, counts = np.unique(launches.thread[message], return_counts=True)
+    threads, counts = np.unique(launches["thread"][message], return_counts=True)
     main = int(threads[counts.argmax()])
-    message &= launches.thread == main
+    message &= launches["thread"] == main
     segments = drop_incidental_segments(_segments(launches, message, main, ranges))
     ops = [(segment, action) for segment, action in with_microbatches(segments) if action.kind.is_compute]
     kinds = Counter(action.kind for _, action in ops)
-    computes = ~launches.is_communication
-    on_main = computes & (launches.thread == main)
+    computes = ~launches["is_communication"]
+    on_main = computes & (launches["thread"] == main)
     starts, ends = (
         np.array([getattr(segment, name) for segment, _ in ops], dtype=np.int64) for name in ("start_ns", "end_ns")
     )
-    inside = _within(launches.launch_ns, starts, ends) & computes
-    explained, total = int(inside.sum()), int((computes & ~launches.is_optimizer).sum())
+    inside = _within(launches["launch_ns"], starts, ends) & computes
+    explained, total = int(inside.sum()), int((computes & ~launches["is_optimizer"]).sum())
     line = (
         f"{kinds[Kind.F]} forwards by order of {message.sum()} send/receive kernels and {on_main.sum()} others of "
         f"thread {main}, {kinds[Kind.B]} backwards by {(computes & ~on_main).sum()} kernels of autograd's threads; "
@@ -101,7 +86,8 @@ def infer_from_launches(events: Events, ranges: Ranges) -> Inference:
     return Inference(ops, main, int(message.sum()), (line,))
 
 
-def _launches(events: Events) -> _Launches:
+def _launches(events: Events) -> Slice:
+    """The kernels of a rank by the time of their launches."""
     kernels = np.flatnonzero((events.category == Category.KERNEL) & (events.correlation >= 0))
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
@@ -118,21 +104,25 @@ def _launches(events: Events) -> _Launches:
         matches = np.array([bool(pattern.search(events.names[code])) for code in codes.tolist()], dtype=bool)
         return matches[code_index]
 
-    return _Launches(
-        launch_ns=events.start_ns[calls],
-        end_ns=events.start_ns[calls] + events.dur_ns[calls],
-        thread=events.thread[calls],
-        stream=events.stream[kernels],
-        is_p2p=named(_P2P_KERNEL),
-        is_communication=named(COMMUNICATION_KERNEL),
-        is_optimizer=named(_OPTIMIZER_KERNEL),
+    return Slice(
+        {
+            "launch_ns": events.start_ns[calls],
+            "end_ns": events.ends_of(calls),
+            "thread": events.thread[calls],
+            "stream": events.stream[kernels],
+            "is_p2p": named(_P2P_KERNEL),
+            "is_communication": named(COMMUNICATION_KERNEL),
+            "is_optimizer": named(_OPTIMIZER_KERNEL),
+        }
     )
 
 
-def _pipeline_messages(launches: _Launches, events: Events, ranges: Ranges) -> npt.NDArray[np.bool_]:
+def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> npt.NDArray[np.bool_]:
     """Mark the launches that are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = ranges.where(ranges.is_message)
-    inside = launches.is_p2p & _within(launches.launch_ns, labelled.start_ns, labelled.end_ns)
+    inside: npt.NDArray[np.bool_] = launches["is_p2p"] & _within(
+        launches["launch_ns"], labelled.start_ns, labelled.end_ns
+    )
     if inside.any():
         return inside
     is_all_to_all = np.array([bool(_ALL_TO_ALL.search(name)) for name in events.names], dtype=bool)
@@ -140,13 +130,17 @@ def _pipeline_messages(launches: _Launches, events: Events, ranges: Ranges) -> n
     args = events.comm_args
     by_record = args["collective"].str.contains(_ALL_TO_ALL.pattern, case=False, regex=True)
     calls = np.array(sorted(rows | set(args.loc[by_record, "event"].tolist())), dtype=np.int64)
-    messages = launches.is_p2p & ~_within(launches.launch_ns, events.start_ns[calls], events.ends_of(calls))
+    messages: npt.NDArray[np.bool_] = launches["is_p2p"] & ~_within(
+        launches["launch_ns"], events.start_ns[calls], events.ends_of(calls)
+    )
     if not messages.any():
         return messages
-    senders, counts = np.unique(launches.thread[messages], return_counts=True)
+    senders, counts = np.unique(launches["thread"][messages], return_counts=True)
     main = senders[counts.argmax()]
-    foreign = np.unique(launches.stream[messages & (launches.thread != main)])
-    pipeline_messages: npt.NDArray[np.bool_] = messages & (launches.thread == main) & ~np.isin(launches.stream, foreign)
+    foreign = np.unique(launches["stream"][messages & (launches["thread"] != main)])
+    pipeline_messages: npt.NDArray[np.bool_] = (
+        messages & (launches["thread"] == main) & ~np.isin(launches["stream"], foreign)
+    )
     return pipeline_messages
 
 
@@ -160,13 +154,13 @@ def _within(times: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
 _CODES = (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.MESSAGE, SegmentKind.OPTIMIZER)
 
 
-def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Ranges) -> list[Segment]:
+def _segments(launches: Slice, message: npt.NDArray[np.bool_], main: int, ranges: Ranges) -> list[Segment]:
     """Unbroken runs of launches of one kind, and the boundaries between steps."""
-    code = np.where(launches.thread == main, 0, 1)
-    code[launches.is_optimizer & (launches.thread == main)] = 3
+    code = np.where(launches["thread"] == main, 0, 1)
+    code[launches["is_optimizer"] & (launches["thread"] == main)] = 3
     code[message] = 2
-    chosen = message | ~launches.is_communication
-    starts, ends, code = launches.launch_ns[chosen], launches.end_ns[chosen], code[chosen]
+    chosen = message | ~launches["is_communication"]
+    starts, ends, code = launches["launch_ns"][chosen], launches["end_ns"][chosen], code[chosen]
     leads = ranges.table.leads[ranges.label]
     spans = ranges.start_ns[ranges.has_span("STEP", "OPTIMIZER") & ~leads]
     starts, ends = np.concatenate((starts, spans)), np.concatenate((ends, spans))

@@ -143,7 +143,8 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
                 for action in actions
             )
         )
-        messages = Ranges(table, codes, events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+        times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+        messages = Ranges(table, codes, *times, step=np.full(len(rows), -1))
         parts.append(messages.where(messages.has_actions))
     return Ranges.joined(parts)
 

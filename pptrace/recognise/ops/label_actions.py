@@ -11,7 +11,7 @@ from pptrace.model.tables import Int64
 from pptrace.recognise.labels import Label
 from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
 from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, Bool, LabelTable, Ranges
-from pptrace.recognise.ops.label_steps import SteppedRanges, with_steps
+from pptrace.recognise.ops.label_steps import with_steps
 from pptrace.schedule.actions import Kind
 from pptrace.slices import Slice, group_codes, last_like
 
@@ -26,16 +26,16 @@ class LabelledActions:
     of each. Where a range holds n ops of equal weight, each has its ``part`` and ``parts`` = n.
     """
 
-    stepped: SteppedRanges
+    ranges: Ranges
     actions: Slice
 
     def in_time_order(self) -> Slice:
         """The actions by the starts of their ranges, and by their parts within one."""
-        start = self.stepped.ranges.start_ns[self.actions["range"]]
+        start = self.ranges.start_ns[self.actions["range"]]
         return self.actions.where(np.lexsort((self.actions["parts"], self.actions["part"], start)))
 
 
-def steps_of_ranges(ranges: Ranges) -> SteppedRanges:
+def steps_of_ranges(ranges: Ranges) -> Ranges:
     """The ranges in time order, each with its step; each part of a split sequence is a microbatch of its own."""
     splits = num_sequences(ranges)
 
@@ -53,14 +53,14 @@ def steps_of_ranges(ranges: Ranges) -> SteppedRanges:
     return with_steps(ranges.in_time_order())
 
 
-def with_microbatches(stepped: SteppedRanges) -> LabelledActions:
-    """The ops and messages of ranges with their microbatches."""
-    stepped = _without_rolled_back_ops(stepped.where(np.argsort(stepped.step, kind="stable")))
-    ranges, actions = stepped.ranges, stepped.ranges.actions()
+def with_microbatches(ranges: Ranges) -> LabelledActions:
+    """The ops and messages of ranges, whose steps are known, with their microbatches."""
+    ranges = _without_rolled_back_ops(ranges.where(np.argsort(ranges.step, kind="stable")))
+    actions = ranges.actions()
     unsplit = {"part": np.zeros(len(actions), dtype=np.int64), "parts": np.ones(len(actions), dtype=np.int64)}
-    actions = _with(actions, step=stepped.step[actions["range"]], **unsplit)
+    actions = _with(actions, step=ranges.step[actions["range"]], **unsplit)
     actions = _with_weights(ranges, _with_microbatches(ranges, actions))
-    return LabelledActions(stepped, _split_backward(actions))
+    return LabelledActions(ranges, _split_backward(actions))
 
 
 def _with(rows: Slice, **columns: Int64) -> Slice:
@@ -72,22 +72,21 @@ def num_sequences(ranges: Ranges) -> int:
     return 1 + max((label.sequence for label in ranges.present()), default=0)
 
 
-def _without_rolled_back_ops(stepped: SteppedRanges) -> SteppedRanges:
+def _without_rolled_back_ops(ranges: Ranges) -> Ranges:
     """Drop ops that zero bubble's post-validation rolled back: where it takes an optimizer step back, the first ops run again."""
-    ranges = stepped.ranges
     of_zero_bubble = ranges.table.of(lambda label: label.framework == ZERO_BUBBLE, np.bool_)[ranges.label]
     if not of_zero_bubble.any():
-        return stepped
+        return ranges
     first = ranges.table.first_action[ranges.label]
     rows = np.flatnonzero(ranges.is_op & ranges.names_microbatch)
     names = ("kind", "stage", "chunk", "microbatch")
-    keys = [ranges.table.actions[name][first[rows]] for name in names] + [stepped.step[rows]]
+    keys = [ranges.table.actions[name][first[rows]] for name in names] + [ranges.step[rows]]
     last_rows = np.flatnonzero(of_zero_bubble[rows])
     last = last_like(keys, [key[last_rows] for key in keys])
     last_start = np.append(ranges.start_ns[rows[last_rows]], 0)[last]
     is_last = np.ones(len(ranges), dtype=np.bool_)
     is_last[rows] = (last < 0) | (last_start == ranges.start_ns[rows])
-    return stepped.where(is_last)
+    return ranges.where(is_last)
 
 
 def _counts_before(groups: Int64) -> Int64:

@@ -116,13 +116,14 @@ def _columns_of(action: LabelledAction) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Ranges as columns; ``label`` is the index into the table of labels."""
+    """Ranges as columns; ``label`` is the index into the table of labels, ``step`` is −1 where it is not known."""
 
     table: LabelTable
     label: Int64
     start_ns: Int64
     end_ns: Int64
     thread: Int64
+    step: Int64
 
     @classmethod
     def of(cls, ranges: Iterable[Range]) -> Ranges:
@@ -130,7 +131,7 @@ class Ranges:
         index: dict[Label, int] = {}
         label = [index.setdefault(entry.label, len(index)) for entry in rows]
         times = ([getattr(entry, name) for entry in rows] for name in ("start_ns", "end_ns", "thread"))
-        columns = (np.array(column, dtype=np.int64) for column in (label, *times))
+        columns = (np.array(column, dtype=np.int64) for column in (label, *times, [NONE] * len(rows)))
         return cls(LabelTable(tuple(index)), *columns)
 
     @classmethod
@@ -143,14 +144,14 @@ class Ranges:
             table = LabelTable(tuple(label for part in present for label in part.table.labels))
             moves = np.append(0, np.cumsum([len(part.table.labels) for part in present])).tolist()
         label = np.concatenate([part.label + move for part, move in zip(present, moves, strict=False)])
-        names = ("start_ns", "end_ns", "thread")
+        names = ("start_ns", "end_ns", "thread", "step")
         return cls(table, label, *(np.concatenate([getattr(part, name) for part in present]) for name in names))
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     def where(self, chosen: npt.NDArray[Any]) -> Ranges:
-        columns = (self.label, self.start_ns, self.end_ns, self.thread)
+        columns = (self.label, self.start_ns, self.end_ns, self.thread, self.step)
         return Ranges(self.table, *(column[chosen] for column in columns))
 
     def in_time_order(self) -> Ranges:
@@ -240,7 +241,8 @@ def labelled_ranges(events: Events) -> Ranges:
     is_labelled = index[codes] >= 0
     rows = on_host[is_labelled]
     table = LabelTable(tuple(labels.values()))
-    ranges = Ranges(table, index[codes[is_labelled]], events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+    times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+    ranges = Ranges(table, index[codes[is_labelled]], *times, step=np.full(len(rows), NONE))
     # Spans of a kind that pptrace marked as well are dropped: an optimizer's own range lies in the mark of its step.
     marked = {label.span for label in ranges.present() if label.marked}
     if marked:

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.categories import category_of_codes, same_category
+from pptrace.model.categories import category_of_codes
 from pptrace.model.stage_texts import stage_text
-from pptrace.model.tables import COMMS, DIRECTIONS, OPS, UNKNOWN, Int64, make_table
+from pptrace.model.tables import DIRECTIONS, UNKNOWN, Int64, comms_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import LabelledActions
 from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, LabelledPhases, Ranges
-from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex, SteppedRanges
+from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice, distinct_rows, last_like
 
@@ -78,7 +78,7 @@ def tables_of_labels(
     """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them; those that nothing
     else shows begin when their message had been waited for.
     """
-    ranges, actions = labelled.stepped.ranges, labelled.in_time_order()
+    ranges, actions = labelled.ranges, labelled.in_time_order()
     is_message = IS_MESSAGE[ranges.kind][actions["range"]]
     ops, moved = actions.where(~is_message), actions.where(is_message)
     of_ops = ranges.where(ops["range"])
@@ -124,7 +124,7 @@ def _ops(
     labelled: LabelledActions, ops: Slice, source: str, times: tuple[Int64, Int64, Bool], phases: LabelledPhases
 ) -> pd.DataFrame:
     """The table of ops, and of the spans between them, in time order; ``times`` are starts, ends and whether on the device."""
-    ranges = labelled.stepped.ranges
+    ranges = labelled.ranges
     (start, end, on_device), part, parts = times, ops["part"], ops["parts"]
     pair, pairs = _pairs(ops)
     # The index of each known stage among those of the rank; where labels name chunks in place of stages, these.
@@ -141,7 +141,7 @@ def _ops(
         "pair": pair,
     }
     rows = np.flatnonzero(~ranges.has_actions & ranges.has_span())
-    of_spans = _span_columns(labelled.stepped.where(rows))
+    of_spans = _span_columns(ranges.where(rows))
     none, one = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.int64)
     at = np.append(ops["range"], rows)
     order = np.lexsort((at, np.append(parts, one), np.append(part, none), ranges.start_ns[at]))
@@ -149,20 +149,19 @@ def _ops(
     return _ops_table(joined, ranges, pairs, phases)
 
 
-def spans_table(stepped: SteppedRanges) -> pd.DataFrame:
+def spans_table(ranges: Ranges) -> pd.DataFrame:
     """The OPS table of spans alone."""
-    return _ops_table(_span_columns(stepped), stepped.ranges, ("",), None)
+    return _ops_table(_span_columns(ranges), ranges, ("",), None)
 
 
-def _span_columns(stepped: SteppedRanges) -> dict[str, Any]:
+def _span_columns(ranges: Ranges) -> dict[str, Any]:
     """Parts of a step that are no ops: of the OPS table they have a kind and times alone. Texts are codes."""
-    ranges = stepped.ranges
     kind = len(KINDS) + pd.factorize(ranges.table.span)[0]
     is_inferred = ranges.table.of(lambda label: label.inferred, np.int64)
     unknown = dict.fromkeys(("stage", "chunk", "microbatch"), np.full(len(ranges), -1))
     return {
         **unknown,
-        "step": stepped.step,
+        "step": ranges.step,
         "kind": kind[ranges.label],
         "start_ns": ranges.start_ns,
         "end_ns": ranges.end_ns,
@@ -182,7 +181,7 @@ def _ops_table(
     texts = {"kind": kinds, "source": _SOURCES, "pair": pairs, "clock": ("host", "device")}
     categories: dict[str, Any] = {name: category_of_codes(columns[name], of_name) for name, of_name in texts.items()}
     categories["phase"] = category_of_codes(phase + 1, ("", *Phase))
-    return make_table(OPS, {**columns, **categories, "rank": np.full(len(start), -1)})
+    return ops_table({**columns, **categories})
 
 
 def _pairs(ops: Slice) -> tuple[Int64, tuple[str, ...]]:
@@ -238,20 +237,17 @@ def _comms(
     kernels |= dict.fromkeys(("posted_ns", "asked_ns"), kernels["start_ns"])
     columns: dict[str, Any] = {name: np.where(on_device, kernels[name], column) for name, column in on_host.items()}
     is_alone = ranges.table.num_actions[ranges.label[moved["range"]]] == 1
-    columns |= dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
     columns |= {
         "step": moved["step"],
         "kind": category_of_codes((~is_send).astype(np.int64), P2P),
-        "axis": same_category("pp", len(moved)),
-        "group_size": np.full(len(moved), 2),
+        "axis": "pp",
+        "group_size": 2,
         "bytes": np.where(is_alone, messages.sizes(start, end), -1),
         "direction": category_of_codes((~_IS_FORWARD[moved["kind"]]).astype(np.int64), DIRECTIONS),
         "stage": moved["stage"],
         "chunk": np.where(moved["stage"] < 0, moved["chunk"], UNKNOWN),
         "microbatch": moved["microbatch"],
-        "transfer_start_ns": columns["start_ns"],
-        "transfer_end_ns": columns["end_ns"],
         "stream": np.where(on_device, kernels["stream"], -1),
         "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
     }
-    return make_table(COMMS, columns)
+    return comms_table(columns)

@@ -4,7 +4,7 @@ and the device work launched inside a host range.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +21,7 @@ from pptrace.slices import Slice, group_codes, last_like
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class SteppedRanges:
-    """Ranges, and the number of the step that each is of."""
-
-    ranges: Ranges
-    step: Int64
-
-    def where(self, chosen: npt.NDArray[np.integer | np.bool_]) -> SteppedRanges:
-        return SteppedRanges(self.ranges.where(chosen), self.step[chosen])
-
-
-def with_steps(ranges: Ranges) -> SteppedRanges:
+def with_steps(ranges: Ranges) -> Ranges:
     """Ranges in time order with their steps: those of step ranges if there are any, else counted from 0 by ops that come again.
 
     Of the step ranges the ones that the profiler numbers win. What lies outside all of them is left out, but for those that
@@ -45,14 +34,14 @@ def with_steps(ranges: Ranges) -> SteppedRanges:
     single = _single(spans.where(has_number & ~leads if (has_number & ~leads).any() else has_number))
     chosen = single if len(single) else outermost(spans)
     if not len(chosen) or not ranges.has_actions.any():
-        return SteppedRanges(ranges, counted_steps(ranges))
+        return replace(ranges, step=counted_steps(ranges))
     is_inferred = ranges.table.of(lambda label: label.inferred, np.bool_)
     if not is_inferred[chosen.label].any():  # the inferred ones are parts of steps
         ranges = ranges.where(~(is_step & is_inferred[ranges.label]))
     return _inside(ranges, chosen)
 
 
-def spans_of_steps(ranges: Ranges) -> SteppedRanges:
+def spans_of_steps(ranges: Ranges) -> Ranges:
     """Steps and the ranges in them that are neither op nor message, each with its step; none without ranges of steps."""
     spans = ranges.where(ranges.has_span()).in_time_order()
     has_number = spans.table.step[spans.label] >= 0
@@ -60,14 +49,14 @@ def spans_of_steps(ranges: Ranges) -> SteppedRanges:
     is_step = spans.has_span("STEP")
     chosen = single if len(single) else outermost(spans.where(is_step))
     if not len(chosen):
-        return SteppedRanges(chosen, np.zeros(0, dtype=np.int64))
+        return chosen
     columns = [[part.label, part.start_ns, part.end_ns, part.thread] for part in (spans, chosen)]
     return _inside(spans.where(~is_step | (last_like(*columns) >= 0)), chosen)
 
 
-def num_outside_steps(ranges: Ranges, stepped: SteppedRanges) -> int:
+def num_outside_steps(ranges: Ranges, stepped: Ranges) -> int:
     """Number of ops that :func:`with_steps` dropped, because no range of a step covers them."""
-    return int(ranges.is_op.sum() - stepped.ranges.is_op.sum())
+    return int(ranges.is_op.sum() - stepped.is_op.sum())
 
 
 def _single(spans: Ranges) -> Ranges:
@@ -82,7 +71,7 @@ def _single(spans: Ranges) -> Ranges:
     return spans.where(np.array(single, dtype=np.int64))
 
 
-def _inside(ranges: Ranges, spans: Ranges) -> SteppedRanges:
+def _inside(ranges: Ranges, spans: Ranges) -> Ranges:
     """The ranges that begin in one of the spans, which are in order of their starts."""
     given = spans.table.step[spans.label]
     has_number = (given >= 0).all() and len(np.unique(given)) == len(spans)
@@ -93,7 +82,7 @@ def _inside(ranges: Ranges, spans: Ranges) -> SteppedRanges:
     goes_before = ranges.has_actions & leads[np.minimum(index + 1, len(spans))]
     index = np.where(is_outside, np.where(goes_before, index + 1, -1), index)
     is_inside = index >= 0
-    return SteppedRanges(ranges.where(is_inside), numbers[index[is_inside]])
+    return replace(ranges.where(is_inside), step=numbers[index[is_inside]])
 
 
 def counted_steps(ranges: Ranges) -> Int64:

@@ -38,9 +38,8 @@ from pptrace.marks import (
     Transfer,
     WaitMark,
 )
-from pptrace.model.categories import same_category
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, OPS, Int64, make_table
+from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Int64, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.mark_names import MarkShape, read_marks
 from pptrace.slices import Slice, rows_among
@@ -268,17 +267,9 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
     start = events.start_ns[rows]
     begun = np.searchsorted(begins.to_numpy(), start, side="right")
     index = np.minimum(begun, len(begins) - 1) if kind == DATA else np.maximum(begun - 1, 0)
-    columns: dict[str, Any] = {
-        **dict.fromkeys(("rank", "stage", "chunk", "microbatch"), np.full(len(rows), -1)),
-        **{name: same_category(text, len(rows)) for name, text in {"kind": kind, **_TEXTS}.items()},
-        "step": begins.index.to_numpy()[index],
-        "start_ns": start,
-        "end_ns": events.ends_of(rows),
-    }
-    return concat_tables([ops, make_table(OPS, columns)])
-
-
-_TEXTS = {"phase": "", "clock": "host", "source": "label", "pair": ""}
+    step = begins.index.to_numpy()[index]
+    table = ops_table({"kind": kind, "step": step, "start_ns": start, "end_ns": events.ends_of(rows)})
+    return concat_tables([ops, table])
 
 
 def found_ranges(events: Events, kind: str) -> Int64:

@@ -20,7 +20,6 @@ Messages and collectives join the graphs of ranks: :mod:`pptrace.recognise.recor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +29,7 @@ from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows
+from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Rows
 from pptrace.slices import Slice
 
 SOON_NS = 30_000
@@ -56,34 +55,12 @@ _HOST_NODES = {
 _NO_ROWS = np.empty(0, dtype=np.intp)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Edges:
+def edges_of(source: npt.ArrayLike, target: npt.ArrayLike, lag_ns: npt.ArrayLike, units: npt.ArrayLike = 0.0) -> Slice:
     """Edges between nodes; ``units`` is how much of ``lag_ns`` recording took, in units of the cost per event."""
-
-    source: Int64
-    target: Int64
-    lag_ns: Int64
-    units: Float
-
-    @classmethod
-    def of(
-        cls, source: npt.ArrayLike, target: npt.ArrayLike, lag_ns: npt.ArrayLike, units: npt.ArrayLike = 0.0
-    ) -> Edges:
-        sources = np.asarray(source, dtype=np.int64)
-        return cls(
-            sources,
-            np.asarray(target, dtype=np.int64),
-            np.broadcast_to(np.asarray(lag_ns, dtype=np.int64), sources.shape),
-            np.broadcast_to(np.asarray(units, dtype=np.float64), sources.shape),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Edges]) -> Edges:
-        parts = parts or (cls.of([], [], []),)
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
-
-    def __len__(self) -> int:
-        return len(self.source)
+    columns = {"source": source, "target": target, "lag_ns": lag_ns}
+    values = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
+    values["units"] = np.asarray(units, dtype=np.float64)
+    return Slice({name: np.broadcast_to(column, values["source"].shape) for name, column in values.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +74,7 @@ class RankGraph:
     )
     start_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     end_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    edges: Edges = field(default_factory=lambda: Edges.of([], [], []))
+    edges: Slice = field(default_factory=lambda: edges_of([], [], []))
 
     def __len__(self) -> int:
         return len(self.host) + 2 * len(self.start_ns)
@@ -111,8 +88,12 @@ class RankGraph:
     def launches(self) -> tuple[Int64, Int64]:
         """(the host node at which work was launched, the number of that work), of all work of which that is known."""
         edges, num_host = self.edges, len(self.host)
-        chosen = (edges.source < num_host) & (edges.target >= num_host) & (edges.target < num_host + len(self.start_ns))
-        return edges.source[chosen], edges.target[chosen] - num_host
+        chosen = (
+            (edges["source"] < num_host)
+            & (edges["target"] >= num_host)
+            & (edges["target"] < num_host + len(self.start_ns))
+        )
+        return edges["source"][chosen], edges["target"][chosen] - num_host
 
     def split(self, values: Int64) -> tuple[Int64, Int64, Int64]:
         """Values of all nodes as those of the host, of starts and of ends."""
@@ -144,8 +125,8 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64) -> RankGra
     starts = len(chosen) + np.arange(len(device))
     ends = starts + len(device)
     units = boundaries.after[source] + boundaries.before[target]
-    waits = [Edges.of(node_of[source], node_of[target], lag, units), Edges.of(ends[work], node_of[call_end], call_lag)]
-    edges = Edges.joined([*device.edges(node_of, starts, ends), *waits])
+    waits = [edges_of(node_of[source], node_of[target], lag, units), edges_of(ends[work], node_of[call_end], call_lag)]
+    edges = Slice.joined([edges_of([], [], []), *device.edges(node_of, starts, ends), *waits])
     waited, index = np.unique(np.concatenate((target, call_end[call_waited])), return_index=True)
     least = np.where(index < len(target), 0, _LEAST_CALL_NS)
     host = _host_nodes(boundaries, chosen, waited, np.minimum(least, boundaries.gaps_ns[waited]))
@@ -202,7 +183,7 @@ class _Device:
     def __len__(self) -> int:
         return len(self.start)
 
-    def edges(self, node_of: Rows, starts: Int64, ends: Int64) -> list[Edges]:
+    def edges(self, node_of: Rows, starts: Int64, ends: Int64) -> list[Slice]:
         """The edges into the starts and ends of all work."""
         if not len(self):
             return []
@@ -234,21 +215,21 @@ class _Device:
         lag_of_launch = np.where(by_launch, latency, np.minimum(latency, least_latency))
         lag_of_stream = np.where(by_stream, behind, np.minimum(behind, least_gap))
         return [
-            Edges.of(node_of[self.launch[launched]], starts[launched], lag_of_launch[launched]),
-            Edges.of(ends[before[follows]], starts[follows], lag_of_stream[follows]),
-            Edges.of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
-            Edges.of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
-            Edges.of(starts, ends, self.end - self.start),
+            edges_of(node_of[self.launch[launched]], starts[launched], lag_of_launch[launched]),
+            edges_of(ends[before[follows]], starts[follows], lag_of_stream[follows]),
+            edges_of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
+            edges_of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
+            edges_of(starts, ends, self.end - self.start),
             self._queue_edges(node_of, ends),
         ]
 
-    def _queue_edges(self, node_of: Rows, ends: Int64) -> Edges:
+    def _queue_edges(self, node_of: Rows, ends: Int64) -> Slice:
         """A launch waits while the device has as many before it as it takes."""
         launched = np.flatnonzero(self.launch >= 0)
         launched = launched[np.argsort(self.launched_ns[launched], kind="stable")]
         first, later = launched[:-_QUEUE], launched[_QUEUE:]
         ahead = self.end[first] <= self.launched_ns[later]
-        return Edges.of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)
+        return edges_of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)
 
 
 def _low(values: Int64, default: int) -> int:

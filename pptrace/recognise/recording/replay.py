@@ -22,7 +22,7 @@ from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Trace
 from pptrace.recognise.device.work import device_rows
 from pptrace.recognise.recording.boundaries import Boundaries, Float
-from pptrace.recognise.recording.graph import Edges, RankGraph
+from pptrace.recognise.recording.graph import RankGraph, edges_of
 from pptrace.slices import Slice, last_like, reduce_groups
 
 _CHUNK = 100_000
@@ -100,11 +100,12 @@ def join_graphs(
         host, edges, cost_ns = graphs[rank].host, graphs[rank].edges, costs_ns[rank]
         follows = np.flatnonzero(host["thread"][1:] == host["thread"][:-1]) + 1
         rows = host.where(follows)
-        chain_edges.append(Edges.of(number + follows - 1, number + follows, rows["lag_ns"]))
+        chain_edges.append(edges_of(number + follows - 1, number + follows, rows["lag_ns"]))
         is_first, columns = np.diff(follows, prepend=-1) > 1, ("overhead_ns", "room_ns", "waited")
         chain = {"cost_ns": rows["units"] * cost_ns, "first": is_first, **{name: rows[name] for name in columns}}
         chains.append(Slice(chain))
-        of_ranks.append(Edges(edges.source + number, edges.target + number, edges.lag_ns, edges.units * cost_ns))
+        moved = {name: edges[name] + number for name in ("source", "target")}
+        of_ranks.append(edges.with_columns({**moved, "units": edges["units"] * cost_ns}))
     members = _members(graphs, times, first, comms)
     # Each message or collective is a node, which comes when its last member has begun.
     matches, index = np.unique(members["match"].to_numpy(), return_inverse=True)
@@ -115,12 +116,12 @@ def join_graphs(
     waited, depends = wait_ns <= ready[index], end >= ready[index]
     lag = np.where(waited, end - ready[index], 0)
     meetings = num_nodes + index
-    of_meetings = [Edges.of(start_node, meetings, 0), Edges.of(meetings[depends], end_node[depends], lag[depends])]
+    of_meetings = [edges_of(start_node, meetings, 0), edges_of(meetings[depends], end_node[depends], lag[depends])]
     time = np.concatenate([*times.values(), ready])
     # Nothing but the meeting let a member that had waited for it come later than this lag after any other cause.
     longest = np.full(len(time), np.iinfo(np.int64).max)
     longest[end_node[depends & waited]] = lag[depends & waited]
-    edges = Edges.joined([*chain_edges, *of_ranks, *of_meetings])
+    edges = Slice.joined([edges_of([], [], []), *chain_edges, *of_ranks, *of_meetings])
     parts = {rank: (number, len(times[rank])) for rank, number in first.items()}
     return _ordered(time, edges, Slice.joined(chains), longest, parts)
 
@@ -157,32 +158,32 @@ def _first_like(rows: Sequence[Int64], known: Sequence[Int64], number: int) -> I
     return np.where(last >= 0, number + len(known[0]) - 1 - last, -1)
 
 
-def _ordered(time: Int64, edges: Edges, chain: Slice, longest: Int64, parts: Mapping[int, tuple[int, int]]) -> RunGraph:
+def _ordered(time: Int64, edges: Slice, chain: Slice, longest: Int64, parts: Mapping[int, tuple[int, int]]) -> RunGraph:
     """Put nodes and edges in order. The first edges are those of the chain, the last those of meetings.
 
     Args:
         longest: the longest lag that edges into a node may have that are not from a meeting.
         parts: the first node of each rank and their number.
     """
-    from_meeting = edges.source >= sum(size for _, size in parts.values())
-    lag = np.where(from_meeting, edges.lag_ns, np.minimum(edges.lag_ns, longest[edges.target]))
-    waited = chain["waited"] | (longest[edges.target[: len(chain)]] < np.iinfo(np.int64).max)
-    ahead = time[edges.source] <= time[edges.target]  # clocks that are off may show an effect before its cause
-    order = np.lexsort((_level_among_equals(time, edges.source[ahead], edges.target[ahead]), time))
+    from_meeting = edges["source"] >= sum(size for _, size in parts.values())
+    lag = np.where(from_meeting, edges["lag_ns"], np.minimum(edges["lag_ns"], longest[edges["target"]]))
+    waited = chain["waited"] | (longest[edges["target"][: len(chain)]] < np.iinfo(np.int64).max)
+    ahead = time[edges["source"]] <= time[edges["target"]]  # clocks that are off may show an effect before its cause
+    order = np.lexsort((_level_among_equals(time, edges["source"][ahead], edges["target"][ahead]), time))
     position = np.empty(len(time), dtype=np.int64)
     position[order] = np.arange(len(time))
-    lag = _tight(time, edges.source, edges.target, lag, ahead)
+    lag = _tight(time, edges["source"], edges["target"], lag, ahead)
     used = np.flatnonzero(ahead)
-    used = used[np.argsort(position[edges.target[used]], kind="stable")]
+    used = used[np.argsort(position[edges["target"][used]], kind="stable")]
     index = np.full(len(edges), -1)
     index[used] = np.arange(len(used))
     return RunGraph(
         time[order],
         {rank: position[first : first + size] for rank, (first, size) in parts.items()},
-        np.searchsorted(position[edges.target[used]], np.arange(len(time) + 1)),
-        position[edges.source[used]],
+        np.searchsorted(position[edges["target"][used]], np.arange(len(time) + 1)),
+        position[edges["source"][used]],
         lag[used],
-        edges.units[used],
+        edges["units"][used],
         chain.with_columns({"edge": index[: len(chain)], "waited": waited}),
     )
 

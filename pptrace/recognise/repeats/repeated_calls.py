@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pptrace.intervals import find_interval, reduce_ranges
-from pptrace.model.categories import same_category
 from pptrace.model.device import Rows
-from pptrace.model.tables import OPS, Int64, empty_table, make_table
+from pptrace.model.tables import OPS, Int64, empty_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.model.wording import counted
 from pptrace.recognise.device.idle import LAUNCHES, SYNCHRONISES
@@ -153,13 +151,8 @@ class RepeatedSteps:
 
 def rows_of_ranges(kind: str, step: Int64, start_ns: Int64, end_ns: Int64, clock: str = "host") -> pd.DataFrame:
     """Ranges of one kind as inferred rows of the schema OPS, of no rank."""
-    texts = {"kind": kind, "phase": "", "clock": clock, "source": "inferred", "pair": ""}
-    columns: dict[str, Any] = {
-        **dict.fromkeys(("rank", "stage", "chunk", "microbatch"), np.full(len(step), -1, dtype=np.int64)),
-        **{name: same_category(text, len(step)) for name, text in texts.items()},
-        **{"step": step, "start_ns": start_ns, "end_ns": end_ns},
-    }
-    return make_table(OPS, columns)
+    columns = {"kind": kind, "clock": clock, "source": "inferred"}
+    return ops_table({**columns, "step": step, "start_ns": start_ns, "end_ns": end_ns})
 
 
 def repeated_steps(events: Events, captures: Int64) -> RepeatedSteps:

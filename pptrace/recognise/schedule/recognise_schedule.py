@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -100,15 +100,14 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     if turned is not None:
         line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
         return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
-    closest = closest_to_step(best, ops, mesh)
-    if closest is not None and closest.share >= _MIN_SHARE:
+    closest, share = closest_to_step(best, ops, mesh)
+    if closest is not None and share >= _MIN_SHARE:
         line = (
-            f"the run follows {closest.plan.name} in {closest.share:.0%} of its ops: the ideal figures are of that "
+            f"the run follows {closest.name} in {share:.0%} of its ops: the ideal figures are of that "
             "plan; see the schedule's mismatches"
         )
-        warnings = () if closest.share == 1 else (line,)
-        return compare_with_plan(closest.plan, PlanSource.RECOGNISED, measured, warnings)
-    text = f"; the closest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order" if closest else ""
+        return compare_with_plan(closest, PlanSource.RECOGNISED, measured, () if share == 1 else (line,))
+    text = f"; the closest, {closest.name}, has {share:.0%} of the ops in this order" if closest else ""
     if plan is None:
         line = f"no schedule recognised: {problem}{text}"
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
@@ -146,26 +145,18 @@ def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     return plan, ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClosestSchedule:
-    """A plan, and the share of measured ops at their planned index."""
-
-    plan: Plan
-    share: float
-
-
-def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> ClosestSchedule | None:
-    """The schedule with the largest share of a step's ops in its order, by the mean of the ranks, of which an order that ends
-    early is compared as far as it goes; None where no schedule has this shape.
+def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> tuple[Plan | None, float]:
+    """(the plan with the largest share of a step's ops at their planned index, that share), by the mean of the ranks, of which an
+    order that ends early is compared as far as it goes; (None, −1) where no schedule has this shape.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
     if compute.empty:
-        return None
+        return None, -1.0
     num_stages, num_microbatches = int(compute["stage"].max()) + 1, int(compute["microbatch"].max()) + 1
     chunks = int(compute.groupby("rank")["stage"].nunique().max())
     pp = max(max(step.pp_ranks) + 1, mesh.pp or 1, -(-num_stages // chunks))
     rows = step.rows
-    best: ClosestSchedule | None = None
+    best: tuple[Plan | None, float] = None, -1.0
     for entry in registry.SCHEDULES.values():
         try:
             plan = registry.build(entry.name, pp, num_microbatches, chunks)
@@ -176,8 +167,8 @@ def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Cl
             planned = map(str, plan.compute_actions(pp_rank))
             shares.append(sum(cell == of_plan for cell, of_plan in zip(row, planned, strict=False)) / len(row))
         share = sum(shares) / len(shares)
-        if best is None or share > best.share:
-            best = ClosestSchedule(plan, share)
+        if share > best[1]:
+            best = plan, share
     return best
 
 

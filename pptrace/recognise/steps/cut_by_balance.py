@@ -8,7 +8,7 @@ their backwards from the beginning of a step to its end.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -27,28 +27,14 @@ _OPEN = (
 _CUT = "no span marks the end of a step: a step is assumed to end where each rank has run as many backwards as forwards"
 
 
-@dataclass(frozen=True, slots=True)
-class _Balance:
-    """Counts after each op of a rank: forwards waiting for their backwards, and forwards so far."""
-
-    waiting: Int64
-    forwards: Int64
-
-    @classmethod
-    def of(cls, kinds: Iterable[str]) -> _Balance:
-        row = list(kinds)
-        forwards = np.cumsum([kind in _FORWARDS for kind in row], dtype=np.int64)
-        return cls(forwards - np.cumsum([kind in _BACKWARDS for kind in row], dtype=np.int64), forwards)
-
-    @property
-    def ends(self) -> set[int]:
-        """Numbers of forwards after which none is waiting."""
-        return set(self.forwards[self.waiting == 0].tolist())
-
-    @property
-    def most(self) -> int:
-        """The largest number of forwards waiting at once."""
-        return int(self.waiting.max(initial=0))
+def _balance(kinds: Iterable[str]) -> tuple[Int64, Int64, set[int]]:
+    """(forwards waiting for their backwards after each op of a rank, forwards so far, numbers of forwards after which none is
+    waiting).
+    """
+    row = list(kinds)
+    forwards = np.cumsum([kind in _FORWARDS for kind in row], dtype=np.int64)
+    waiting = forwards - np.cumsum([kind in _BACKWARDS for kind in row], dtype=np.int64)
+    return waiting, forwards, set(forwards[waiting == 0].tolist())
 
 
 def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
@@ -60,11 +46,11 @@ def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     computing = [recognised for recognised in ranks if rows_among(recognised.ops["kind"], _FORWARDS).any()]
     if len(computing) < 2 or not all(map(_is_one_counted_step, computing)):
         return list(ranks), ()
-    balances = [_Balance.of(recognised.ops.sort_values("start_ns", kind="stable")["kind"]) for recognised in computing]
-    if max(balance.most for balance in balances) < 2:
+    balances = [_balance(recognised.ops.sort_values("start_ns", kind="stable")["kind"]) for recognised in computing]
+    if max(int(waiting.max(initial=0)) for waiting, *_ in balances) < 2:
         return list(ranks), ()
-    last = max(int(balance.forwards[-1]) for balance in balances)
-    cuts = np.array(sorted(set.intersection(*(balance.ends for balance in balances)) - {last}), dtype=np.int64)
+    last = max(int(forwards[-1]) for _, forwards, _ in balances)
+    cuts = np.array(sorted(set.intersection(*(ends for *_, ends in balances)) - {last}), dtype=np.int64)
     if not len(cuts):
         return list(ranks), ()
     line = (
@@ -121,11 +107,11 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
 
     What follows the last end is a step that is cut off. A trace that begins inside a step has backwards without forwards.
     """
-    balances = [_Balance.of(row) for row in kinds]
+    balances = list(map(_balance, kinds))
     none = np.zeros(0, dtype=np.int64)
-    if len(kinds) < 2 or any((balance.waiting < 0).any() for balance in balances):
+    if len(kinds) < 2 or any((waiting < 0).any() for waiting, *_ in balances):
         return none
-    first, *others = (balance.ends for balance in balances)
+    first, *others = (ends for *_, ends in balances)
     agrees = all(first <= ends for row, ends in zip(kinds[1:], others, strict=True) if row)
     return np.array(sorted(first), dtype=np.int64) if agrees else none
 

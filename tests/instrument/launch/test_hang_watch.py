@@ -17,8 +17,7 @@ from instrument.launch.watch.hang_watch import HangWatch, RankEnd, explain_end, 
 from instrument.launch.watch.motion import Usage, describe_rank, stayed_stopped
 from instrument.launch.watch.python_motion import PythonMotion
 from instrument.launch.watch.stacks import Frame, is_setting_up
-from pptrace.hang_diagnosis.verdict import Diagnosis
-from pptrace.hang_diagnosis.words import sentence
+from pptrace.hang_diagnosis.verdict import Diagnosis, sentence
 
 WORLD = CallGroup("0", (0, 1, 2), "gloo", "default_pg")
 ON_DEVICE = CallGroup("0", (0, 1, 2), "nccl", "default_pg")

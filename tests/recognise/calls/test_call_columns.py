@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pptrace.model.categories import without_categories
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
-from pptrace.recognise.calls.find_calls import find_calls
+from pptrace.recognise.calls.find_calls import find_calls, in_turn, one_by_one, with_works
 from pptrace.recognise.calls.kernels import batches
-from pptrace.recognise.calls.works import in_turn, one_by_one, with_works
 from tests.recognise.kineto_calls import ALL_REDUCE, MAIN_THREAD, RECV, SEND, Rank
 
 NAMES = (

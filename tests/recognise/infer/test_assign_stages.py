@@ -260,7 +260,7 @@ def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     ranges_of_step = resolved([*ranges[:2], step, *ranges[3:]])
     assert actions(ranges_of_step) == ["?0F0", "?0F1", "?0B0", "?0B1"]
     rows = ranges_of_step.in_time_order()["range"]
-    assert ranges_of_step.stepped.ranges.start_ns[rows].tolist() == [30, 40, 50, 60]
+    assert ranges_of_step.ranges.start_ns[rows].tolist() == [30, 40, 50, 60]
 
 
 def test_ops_that_name_nothing_are_numbered_in_order() -> None:

@@ -115,9 +115,10 @@ def found_between(*named: tuple[str, int, int]) -> tuple[list[str], tuple[str, .
         label = read_label(name)
         assert label is not None, name
         ranges.append(Range(label, start, end, thread=1))
-    ops = ops_between_messages(Ranges.of(ranges))
-    assert ops is not None
-    return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in ops.ops], ops.evidence
+    found = ops_between_messages(Ranges.of(ranges))
+    assert found is not None
+    ops, evidence = found
+    return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in ops], evidence
 
 
 def test_a_gap_that_nothing_tells_apart_is_null_with_the_reason() -> None:
