@@ -42,8 +42,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
-from instrument.pipeline.outstanding import recomputed_cells
 from pptrace.errors import UsageError
+from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
 
 

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from instrument.collectives import AxisGroup
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
 from instrument.expert.noise import ForwardKey
-from instrument.expert.options import ExpertOptions
 from instrument.expert.pieces import Pieces, Tape
 from instrument.models.parallel import Parallel, alone
 from instrument.seeds import mix
@@ -30,6 +29,7 @@ from instrument.tensor.embedding import VocabParallelEmbedding
 from instrument.tensor.heads import share_heads
 from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
 from pptrace.errors import UsageError
+from pptrace.sizes.expert_options import ExpertOptions
 
 VOCABULARY = 256  # bytes
 _STD = 0.02

@@ -7,7 +7,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from instrument.expert.options import Dispatcher, ExpertOptions
 from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
 from pptrace.analysis.experts.counts import RankCounts, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
@@ -15,6 +14,7 @@ from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
 from pptrace.analysis.experts.places import with_model_stages
 from pptrace.analysis.experts.waits import Waits
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.slices import Slice
 from tests.support.gpt_runs import facts_of_run
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.expert_counts import ExpertCounts
-from instrument.models.volume.experts import ExpertSizes
 from pptrace.analysis.experts.counts import read_counts
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of, sizes_of_run
@@ -19,6 +17,8 @@ from pptrace.analysis.experts.places import with_model_stages
 from pptrace.analysis.experts.waits import Waits
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
+from pptrace.sizes.experts import ExpertSizes
 from pptrace.slices import Slice
 from tests.support.expert_calls import expert_calls
 from tests.support.gpt_runs import facts_of_run

@@ -2,7 +2,7 @@
 
 All figures are one rank's, as communication marks count them (:mod:`pptrace.marks`): of a collective the whole tensor,
 gathered or before it is scattered, as nccl-tests does; of point-to-point messages what the rank sends and what it
-receives. What a whole step of the GPT runtime moves is in :mod:`instrument.models.volume.step`.
+receives. What a whole step of the GPT runtime moves is in :mod:`pptrace.sizes.step`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from instrument.models.volume.gpt_facts import GptFacts, Parameter, StageParameters
-from instrument.models.volume.transformer import Volume, collective, total
 from pptrace.marks import Axis, Collective
+from pptrace.sizes.gpt_facts import GptFacts, Parameter, StageParameters
+from pptrace.sizes.transformer import Volume, collective, total
 
 _COUNT_BYTES = 8
 

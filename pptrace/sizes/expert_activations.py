@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from instrument.expert.options import ExpertOptions
-from instrument.models.volume.experts import INDEX_BYTES
+from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.experts import INDEX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from instrument.models.volume.gpt_facts import GptFacts
+from pptrace.sizes.gpt_facts import GptFacts
 
 PAPER = "arXiv 2205.05198"
 _INDEX_BYTES = 8

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from instrument.models.volume.expert_step import ExpertVolume, Routes
-from instrument.models.volume.gpt_facts import GptFacts, stage_parameters
-from instrument.models.volume.gradients import GradientVolume, ShardedUnits
-from instrument.models.volume.transformer import (
+from pptrace.marks import Axis, Collective
+from pptrace.schedule.actions import Action, Kind, iter_halves
+from pptrace.schedule.cell import Cell
+from pptrace.schedule.outstanding import recomputed_cells
+from pptrace.schedule.plan import Plan
+from pptrace.sizes.expert_step import ExpertVolume, Routes
+from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
+from pptrace.sizes.gradients import GradientVolume, ShardedUnits
+from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.transformer import (
     AttentionSizes,
     BothWays,
     TensorSizes,
@@ -31,14 +36,6 @@ from instrument.models.volume.transformer import (
     total,
     vocabulary_volume,
 )
-from instrument.pipeline.cell import Cell
-from instrument.pipeline.outstanding import recomputed_cells
-from pptrace.marks import Axis, Collective
-from pptrace.schedule.actions import Action, Kind, iter_halves
-from pptrace.schedule.plan import Plan
-
-if TYPE_CHECKING:
-    from instrument.mesh import MeshShape
 
 _TOKEN_BYTES = 8
 _CONTROL_BYTES = 8
@@ -54,7 +51,7 @@ class StepVolume:
         routes: of each rank's tokens to experts, as they were counted.
     """
 
-    def __init__(self, facts: GptFacts, mesh: MeshShape, plan: Plan, routes: Routes | None = None) -> None:
+    def __init__(self, facts: GptFacts, mesh: Mesh, plan: Plan, routes: Routes | None = None) -> None:
         self.facts = facts
         self.mesh = mesh
         self.plan = plan

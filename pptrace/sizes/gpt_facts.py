@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
 
-from instrument.expert.options import ExpertOptions
+from pptrace.sizes.expert_options import ExpertOptions
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
