@@ -45,6 +45,7 @@ from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
 from pptrace.errors import UsageError
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
+from pptrace.sizes.flops import attention_flops, expert_flops, mlp_flops, projection_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,8 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
             f"{num_full} full recomputes of {num_passes} passes through a layer; expected 0 to {num_passes}"
         )
     tokens = config.sequence
-    attention = 4 * tokens**2 * config.hidden
-    kv_width = config.num_kv_heads * config.head_dim
-    layer = 20 * tokens * config.hidden**2 + 4 * tokens * config.hidden * kv_width + attention
+    attention, mlp = attention_flops(tokens, config.hidden), mlp_flops(tokens, config.hidden, 4 * config.hidden)
+    layer = projection_flops(tokens, config.hidden, config.num_kv_heads * config.head_dim) + attention + mlp
     differences = [expert_difference(config, index) for index in range(config.layers)]
     layers = num_passes * layer + num_sequences * sum(differences)
     if num_full and len(set(differences)) > 1:
@@ -99,10 +99,8 @@ def expert_difference(config: GptConfig, layer: int) -> int:
     if config.experts is None or not config.has_experts(layer):
         return 0
     tokens, hidden, experts = config.sequence, config.hidden, config.experts.of_layer(layer)
-    width = experts.width or 4 * hidden
-    widths = experts.top_k * width + experts.shared_width
-    outputs = experts.num + experts.shared.num_coefficients
-    return 4 * tokens * hidden * widths + 2 * tokens * hidden * outputs - 16 * tokens * hidden**2
+    of_experts = expert_flops(tokens, hidden, experts.width or 4 * hidden, experts)
+    return of_experts - mlp_flops(tokens, hidden, 4 * hidden)
 
 
 def count_full(

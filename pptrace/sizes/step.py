@@ -7,12 +7,12 @@ taken back (post-validation) is not among them. What travels to experts depends 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from pptrace.marks import Axis, Collective
-from pptrace.schedule.actions import Action, Kind, iter_halves
+from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.schedule.cell import Cell
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
@@ -130,16 +130,23 @@ class StepVolume:
 
     def _actions(self, pp_rank: int) -> Iterator[Volume]:
         recomputed = self.fully_recomputed(pp_rank)
-        for action in iter_halves(self.plan.ranks[pp_rank]):
-            if action.kind is Kind.F:
-                yield self._forward(action)
-            elif action.kind in (Kind.B, Kind.I):
-                yield self._backward(action, (action.stage, action.microbatch) in recomputed)
+        forwards: Counter[int] = Counter()
+        backwards: Counter[tuple[int, bool]] = Counter()
+        for half in iter_halves(self.plan.ranks[pp_rank]):
+            if half.kind is Kind.F:
+                forwards[half.stage] += 1
+            elif half.kind in (Kind.B, Kind.I):
+                backwards[half.stage, (half.stage, half.microbatch) in recomputed] += 1
+        for stage, count in forwards.items():
+            yield times(self.forward(stage), count)
+        for (stage, fully_recomputed), count in backwards.items():
+            yield times(self.backward(stage, fully_recomputed), count)
 
-    def _forward(self, action: Action) -> Volume:
-        model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
+    def forward(self, stage: int) -> Volume:
+        """Communication of one F of a stage of the plan, but for rows to experts."""
+        model_stage_index, plan = self.plan.model_stage(stage), self.plan
         parts = [self._layers(model_stage_index).forward, *self._unrepeated(model_stage_index)]
-        parts.append(self._transfers(action.stage, plan.next_stage(action.stage), plan.previous_stage(action.stage)))
+        parts.append(self._transfers(stage, plan.next_stage(stage), plan.previous_stage(stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).forward)
         if model_stage_index == plan.chain_length - 1:
@@ -147,11 +154,11 @@ class StepVolume:
             parts.append(cross_entropy_volume(self._tp, self._tokens, self.facts.sum_bytes))
         return total((*parts, self._gathered_units(model_stage_index)))
 
-    def _backward(self, action: Action, fully_recomputed: bool) -> Volume:
-        """Communication of a B or an I: a W communicates nothing."""
-        model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
+    def backward(self, stage: int, fully_recomputed: bool) -> Volume:
+        """Communication of one B or I of a stage of the plan, but for rows to experts: a W communicates nothing."""
+        model_stage_index, plan = self.plan.model_stage(stage), self.plan
         parts = [self._layers(model_stage_index).backward, self._recomputed_volume(model_stage_index, fully_recomputed)]
-        parts.append(self._transfers(action.stage, plan.previous_stage(action.stage), plan.next_stage(action.stage)))
+        parts.append(self._transfers(stage, plan.previous_stage(stage), plan.next_stage(stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).backward)
         if model_stage_index == plan.chain_length - 1:

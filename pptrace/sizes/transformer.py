@@ -40,6 +40,25 @@ Volume = Mapping[tuple[str, str], Calls]
 """(axis, kind) → calls; kinds are those of the comms table, of which exchanges and transfers are ``send`` and ``recv``."""
 
 
+_BUS_FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+}
+"""Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind.
+
+All parts of an all-to-all are taken to be equal: of uneven ones bus bandwidth is not defined.
+"""
+
+
+def bus_factor(kind: str, size: int) -> float | None:
+    """Bus bandwidth in parts of that of the algorithm; None of a group of one, which has no bus, or of unknown size."""
+    if kind not in _BUS_FACTORS:
+        return 1.0
+    return _BUS_FACTORS[kind](size) if size > 1 else None
+
+
 def total(volumes: Iterable[Volume]) -> Volume:
     """The sum, without entries of no call."""
     totals: dict[tuple[str, str], Calls] = {}
