@@ -29,6 +29,7 @@ from pptrace.sizes.mesh import MeshSizes
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_LAYERS = 10_000
 RECOMPUTES = ("none", "selective", "full")
 ATTENTIONS = ("fused", "stored")
 _DTYPES = {num_bytes: name for name, num_bytes in ITEM_BYTES.items()}
@@ -246,7 +247,7 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
     for name, one in options_of(EstimateOptions).items():
         value = getattr(options, name)
         if one.takes is Value.WHOLE and value is not None:
-            require_whole(spell(name), value, 1)
+            require_whole(spell(name), value, 1, MOST_LAYERS if name == "layers" else 2**62)
         if one.choices and value is not None and value not in one.choices:
             raise UsageError(f"{spell(name)} is {value!r}; expected one of {', '.join(one.choices)}")
     of_layers = ("heads", "vocabulary") if options.layer_parameters is None else ("layer_activations",)

@@ -64,8 +64,8 @@ def estimate_sweep(options: EstimateSweepOptions) -> pd.DataFrame:
 
     Returns:
         One row per combination, those that fit first, of these the fewest nanoseconds of a rank for a token first
-        (``rank_ns_per_token``, where speeds are given), else the smallest peak. ``peak_bytes`` is missing of those that no schedule
-        or mesh has, ``step_ns`` of those that do not fit; ``reason`` says why.
+        (``rank_ns_per_token``, where speeds are given), else the smallest peak. ``peak_bytes`` is missing of those that no
+        schedule or mesh has, ``step_ns`` of those that do not fit; ``reason`` says why.
 
     Raises:
         PptraceError: an unknown schedule, or a value that is none; the message is one line.

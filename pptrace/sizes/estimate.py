@@ -101,6 +101,16 @@ class Estimate:
         return max(self.ranks, key=lambda rank: rank.total_bytes)
 
     @property
+    def recomputed_bytes(self) -> int:
+        """What the layer that keeps most without recompute would keep more of a microbatch."""
+        prediction = MemoryPrediction(self.volume, on_device=True)
+        how, layers = self.facts.recompute, max(self.facts.layers_per_stage)
+        if how == "none" or not layers:
+            return 0
+        kept = [prediction.sizes.layer(recompute) for recompute in ("none", how)]
+        return kept[0] - kept[1]
+
+    @property
     def tokens(self) -> int:
         """Tokens of a step, of all pipelines."""
         return self.facts.sequence * self.facts.microbatch_size * self.plan.num_microbatches * self.mesh.dp

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pptrace import axes
-from pptrace.axes import Axis
+from pptrace.axes import MESH_ORDER, Axis
 from pptrace.errors import UsageError
 
 
@@ -26,12 +25,14 @@ class Mesh(Protocol):
     def etp(self) -> int: ...
     @property
     def edp(self) -> int: ...
+    @property
+    def order(self) -> tuple[Axis, ...]: ...
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
         """(pp, dp, cp, tp) of a global rank."""
 
-    def groups_of(self, *along: Axis) -> Sequence[tuple[int, ...]]:
-        """The groups of ranks that differ in ``along`` alone."""
+    def size_of(self, axis: Axis) -> int:
+        """The size of an axis of :attr:`order`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,14 @@ class MeshSizes:
         """Ranks that hold the same experts of a stage."""
         return self.of_stage // (self.ep * self.etp)
 
+    @property
+    def order(self) -> tuple[Axis, ...]:
+        return MESH_ORDER
+
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
-        at = axes.coordinates_of(rank, self._sizes)
+        at = axes.coordinates_of(rank, {axis: self.size_of(axis) for axis in self.order})
         return at[Axis.PP], at[Axis.DP], at[Axis.CP], at[Axis.TP]
 
-    def groups_of(self, *along: Axis) -> Sequence[tuple[int, ...]]:
-        return axes.groups_of({*along, *((Axis.DP, Axis.CP) if Axis.DP_CP in along else ())}, self._sizes)
-
-    @property
-    def _sizes(self) -> Mapping[Axis, int]:
-        return {Axis.PP: self.pp, Axis.DP: self.dp, Axis.CP: self.cp, Axis.TP: self.tp}
+    def size_of(self, axis: Axis) -> int:
+        size: int = getattr(self, axis)
+        return size

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from pptrace import axes
 from pptrace.marks import Axis, Collective
 from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.schedule.cell import Cell
@@ -242,7 +243,9 @@ class StepVolume:
         """The parameters of a global rank and the sums of their gradients."""
         pp_rank = self.pp_rank(rank)
         model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
-        group = next(group for group in self.mesh.groups_of(self._replica_axis) if rank in group)
+        along = (Axis.DP, Axis.CP) if self._replica_axis is Axis.DP_CP else (self._replica_axis,)
+        sizes = {axis: self.mesh.size_of(axis) for axis in self.mesh.order}
+        group = axes.group_of(rank, along, sizes, self.mesh.order)
         return GradientVolume(
             self.facts,
             tuple(self._units(model_stage_index) for model_stage_index in model_stages),

@@ -40,6 +40,8 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
     each, size = estimate.bytes_each, units.num_bytes
     of_parameter = f"{each.weights} weights, {each.gradients} gradients, {each.optimizer} optimizer"
     notes = [f"bytes of a parameter: {of_parameter}; {_NOT_COUNTED}"]
+    if (again := estimate.recomputed_bytes) > 0:
+        notes.append(f"a layer that is computed again has {size(again)} more while that lasts, which is not counted")
     if len(shown) < len(ranks):
         notes.append(f"… {counted(len(ranks) - len(shown), 'more rank')}: --csv and --json have all")
     columns: dict[str, Callable[[RankEstimate], str]] = {
@@ -52,10 +54,10 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
         "in flight": lambda rank: str(rank.in_flight),
         "activations": lambda rank: size(rank.activations_bytes),
         "total": lambda rank: size(rank.total_bytes),
-        "TFLOP": lambda rank: f"{rank.model_flops / 1e12:,.2f}",
+        "FLOP": lambda rank: units.flops(rank.model_flops),
     }
     if any(rank.hardware_flops != rank.model_flops for rank in ranks):
-        columns["with recompute"] = lambda rank: f"{rank.hardware_flops / 1e12:,.2f}"
+        columns["with recompute"] = lambda rank: units.flops(rank.hardware_flops)
     if limit_bytes is not None:
         columns[f"of {size(limit_bytes)}"] = lambda rank: units.percent(rank.total_bytes / limit_bytes)
     return table_of("estimate", "Each rank of a stage, one step", shown, columns, notes)
