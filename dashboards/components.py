@@ -9,7 +9,7 @@ from typing import Any
 from dash import dcc, html
 
 from pptrace.hang_diagnosis.field import rank_text
-from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
+from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.tables import ReportTable
 
 Node = Any

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 from pptrace.analysis.findings.plain import LAST_TO_COLLECTIVES
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
-from pptrace.analysis.step_parts import BlamedOp
+from pptrace.analysis.stragglers.communication import LATE_MEMBER, LATE_RECEIVES
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
-from pptrace.analysis.stragglers.waits import LATE_MEMBER, LATE_RECEIVES
+from pptrace.analysis.whole_run import BlamedOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dashboards.paper import PAPER_TABLES, on_paper
 from dashboards.tables import TABLES, Asked
 from dashboards.wishes import wishes_of
 from pptrace.errors import PptraceError, UsageError
-from pptrace.report.rows import csv_of, json_of
+from pptrace.report.to_files import csv_of, json_of
 
 _NO_OPTIONS: Mapping[str, object] = {}
 _TYPES = {"csv": "text/csv", "json": "application/json"}

@@ -12,7 +12,7 @@ from pptrace.api.simulate import SimulatedStep, simulate
 from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.estimate.columns import as_rows, communication_columns, rank_columns
-from pptrace.report.sweep.columns import sweep_columns
+from pptrace.report.sweep.layout import sweep_columns
 from pptrace.schedule import registry
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import idle_by_cause

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from pptrace.api.options import Value
 from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 
 FIELDS = tuple(FORM)
 """Names of the fields of a form."""
@@ -24,7 +25,7 @@ def wishes_of(form: Mapping[str, object]) -> Wishes:
     """The wishes of a form; fields that are missing or empty stay as they are in the run.
 
     Raises:
-        UsageError: a field is no number, or no list of numbers.
+        UsageError: a field is no number, or no layers of stages.
     """
     given = {name: value for name in FORM if (value := form.get(name)) not in (None, "")}
     return Wishes(**{FORM[name].name: _READ[FORM[name].takes](name, value) for name, value in given.items()})
@@ -59,11 +60,9 @@ def _whole(name: str, value: object) -> int:
     return int(number)
 
 
-def _list(name: str, value: object) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in str(value).replace(" ", ",").split(",") if part)
-    except ValueError:
-        raise UsageError(f"{name} is {str(value)[:40]!r}; expected numbers of layers such as 5,5,5,3") from None
+def _split(name: str, value: object) -> tuple[int, ...]:
+    text = ",".join(part for part in str(value).replace(" ", ",").split(",") if part)
+    numbers = read_split(text, name)
     if sum(numbers) > _MOST_LAYERS:
         raise UsageError(f"{name} has {sum(numbers):,} layers; expected at most {_MOST_LAYERS:,}")
     return numbers
@@ -74,5 +73,5 @@ _READ: Mapping[Value, Callable[[str, object], Any]] = {
     Value.WHOLE: _whole,
     Value.TIMES: _number,
     Value.SHARE: _number,
-    Value.LIST: _list,
+    Value.SPLIT: _split,
 }

@@ -51,7 +51,7 @@ _ROOMS = "|".join(
             "marking",
         ),
         *(
-            r"analysis\.(?!report|result|step_parts|whole_run|\w+\.types)",
+            r"analysis\.(?!report|result|whole_run|\w+\.types)",
             r"report\.(?!to_json)",
             r"api\.exports",
             r"schedule\.replay_program",

@@ -47,16 +47,31 @@ class MeshShape:
     etp: int = 1
 
     def __post_init__(self) -> None:
-        if sorted(self.order) != sorted(AXES):
+        if sorted(axes.without_ep(self.order)) != sorted(AXES) or self.order.count(Axis.EP) > 1:
             raise UsageError(
                 f"the order of axes is {'-'.join(self.order)}; expected {_LISTED} once each, fastest first, such as "
-                f"{'-'.join(MESH_ORDER)}"
+                f"{'-'.join(MESH_ORDER)}, and ep at most once"
             )
         if min(self.ep, self.etp) < 1 or self.of_stage % (self.ep * self.etp):
             sizes = f"ep={self.ep}" if self.etp == 1 else f"ep={self.ep} · etp={self.etp}"
             raise UsageError(
                 f"{sizes} does not divide the {self.of_stage} ranks of a stage (dp · cp · tp), over which experts are "
                 "spread; choose a divisor"
+            )
+
+        self._check_place_of_ep()
+
+    def _check_place_of_ep(self) -> None:
+        """Refuse an order with ep in which experts would have other pipelines than the other layers, as Megatron-LM does."""
+        if Axis.EP not in self.order or self.pp == 1 or self.ep * self.etp == 1:
+            return
+        before = self.order[: self.order.index(Axis.PP)]
+        of_experts = {Axis.TP: self.etp, Axis.EP: self.ep, Axis.DP: self.edp}
+        expected, found = (prod(sizes.get(axis, 1) for axis in before) for sizes in (self._size_of_axis, of_experts))
+        if expected != found:
+            raise UsageError(
+                f"the order of axes is {'-'.join(self.order)}: before pp it has {expected} ranks of attention and {found} of "
+                "experts (etp in the place of tp, edp of dp), so that these would have other pipelines; put pp last"
             )
 
     @property
@@ -108,7 +123,9 @@ class MeshShape:
 
 
 def read_order(text: str) -> tuple[Axis, ...]:
-    """The order of axes as Megatron-LM writes it, fastest first: ``tp-cp-dp-pp``; axes left out vary slowest.
+    """The order of axes as Megatron-LM writes it, fastest first: ``tp-cp-ep-dp-pp``; axes left out vary slowest.
+
+    ep has no ranks of its own: with it, tp, ep and dp say how etp, ep and edp vary over the ranks of a stage.
 
     Raises:
         UsageError: a word that is no axis, or one that is repeated.
@@ -116,7 +133,8 @@ def read_order(text: str) -> tuple[Axis, ...]:
     order = axes.complete_order(text.split("-"))
     if order is None:
         raise UsageError(
-            f"the order of axes is {text!r}; expected {_LISTED}, fastest first, such as {'-'.join(MESH_ORDER)}"
+            f"the order of axes is {text!r}; expected {_LISTED}, fastest first, such as {'-'.join(MESH_ORDER)} or "
+            "tp-cp-ep-dp-pp"
         )
     return order
 
@@ -230,7 +248,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     world = dist.get_world_size()
     if shape.world != world:
         raise UsageError(f"a mesh of {shape.world} ranks {shape} does not fill the world of {world} ranks")
-    slowest_first = tuple(reversed(shape.order))
+    slowest_first = tuple(reversed(axes.without_ep(shape.order)))
     names = tuple(str(axis) for axis in slowest_first)
     # Naming a backend makes DeviceMesh open a separate group for an axis that spans the world, instead of taking
     # the default group, whose description names no axis. Torch before 2.8 cannot.

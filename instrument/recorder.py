@@ -21,6 +21,7 @@ from instrument.live_rows import Carried, LiveRange, LiveRows
 from instrument.nvtx_ranges import Domain, open_domain
 from pptrace.marks import (
     DOMAIN,
+    PART,
     AwaitMark,
     Axis,
     CallMark,
@@ -193,6 +194,10 @@ class Recorder:
     def communicating(self) -> bool:
         """Return whether a range of a communication call or wait is open in this thread; calls inside are part of it."""
         return _communicating.depth > 0
+
+    def part(self, name: str) -> Range:
+        """A range of PyTorch's profiler that names a part of the model, inside an op."""
+        return _NamedRange(f"{PART}{name}", None, self._listens) if self._listens() else _NULL
 
     def op(self, action: Action, step: int) -> Range:
         """The range of a schedule op."""

@@ -1,7 +1,8 @@
 """The axes of parallel training, and which global rank stands where on them. Standard library only: both sides use it.
 
 A rank's coordinates count from the fastest-varying axis to the slowest. In Megatron-LM's order, tp · cp · dp · pp,
-rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)).
+rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)). An order may name ep too, which has no ranks of its own: it says in
+which order the ranks of a stage are counted for its experts (:func:`expert_group_of`).
 
 Source of the rank arithmetic: Megatron-LM ``core/parallel_state.py``, ``RankGenerator``.
 """
@@ -42,9 +43,21 @@ SIZED = (*WITHIN_STAGE, *SHARING)
 """The axes whose sizes a mesh has besides that of its pipelines."""
 
 
+_OF_EXPERTS = {Axis.TP: Axis.ETP, Axis.EP: Axis.EP, Axis.DP: Axis.EDP}
+"""The axes of experts in the places of others, in an order that names ep."""
+
+
+def without_ep(order: Sequence[Axis]) -> tuple[Axis, ...]:
+    """An order without ep: the axes that number the ranks."""
+    return tuple(axis for axis in order if axis is not Axis.EP)
+
+
 def complete_order(words: Sequence[str]) -> tuple[Axis, ...] | None:
-    """An order of axes by their words, fastest first; those left out vary slowest. None where a word is no axis or repeated."""
-    by_word = {str(axis): axis for axis in MESH_ORDER}
+    """An order of axes by their words, fastest first; those left out vary slowest, ep is there only where it is named.
+
+    None where a word is no axis or repeated.
+    """
+    by_word = {str(axis): axis for axis in (*MESH_ORDER, Axis.EP)}
     if not set(words) <= set(by_word) or len(set(words)) != len(words):
         return None
     named = tuple(by_word[word] for word in words)
@@ -54,7 +67,7 @@ def complete_order(words: Sequence[str]) -> tuple[Axis, ...] | None:
 def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> dict[Axis, int]:
     """The coordinate of a global rank on each axis."""
     coordinates = {}
-    for axis in order:
+    for axis in without_ep(order):
         rank, coordinates[axis] = divmod(rank, sizes[axis])
     return coordinates
 
@@ -62,7 +75,7 @@ def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] =
 def rank_of(coordinates: Mapping[Axis, int], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> int:
     """The global rank at coordinates; the inverse of :func:`coordinates_of`."""
     rank = 0
-    for axis in reversed(order):
+    for axis in reversed(without_ep(order)):
         rank = rank * sizes[axis] + coordinates[axis]
     return rank
 
@@ -75,7 +88,7 @@ def group_of(
     ``rank`` may be beyond the world: then so are its group's.
     """
     members, stride = [rank], 1
-    for axis in order:
+    for axis in without_ep(order):
         if axis in axes:
             coordinate = rank // stride % sizes[axis]
             members = [member + (index - coordinate) * stride for index in range(sizes[axis]) for member in members]
@@ -88,17 +101,22 @@ def expert_group_of(
 ) -> tuple[int, ...]:
     """The global ranks of the group along an axis of experts (:data:`OF_EXPERTS`) that ``rank`` belongs to, in its order.
 
-    Experts are folded over the ranks of a stage, counted in ascending order: etp fastest, then ep, then edp. ``ep · etp``
-    divides them. Source: Megatron-LM's parallel folding (arXiv 2504.14960).
+    Experts are folded over the ranks of a stage, counted in ascending order: etp fastest, then ep, then edp; or, where ``order``
+    names ep, as tp, ep and dp stand there. ``ep · etp`` divides them. Source: Megatron-LM's parallel folding (arXiv 2504.14960),
+    whose ranks of experts have etp in the place of tp and edp in that of dp.
     """
     stage = group_of(rank, WITHIN_STAGE, sizes, order)
-    folded = {Axis.ETP: etp, Axis.EP: ep, Axis.EDP: len(stage) // (ep * etp)}
-    return tuple(stage[place] for place in group_of(stage.index(rank), (axis,), folded, OF_EXPERTS))
+    sizes_within = {Axis.ETP: etp, Axis.EP: ep, Axis.EDP: len(stage) // (ep * etp)}
+    within = [_OF_EXPERTS[each] for each in order if each in _OF_EXPERTS] if Axis.EP in order else OF_EXPERTS
+    stride = prod(sizes_within[each] for each in within[: within.index(axis)])
+    place = stage.index(rank)
+    first = place - place // stride % sizes_within[axis] * stride
+    return tuple(stage[first + index * stride] for index in range(sizes_within[axis]))
 
 
 def groups_of(
     axes: Collection[Axis], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER
 ) -> list[tuple[int, ...]]:
     """All groups of ranks that differ in ``axes`` alone: Megatron's ``get_ranks("tp-dp")``."""
-    world = prod(sizes[axis] for axis in order)
+    world = prod(sizes[axis] for axis in without_ep(order))
     return sorted({group_of(rank, axes, sizes, order) for rank in range(world)})

@@ -47,6 +47,8 @@ from pptrace.schedule.actions import Action, Phase, parse_action
 VERSION = 1
 DOMAIN = "pptrace"
 PREFIX = f"pp{VERSION}:"
+PART = "part: "
+"""Before the name of a range that names a part of the model, inside of an op."""
 METADATA_KEY = "pptrace"
 """The key of the top-level object in a Kineto trace that holds the rank's facts: rank, mesh, plan, clock, versions."""
 METADATA_TABLE = "PPTRACE_METADATA"

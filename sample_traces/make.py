@@ -32,12 +32,12 @@ from tests.support.oracle import partition  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault of ``tests/support/faulty_train.py``, or an option of the run, and what has to be found of it.
+    """A ``--fault`` of the example, or another option of the run, and what has to be found of it.
 
     ``finding`` is a part of a finding's evidence, or of the verdict on a hang.
     """
 
-    fault: Mapping[str, Any] | str
+    option: str
     finding: Mapping[str, Any]
 
 
@@ -57,16 +57,10 @@ class Sample:
             *("pptrace", "run", "-n", str(self.ranks), "--steps", self.steps),
             *(("--hang-timeout", "5") if self.hang else ()),
             *("-o", f"sample_traces/{self.name}"),
-            *self._script,
+            "instrument/examples/train_gpt.py",
             *self.arguments,
+            *(part for injected in self.injected for part in injected.option.split()),
         ]
-
-    @property
-    def _script(self) -> tuple[str, ...]:
-        if not self.injected:
-            return ("instrument/examples/train_gpt.py",)
-        faults = [injected.fault for injected in self.injected if not isinstance(injected.fault, str)]
-        return ("tests/support/faulty_train.py", json.dumps(faults))
 
     @property
     def injected(self) -> tuple[Injected, ...]:
@@ -105,9 +99,9 @@ SAMPLES = (
         ),
         steps="2:7",
         faults=(
-            Injected({"kind": "slow", "ranks": [1], "amount": 1.5}, {"cause": "straggler", "where": {"rank": 1}}),
+            Injected("--fault slow:ranks=1,times=1.5", {"cause": "straggler", "where": {"rank": 1}}),
             Injected(
-                {"kind": "late", "ranks": [3], "amount": 0.8},
+                "--fault late:ranks=3,ms=800",
                 {"cause": "host", "where": {"rank": 3}, "reason": "late start"},
             ),
         ),
@@ -119,7 +113,7 @@ SAMPLES = (
         4,
         (
             *(*_TINY, "--microbatch-size", "1", "--layers", "2", "--microbatches", "4", "--steps", "5"),
-            *("--pp", "2", "--dp", "2", "--experts", "4", "--ep", "2", "--force-routes", "hot"),
+            *("--pp", "2", "--dp", "2", "--experts", "4", "--ep", "2", "--sleep-rows", "8"),
         ),
         steps="2:5",
         faults=(
@@ -136,7 +130,7 @@ SAMPLES = (
         (*_TINY, "--layers", "4", "--microbatches", "4", "--steps", "7", *_SLEEPING),
         steps="2:4",
         hang=Injected(
-            {"kind": "crossed", "ranks": [1, 2], "since": 5},
+            "--fault crossed:ranks=1+2,since=5",
             {"verdict": "cycle", "ranks": [1, 2], "waits": [[0, [1]], [1, [2]], [2, [1]], [3, [2]]]},
         ),
     ),
@@ -158,6 +152,15 @@ SAMPLES = (
             "4",
         ),
         steps="2:7",
+    ),
+    Sample(
+        "head_p4",
+        "1F1B on four ranks, 8 microbatches, with the head and loss of a large vocabulary on the last stage; layers sleep, and "
+        "the head sleeps as three of them (GPT-2 345M: V/(12h + 2s) = 3.1), so that 2 cores keep time for 4 ranks",
+        4,
+        (*(*_TINY, "--steps", "7", *_SLEEPING, "--sleep-per-layer", "--layers", "8", "--microbatches", "8"),),
+        steps="2:7",
+        faults=(Injected("--vocabulary 50304 --sleep-head 3", {"cause": "imbalance", "where": {"stage": 3}}),),
     ),
     *(
         Sample(
@@ -254,21 +257,17 @@ def _of_faults(sample: Sample) -> list[str]:
     if not sample.injected:
         return []
     return [
-        f"The faults (`tests/support/faulty_train.py`; `amount`: factor of what ops sleep, or s), and what {_finder(sample)}:",
+        f"The faults, and what {_finder(sample)}:",
         "",
         "| fault | finding |",
         "|---|---|",
-        *(f"| `{_text(injected.fault)}` | `{json.dumps(injected.finding)}` |" for injected in sample.injected),
+        *(f"| `{injected.option}` | `{json.dumps(injected.finding)}` |" for injected in sample.injected),
         "",
     ]
 
 
 def _finder(sample: Sample) -> str:
     return "`pptrace hang` says" if sample.hang else "findings say"
-
-
-def _text(fault: Mapping[str, Any] | str) -> str:
-    return fault if isinstance(fault, str) else json.dumps(fault)
 
 
 def _total(step: dict[str, list[dict[str, int]]], name: str) -> int:

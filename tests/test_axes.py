@@ -6,7 +6,9 @@ from itertools import combinations, permutations, product
 
 import pytest
 
-from pptrace.axes import MESH_ORDER, Axis, coordinates_of, expert_group_of, group_of, groups_of, rank_of
+from instrument.mesh import MeshShape
+from pptrace.axes import MESH_ORDER, Axis, complete_order, coordinates_of, expert_group_of, group_of, groups_of, rank_of
+from pptrace.errors import UsageError
 
 SIZES = {**dict.fromkeys(MESH_ORDER, 1), Axis.TP: 2, Axis.DP: 3, Axis.PP: 4}
 WORLD = 24
@@ -60,6 +62,38 @@ def test_groups_of_experts_are_those_of_megatron_cores_rank_generator() -> None:
     assert groups_of_experts(Axis.EP, 16, **sixteen, ep=2, etp=2)[:3] == [(0, 2), (1, 3), (4, 6)]
     assert groups_of_experts(Axis.EDP, 16, **sixteen, ep=2, etp=2)[:3] == [(0, 4), (1, 5), (2, 6)]
     assert groups_of_experts(Axis.ETP, 16, **sixteen, ep=2, etp=2) == [(rank, rank + 1) for rank in range(0, 16, 2)]
+
+
+def ranks_in_megatron(sizes: dict[str, int], order: str, along: str) -> list[tuple[int, ...]]:
+    """Groups by Megatron-LM's ``RankGenerator(order).get_ranks(along)``: rank = Σ coordinate · product of faster sizes."""
+    names = order.split("-")
+    world = {}
+    for coordinates in product(*(range(sizes[name]) for name in reversed(names))):
+        world[len(world)] = dict(zip(reversed(names), coordinates, strict=True))
+    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank, place in world.items():
+        groups.setdefault(tuple(sorted(item for item in place.items() if item[0] != along)), []).append(rank)
+    return sorted(map(tuple, groups.values()))
+
+
+@pytest.mark.parametrize("order", ["-".join(words) for words in permutations(("tp", "cp", "ep", "dp", "pp"))])
+def test_an_order_with_ep_has_the_groups_of_megatrons_two_rank_generators(order: str) -> None:
+    """One of attention, with ep = 1, and one of experts, with etp as tp, edp as dp and cp = 1, whose pipelines must be equal."""
+    for ep, etp in ((2, 1), (4, 1), (2, 2), (1, 2), (3, 1), (6, 2)):
+        attention = {"tp": 2, "cp": 2, "dp": 3, "pp": 2, "ep": 1}
+        experts = {"tp": etp, "cp": 1, "dp": 12 // (ep * etp), "pp": 2, "ep": ep}
+        written, sizes = complete_order(order.split("-")), {Axis(name): size for name, size in attention.items()}
+        assert written is not None
+        for name in ("tp", "cp", "dp", "pp"):
+            assert groups_of((Axis(name),), sizes, written) == ranks_in_megatron(attention, order, name)
+        is_refused = ranks_in_megatron(attention, order, "pp") != ranks_in_megatron(experts, order, "pp")
+        if is_refused:
+            with pytest.raises(UsageError, match="so that these would have other pipelines; put pp last"):
+                MeshShape(2, 3, 2, 2, written, ep, etp)
+            continue
+        shape = MeshShape(2, 3, 2, 2, written, ep, etp)
+        for name, axis in (("tp", Axis.ETP), ("ep", Axis.EP), ("dp", Axis.EDP)):
+            assert shape.groups_of(axis) == ranks_in_megatron(experts, order, name)
 
 
 @pytest.mark.parametrize("order", list(permutations(MESH_ORDER))[::5])

@@ -64,9 +64,9 @@ _PLANTED = [
     ("pptrace.analysis.links", "pptrace.analysis.explain", "types of the report know no analysis"),
     ("pptrace.sizes.transformer", "pptrace.sizes.step", _CIRCLE),
     ("pptrace.sizes.step", "instrument.mesh", _ANALYSED),
-    ("pptrace.report.tables.steps", "pptrace.report.text", _CIRCLE),
+    ("pptrace.report.tables.step_series", "pptrace.report.text", _CIRCLE),
     ("pptrace.analysis.memory.show", "pptrace.analysis.stragglers.show", "a table of the report knows no other"),
-    ("pptrace.report.tables.steps", "pptrace.report.tables.ranks", "a table of the report knows no other"),
+    ("pptrace.report.tables.step_series", "pptrace.report.tables.ranks", "a table of the report knows no other"),
 ]
 
 

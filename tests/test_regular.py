@@ -13,8 +13,7 @@ from pptrace.ingest.common.byte_source import ByteSource, first_bytes, num_text_
 from pptrace.ingest.flight_recorder.dump import read_dump
 from pptrace.ingest.inputs.resolve import open_inputs
 from pptrace.ingest.nsight.reader import read_nsight
-from pptrace.ingest.op_tables.files import read_frame
-from pptrace.ingest.op_tables.pptrace_json import read_pptrace_json
+from pptrace.ingest.op_tables.files import read_frame, read_pptrace_json
 from pptrace.ingest.op_tables.primus import read_primus
 from pptrace.live_records.file import LiveFile
 from pptrace.regular import open_regular, read_regular

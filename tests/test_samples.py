@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pptrace import hang as hang_of
+from pptrace import load as load_run
 from pptrace.analysis.result import Severity
 from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
@@ -28,6 +29,7 @@ def expected_of(case: Path) -> dict[str, Any]:
     return content
 
 
+HEAD = "head and loss"
 ON_GPU = [case for case in CASES if "ranks" in expected_of(case)]
 ON_HOST = [case for case in CASES if case not in ON_GPU]
 
@@ -101,6 +103,22 @@ def test_samples_are_small_and_name_no_machine(case: Path) -> None:
         assert file.stat().st_size < 1_000_000
         text = gzip.decompress(file.read_bytes())
         assert not re.search(rb'"/(home|root|work|tmp)[/"]', text)
+
+
+def test_a_head_of_a_large_vocabulary_is_named_and_moved_away_from() -> None:
+    """Its stage takes longer for the head; a split without layers there gains, for which Megatron's layout is given."""
+    run = load_run(SAMPLES / "head_p4")
+    stages = run.report.stages
+    assert stages is not None
+    of_last = {one.kind: one.parts[0].name for one in stages.differences if one.stage == 3}
+    assert of_last == {"F": HEAD, "B": HEAD}
+    (finding,) = (one for one in run.report.findings if one.evidence.get("where") == {"stage": 3})
+    assert f"{HEAD} +" in finding.detail
+    predictions = run.whatif(split="Et*3|t*3|t*2|L")
+    assert predictions.study.best_split in ((3, 3, 2, 0), (3, 2, 3, 0), (2, 3, 3, 0))
+    (scenario,) = (one for one in predictions.result.scenarios if one.split == (3, 3, 2, 0))
+    assert scenario.gain_ns > 0.15 * predictions.result.measured_period_ns
+    assert scenario.paste["Megatron-LM"] == '--pipeline-model-parallel-layout "Et*3|t*3|tt|L"'
 
 
 def test_a_run_of_torch_over_nccl_is_recognised_whole() -> None:

@@ -20,19 +20,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from instrument.examples.faults import Fault
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, Severity
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.schedule.registry import get
-from tests.support.faulty_train import Fault
 from tests.support.programs import ROOT, pptrace
 from tools.marked_tables import MarkedTable
 
-SCRIPT = ROOT / "tests" / "support" / "faulty_train.py"
+SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
 _MODEL = ("--hidden", "8", "--heads", "2", "--seq", "4", "--microbatch-size", "1", "--clip-grad", "1")
 _WARMUP_STEPS = 2
-HEALTHY = Fault()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Setting:
         layers = self.pp * get(self.schedule).default_chunks
         ahead = () if self.prefetch is None else ("--prefetch", str(self.prefetch))
         if self.routes:
-            sleep = ("--experts", "4", "--ep", "2", "--force-routes", self.routes)
+            sleep = ("--experts", "4", "--ep", "2", "--force-routes", self.routes, "--sleep-rows", "8")
         return (*_MODEL, "--layers", str(layers), *sizes, *sleep, "--schedule", self.schedule, *ahead)
 
     @property
@@ -76,7 +75,7 @@ class Case:
     """
 
     name: str
-    fault: Fault
+    fault: Fault | None
     cause: str
     where: Mapping[str, int | str] = field(default_factory=dict)
     reason: str | None = None
@@ -113,7 +112,7 @@ CASES = (
     Case("Python between ops", Fault("python", (1,), 0.02), "host", {"rank": 1}, "late launches"),
     Case(
         "hot expert",
-        HEALTHY,
+        None,
         *("imbalance", {"axis": "ep", "rank": 0}, "unequal routes"),
         setting=replace(_BALANCED, routes="hot"),
         clean=_BALANCED,
@@ -121,7 +120,7 @@ CASES = (
     Case("slow rank of experts", Fault("slow", (1,), 2), "straggler", {"rank": 1}, "late member", _BALANCED),
     Case(
         "too few microbatches",
-        HEALTHY,
+        None,
         "structural",
         setting=Setting(microbatches=2, forward_ms=80, steps=8),
         clean=Setting(microbatches=4, forward_ms=40, steps=8),
@@ -172,15 +171,15 @@ class Outcome:
         return None if self.stated_ms is None else self.stated_ms / self.gained_ms - 1
 
 
-def run(folder: Path, setting: Setting, fault: Fault) -> Path:
+def run(folder: Path, setting: Setting, fault: Fault | None = None) -> Path:
     """Run a setting, if its folder is not there yet."""
     if folder.exists():
         return folder
     steps = setting.steps + _WARMUP_STEPS
-    world = str(setting.pp * setting.dp)
+    world, faulty = str(setting.pp * setting.dp), () if fault is None else ("--fault", str(fault))
     profiled = ("--steps", f"{_WARMUP_STEPS}:{steps}", "--no-analyze", "-o", folder)
     ended = pptrace(
-        "run", "-n", world, *profiled, SCRIPT, str(fault), "--steps", str(steps), *setting.arguments, forked=True
+        "run", "-n", world, *profiled, SCRIPT, *faulty, "--steps", str(steps), *setting.arguments, forked=True
     )
     if ended.code:
         raise RuntimeError(f"{folder.name}: {ended.err}")
@@ -204,23 +203,24 @@ def outcome_of(case: Case, folder: Path) -> Outcome:
     clean = case.clean or case.setting
     faulty = load(run(folder / case.name.replace(" ", "-"), case.setting, case.fault))
     faulty_report, half_size_ns = faulty.report, gain_of_half_size_ns(faulty) if case.cause == "structural" else None
-    clean_report = load(run(folder / f"clean-{clean.name}", clean, HEALTHY)).report
+    clean_report = load(run(folder / f"clean-{clean.name}", clean)).report
     faulty_ms, clean_ms = _spans_ms(faulty_report), _spans_ms(clean_report)
-    if case.fault.chance == 1:
+    if case.fault is None or case.fault.chance == 1:
         return Outcome(case, faulty_report.findings, min(faulty_ms), min(clean_ms), half_size_ns)
     return Outcome(case, faulty_report.findings, float(np.mean(faulty_ms)), float(np.median(clean_ms)))
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """The lines of the table."""
-    yield "| fault | first finding | names it | gain stated, ms | gained, ms | error |"
-    yield "|---|---|---|---:|---:|---:|"
+    yield "| fault | `--fault` | first finding | names it | gain stated, ms | gained, ms | error |"
+    yield "|---|---|---|---|---:|---:|---:|"
     for outcome in outcomes:
         first = outcome.first.title if outcome.first else "none"
         stated = "" if outcome.stated_ms is None else f"{outcome.stated_ms:.1f}"
         error = "" if outcome.error is None else f"{outcome.error:+.1%}"
         named = "yes" if outcome.is_named else "no"
-        yield f"| {outcome.case.name} | {first} | {named} | {stated} | {outcome.gained_ms:.1f} | {error} |"
+        option = "" if outcome.case.fault is None else f"`{outcome.case.fault}`"
+        yield f"| {outcome.case.name} | {option} | {first} | {named} | {stated} | {outcome.gained_ms:.1f} | {error} |"
 
 
 _HEALTHY_SETTINGS = (
@@ -238,7 +238,7 @@ _HEALTHY_SETTINGS = (
 def healthy_findings(number: int, folder: Path) -> tuple[Setting, list[Finding]]:
     """The findings of one healthy run but for those that are information: structural ones, and single long steps."""
     setting = _HEALTHY_SETTINGS[number % len(_HEALTHY_SETTINGS)]
-    report = load(run(folder / f"healthy-{number}-{setting.name}", setting, HEALTHY)).report
+    report = load(run(folder / f"healthy-{number}-{setting.name}", setting)).report
     return setting, [finding for finding in report.findings if finding.severity is not Severity.INFO]
 
 

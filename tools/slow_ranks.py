@@ -25,14 +25,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from instrument.examples.faults import Fault
 from pptrace.analysis.slow_rank import OpKind, OpTimes, SlowRank, SlowRanks
 from pptrace.live_records.codec import Flag
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
 from pptrace.workflow.live.op_times import has_ops, op_times
-from tests.support.faulty_train import Fault
 from tests.support.programs import ROOT, pptrace
 
-SCRIPT = ROOT / "tests" / "support" / "faulty_train.py"
+SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
 _SLEEPING = ("--hidden", "8", "--heads", "2", "--seq", "4", "--sleep-forward", "8", "--sleep-backward", "16")
 _COMPUTING = ("--hidden", "128", "--heads", "4", "--seq", "128")
 SLOW = 1.3
@@ -110,9 +110,10 @@ def record(folder: Path, setting: Setting, number: int) -> list[Step]:
     run_dir = folder / f"{setting.name.replace(' ', '').replace(',', '-')}-{setting.factor:g}-{number}"
     if not run_dir.exists():
         rank = setting.slow_rank
-        fault = Fault() if rank is None else Fault("slow", (rank,), setting.factor, since=setting.since)
+        slow = None if rank is None else Fault("slow", (rank,), setting.factor, since=setting.since)
+        fault = () if slow is None else ("--fault", str(slow))
         options = ("-n", str(setting.pp * setting.dp), "--live", "--profiler", "none", "--no-analyze", "-o", run_dir)
-        ended = pptrace("run", *options, SCRIPT, str(fault), *setting.arguments, forked=True)
+        ended = pptrace("run", *options, SCRIPT, *fault, *setting.arguments, forked=True)
         if ended.code:
             raise RuntimeError(f"{run_dir.name}: {ended.err}")
     return steps_of(run_dir)

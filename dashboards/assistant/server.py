@@ -56,7 +56,7 @@ _FIELDS: Mapping[Value, Any] = {
     Value.WHOLE: (int | None, None, {"ge": 1}),
     Value.TIMES: (float | None, None, {"gt": 0}),
     Value.SHARE: (float | None, None, {"ge": 0, "le": 1}),
-    Value.LIST: (list[int], [], {"max_length": 2000}),
+    Value.SPLIT: (list[int], [], {"max_length": 2000}),
 }
 """The type, the default and the limits of a field, by what the option takes."""
 

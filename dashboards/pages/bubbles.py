@@ -13,9 +13,8 @@ from dashboards.store import Loaded, Store
 from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables import Amount
-from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.ranks import bounds_table
-from pptrace.report.tables.waterfall import causes_table
+from pptrace.report.tables.waterfall import blame_table, causes_table
 
 _NOT_EXPLAINED = (
     "The trace lacks ops of the plan or ranks of the pipeline, there is no plan to compare with, or the "

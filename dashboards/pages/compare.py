@@ -17,7 +17,7 @@ from dashboards.tables import TABLES
 from pptrace.analysis.compare.result import PartChange
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
-from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
+from pptrace.report.charts.changes import causes_of_both, changes_of_parts
 from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables

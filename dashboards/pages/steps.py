@@ -12,8 +12,7 @@ from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.steps import steps_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step_line
-from pptrace.report.tables.steps import steps_table
+from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step_line, steps_table
 
 _FOR_OUTLIERS, _FOR_CHANGES = 5, 10
 """Fewest steps of which outliers and changes of level are known."""

@@ -41,9 +41,9 @@ _HELP = "Choose a schedule, a size or a split: the step is then drawn as it woul
 _LABELS_PX = 170
 _WHOLE, _TIMES, _SHARES, _TEXTS = (
     {name: option for name, option in FORM.items() if option.takes is value}
-    for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.LIST)
+    for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.SPLIT)
 )
-"""The fields with numbers, ratios, parts and lists, by their names."""
+"""The fields with numbers, ratios, parts and splits, by their names."""
 _SLIDES_WIDER = 4
 """The slider of a size reaches so many times today's."""
 _SLIDES_DOUBLINGS = 3

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from instrument.examples.expert_arguments import Add, add_experts
-from instrument.models.gpt import Recompute
+from instrument.examples.faults import Fault
+from instrument.models.gpt import NUM_BYTES, Recompute
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.main_parameters import Zero
@@ -28,7 +29,12 @@ def _add_mesh(add: Add) -> None:
     add("--cp", type=int, default=1, help="context-parallel ranks: sequences are sharded")
     add("--ep", type=int, default=1, metavar="N", help="expert-parallel ranks, of dp × cp × tp: they share --experts")
     add("--etp", type=int, default=1, metavar="N", help="expert-tensor-parallel ranks: N of them share each expert")
-    add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
+    add(
+        "--order",
+        default="tp-cp-dp-pp",
+        help="which axis varies fastest from rank to rank (first) and which slowest; with ep (tp-cp-ep-dp-pp) tp, ep and dp say "
+        "so of etp, ep and their replicas too, as in Megatron-LM",
+    )
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
     add("--ulysses", type=int, default=1, metavar="N", help="of cp, ranks that exchange heads; the others form rings")
@@ -78,6 +84,20 @@ def _add_model(add: Add) -> None:
     add("--hidden", type=int, default=96, help="hidden size")
     add("--heads", type=int, default=4, help="attention heads")
     add("--kv-heads", type=int, metavar="N", help="key and value heads (GQA); left out: as many as heads")
+    add(
+        "--vocabulary",
+        type=int,
+        default=NUM_BYTES,
+        metavar="N",
+        help="token ids of embedding and head; the data are bytes, so that those beyond 256 occur in no text",
+    )
+    add(
+        "--make-vocab-size-divisible-by",
+        type=int,
+        default=128,
+        metavar="N",
+        help="rows of embedding and head are a multiple of N times tp, as in Megatron-LM; the loss leaves out the others",
+    )
     add("--tied", action="store_true", help="one weight for embedding and head")
     add("--dropout", type=float, default=0.0, help="probability, after the embedding and in each layer")
     add(
@@ -97,11 +117,34 @@ def _add_model(add: Add) -> None:
 
 
 def _add_partition(add: Add) -> None:
-    add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
-    add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
-    add("--count-loss", action="store_true", help="head and loss count as a layer of the last stage")
-    add("--first-layers", type=int, metavar="N", help="layers of the first stage; the others share the rest")
-    add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
+    add(
+        *("--split", "--layout", "--pipeline-model-parallel-layout"),
+        metavar="SPLIT",
+        help="layers of each stage, as numbers (3,4,4,1) or as Megatron-LM's layout (Et*3|(t*4|)*2,tL); the first and the last "
+        "stage may have none (0,4,4,0 or E|(t*4|)*2L); left out: even",
+    )
+    add(
+        *("--count-embedding", "--account-for-embedding-in-pipeline-split"),
+        action="store_true",
+        help="the embedding counts as a layer of the first stage",
+    )
+    add(
+        *("--count-loss", "--account-for-loss-in-pipeline-split"),
+        action="store_true",
+        help="head and loss count as a layer of the last stage",
+    )
+    add(
+        *("--first-layers", "--decoder-first-pipeline-num-layers"),
+        type=int,
+        metavar="N",
+        help="layers of the first rank, in all of its stages together; the others share the rest",
+    )
+    add(
+        *("--last-layers", "--decoder-last-pipeline-num-layers"),
+        type=int,
+        metavar="N",
+        help="layers of the last rank, in all of its stages together; the others share the rest",
+    )
     add(
         "--balance", action="store_true", help="measure embedding, layer and head, and partition so that ranks are even"
     )
@@ -128,6 +171,28 @@ def _add_training(add: Add) -> None:
     add("--sleep-weight", type=float, metavar="MS", help="W's part of --sleep-backward; left out: half")
     add(
         "--sleep-per-layer", action="store_true", help="the times to sleep are those of a layer: a stage sleeps as many"
+    )
+    add(
+        "--sleep-rows",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="experts sleep for each of their rows, twice in a backward",
+    )
+    add(
+        "--fault",
+        type=Fault.read,
+        action="append",
+        default=[],
+        metavar="KIND:KEY=VALUE,…",
+        help="a fault, may be given again: slow:ranks=1,times=2, python:stages=1,ms=20, link:ranks=0+1,ms=40, …",
+    )
+    add(
+        "--sleep-head",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="with --sleep-per-layer: head and loss sleep as N layers; what a vocabulary of V costs is V/(12·h + 2·s) layers",
     )
 
 

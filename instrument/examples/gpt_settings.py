@@ -12,6 +12,7 @@ import torch
 
 from instrument.data.text import TextData
 from instrument.examples.expert_arguments import read_experts
+from instrument.examples.faults import check_faults
 from instrument.examples.gpt_arguments import (
     DEFAULT_BUCKET_MB,
     DEFAULT_MICROBATCHES,
@@ -20,7 +21,7 @@ from instrument.examples.gpt_arguments import (
 )
 from instrument.expert.forced import check_routes
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
+from instrument.models.gpt import NUM_BYTES, GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
@@ -35,9 +36,10 @@ from instrument.pipeline.transport import Mode
 from instrument.route import Route
 from instrument.shared_gpus import let_nccl_share_gpus
 from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.registry import build
+from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import read_csv
 from pptrace.schedule.validate import validate
 from pptrace.sizes.expert_options import check_layers
@@ -89,14 +91,14 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     if model.experts is not None:
         check_layers(model.experts, model.layers, model.hidden, shape.etp)
         check_routes(model.experts, model.layers, model.sequence)
-    if VOCABULARY % shape.tp:
-        raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
     _apply_global_batch(options, shape.dp)
     plan = _read_plan(options, shape.pp)
     validate(plan)
     plan = lower(plan)
     layer_partition = _partition_layers(options, plan, RankForm.of(model, options.microbatch_size, shape, parallel))
     _check_recompute(options)
+    is_sleeping = bool(options.sleep_forward or options.sleep_backward or options.sleep_rows)
+    check_faults(options.fault, rank_info.world, plan, is_sleeping=is_sleeping)
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
         raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
     data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
@@ -113,8 +115,18 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
         if count < 1:
             raise UsageError(f"{name} is {count}; expected at least 1")
-    if min(options.sleep_forward, options.sleep_backward) < 0:
-        raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
+    if options.vocabulary < NUM_BYTES:
+        raise UsageError(f"--vocabulary is {options.vocabulary}; expected at least {NUM_BYTES}, one id for each byte")
+    if options.make_vocab_size_divisible_by < 1:
+        raise UsageError(
+            f"--make-vocab-size-divisible-by is {options.make_vocab_size_divisible_by}; expected at least 1"
+        )
+    if min(options.sleep_forward, options.sleep_backward, options.sleep_rows) < 0:
+        raise UsageError("--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up")
+    if options.sleep_head and not (options.sleep_per_layer and 0 < options.sleep_head < math.inf):
+        raise UsageError(
+            f"--sleep-head is {options.sleep_head}; expected more than 0 times what a layer sleeps, with --sleep-per-layer"
+        )
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
     if not 0 < options.lr < 1 / WEIGHT_DECAY:
@@ -124,7 +136,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -> tuple[range, ...]:
     """The layers of every stage, by the options; with --balance a partition that is replaced once times are measured."""
     layout = Layout(
-        _read_split(options.split),
+        None if options.split is None else read_split(options.split, "--split"),
         options.count_embedding,
         options.count_loss,
         options.first_layers,
@@ -132,9 +144,8 @@ def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -
     )
     _check_balance(options, layout)
     layers, stages = options.layers, plan.chain_length
-    if stages > layers:
-        raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
-    layer_partition = partition(layers, stages, layout.layers(layers, stages))
+    split = None if layout == Layout() else layout.layers(layers, stages, plan.placement[:stages])
+    layer_partition = partition(layers, stages, split)
     if options.layer_times is None:
         return layer_partition
     return balanced_partition(read_layer_times(Path(options.layer_times), form, options.overlap), plan)
@@ -170,6 +181,8 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
         options.kv_heads,
         options.dropout,
         read_experts(options),
+        options.vocabulary,
+        options.make_vocab_size_divisible_by,
     )
 
 
@@ -248,9 +261,8 @@ def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
     """Build the plan of a named schedule, or read a file in torch's CSV, which determines ranks, chunks and microbatches."""
     if not options.schedule.endswith(".csv"):
         microbatches = DEFAULT_MICROBATCHES if options.microbatches is None else options.microbatches
-        return build(
-            options.schedule, pp, microbatches, options.chunks, options.group_size, options.lean, options.memory_limit
-        )
+        chunks = _chunks_of_split(options, pp) if options.chunks is None else options.chunks
+        return build(options.schedule, pp, microbatches, chunks, options.group_size, options.lean, options.memory_limit)
     if options.group_size or options.lean or options.memory_limit:
         raise UsageError(
             f"{options.schedule} is a complete plan; --group-size, --lean and --memory-limit shape named schedules"
@@ -267,6 +279,14 @@ def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
                 f"{options.schedule} has {planned} where {what} is {value}; leave it out or choose {planned}"
             )
     return plan
+
+
+def _chunks_of_split(options: argparse.Namespace, pp: int) -> int | None:
+    """The stages of each rank where a split tells them to a schedule that takes any number, as a layout does in Megatron-LM."""
+    if options.split is None or options.schedule not in SCHEDULES or not SCHEDULES[options.schedule].takes_any_chunks:
+        return None
+    chunks, rest = divmod(len(read_split(options.split, "--split")), pp)
+    return None if rest else chunks
 
 
 def _apply_global_batch(options: argparse.Namespace, dp: int) -> None:
@@ -303,12 +323,3 @@ def _choose_backend(wanted: str, rank_info: RankInfo) -> str:
         let_nccl_share_gpus(rank_info.rank, one_node=rank_info.local_world == rank_info.world)
         return "nccl"
     return wanted
-
-
-def _read_split(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--split is {text!r}; expected layers per stage, such as 3,2,2,1") from None

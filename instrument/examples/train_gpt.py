@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from instrument import session
 from instrument.data.text import Batch
+from instrument.examples.faults import install_faults, make_experts_sleep
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, Settings, balanced_partition, resolve_settings
 from instrument.examples.memory_lines import memory_lines
@@ -32,7 +33,7 @@ from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import VOCABULARY, GptStage
+from instrument.models.gpt import HEAD, GptStage
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -84,6 +85,9 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     parallel = make_parallel(mesh, wiring.parallel, observer.recorder, wiring.route, options.seed)
     if options.balance:
         settings = _balanced(settings, options, mesh, parallel)
+    if options.sleep_rows:
+        make_experts_sleep(1e-3 * options.sleep_rows)
+    install_faults(options.fault, mesh, settings.plan)
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
     feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
@@ -158,7 +162,7 @@ def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
     sequences = plan.num_microbatches * options.microbatch_size
-    return step_flops(settings.model, sequences, num_full).times(settings.shape.dp)
+    return step_flops(settings.model, sequences, num_full, settings.shape.tp).times(settings.shape.dp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
@@ -184,9 +188,16 @@ def _make_runtime(
     def wrap(stage: GptStage) -> torch.nn.Module:
         if not (options.sleep_forward or options.sleep_backward):
             return stage
-        unit_s = 1e-3 * (len(stage.blocks) if options.sleep_per_layer else 1)
-        weight_s = None if options.sleep_weight is None else options.sleep_weight * unit_s
-        return SleepingStage(stage, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s)
+
+        def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
+            unit_s, weight_ms = 1e-3 * times, options.sleep_weight
+            weight_s = None if weight_ms is None else weight_ms * unit_s
+            return SleepingStage(
+                module, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s, part
+            )
+
+        layers = sleeping(stage, len(stage.blocks) if options.sleep_per_layer else 1, "layers")
+        return sleeping(layers, options.sleep_head, HEAD) if stage.head is not None and options.sleep_head else layers
 
     gpt = GptPipeline(
         settings.plan,
@@ -237,7 +248,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         kv_heads=settings.model.num_kv_heads,
         sequence=options.seq,
         microbatch_size=options.microbatch_size,
-        vocabulary=VOCABULARY,
+        vocabulary=options.vocabulary,
         dtype=options.dtype,
         tied=options.tied,
         layers_per_stage=tuple(map(len, settings.layer_partition)),
@@ -255,6 +266,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         dropout=options.dropout,
         attention_kernel=_kernel(settings, options),
         sleeps=bool(options.sleep_forward or options.sleep_backward),
+        vocabulary_multiple=options.make_vocab_size_divisible_by,
     )
 
 
@@ -264,6 +276,7 @@ def _sleeps(options: argparse.Namespace) -> dict[str, object]:
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,
         "sleep_per_layer": options.sleep_per_layer,
+        "sleep_head_layers": options.sleep_head,
     }
 
 

@@ -33,7 +33,7 @@ runs. And torch ends a recompute as soon as backward has all that it needs: a la
 does not run again under full recompute unless the plan splits the backward, nor the attention's last (2·B·s²·h) under
 selective recompute where the attention is not one fused kernel. Hardware FLOPs here are the papers', a whole forward.
 
-V is 256 here, not the papers' 51,200, so the head's term is small.
+V are the rows of the head, those that pad the vocabulary included, as Megatron-LM counts them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
+from instrument.models.gpt import GptConfig, Recompute
 from pptrace.errors import UsageError
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
@@ -60,7 +60,7 @@ class StepFlops:
         return StepFlops(self.model * replicas, self.hardware * replicas)
 
 
-def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> StepFlops:
+def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int = 1) -> StepFlops:
     """FLOPs of a step of ``num_sequences`` sequences of ``config.sequence`` tokens.
 
     Args:
@@ -68,6 +68,7 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
         num_sequences: B, of all microbatches.
         num_full: how many times a layer recomputes one sequence fully though ``config`` does not say so
             (:func:`count_full`).
+        tp: tensor-parallel ranks, to which the vocabulary is padded.
 
     Raises:
         UsageError: more full recomputes than layers × sequences, or some where layers differ.
@@ -86,7 +87,7 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
         raise UsageError(
             "full recomputes of some microbatches are counted where all layers have equal experts, or none"
         )
-    head = 2 * tokens * config.hidden * VOCABULARY
+    head = 2 * tokens * config.hidden * config.padded_vocabulary(tp)
     model = 3 * (layers + num_sequences * head)
     recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: num_passes * attention, Recompute.FULL: layers}
     in_full = num_full * layers // num_passes

@@ -8,7 +8,7 @@ seeded by its index in the model, so that any partition over stages and ranks ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -30,8 +30,12 @@ from instrument.tensor.heads import share_heads
 from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
 from pptrace.errors import UsageError
 from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.gpt_facts import padded_vocabulary
 
-VOCABULARY = 256  # bytes
+HEAD = "head and loss"
+"""The name of the range of the head, and of the loss behind it."""
+NUM_BYTES = 256
+"""The smallest vocabulary: the ids of a larger one beyond these occur in no text."""
 _STD = 0.02
 """Standard deviation of initial weights."""
 
@@ -50,6 +54,8 @@ class GptConfig:
 
     ``kv_heads`` below ``heads`` make attention grouped-query; None means as many as heads. ``dropout`` is the probability
     after the embedding, the attention and the MLP of each layer. ``experts`` stand in place of some layers' MLP.
+    ``vocabulary`` is the number of token ids; embedding and head have rows for more, up to a multiple of
+    ``vocabulary_multiple`` × tp, which the loss leaves out.
     """
 
     layers: int
@@ -63,9 +69,11 @@ class GptConfig:
     kv_heads: int | None = None
     dropout: float = 0.0
     experts: ExpertOptions | None = None
+    vocabulary: int = NUM_BYTES
+    vocabulary_multiple: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence", "kv_heads"):
+        for name in ("layers", "hidden", "heads", "sequence", "kv_heads", "vocabulary", "vocabulary_multiple"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; the model needs at least 1")
@@ -78,6 +86,10 @@ class GptConfig:
         """Return whether a layer has experts in place of its MLP."""
         return self.experts is not None and self.experts.in_layer(layer)
 
+    def padded_vocabulary(self, tp: int) -> int:
+        """Rows of embedding and head, over all ranks of tp."""
+        return padded_vocabulary(self.vocabulary, self.vocabulary_multiple, tp)
+
     @property
     def num_kv_heads(self) -> int:
         return self.heads if self.kv_heads is None else self.kv_heads
@@ -88,13 +100,14 @@ class GptConfig:
 
 
 class Embedding(nn.Module):
-    """(microbatch, sequence / cp) bytes → (microbatch, sequence / cp, hidden), or with SP this rank's shard of that."""
+    """(microbatch, sequence / cp) token ids → (microbatch, sequence / cp, hidden), or with SP this rank's shard of that."""
 
     def __init__(self, config: GptConfig, parallel: Parallel | None = None) -> None:
         super().__init__()
         self.parallel = parallel = parallel or alone()
         self.dropout = config.dropout
-        self.tokens = VocabParallelEmbedding(VOCABULARY, config.hidden, parallel.region, config.dtype)
+        rows = config.padded_vocabulary(parallel.region.group.size)
+        self.tokens = VocabParallelEmbedding(rows, config.hidden, parallel.region, config.dtype)
         self.positions = PositionEmbedding(
             config.sequence, config.hidden, parallel.region.shards_sequence, config.dtype
         )
@@ -106,7 +119,7 @@ class Embedding(nn.Module):
 
     def take(self, whole: Embedding) -> None:
         """Copy this rank's part of the whole embedding's values."""
-        self.tokens.take(whole.tokens.weight)
+        self.tokens.take(_padded(whole.tokens.weight, self.tokens))
         self.positions.weight.data.copy_(whole.positions.weight)
 
 
@@ -195,13 +208,14 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """(microbatch, sequence / cp, hidden), with SP a shard of that → logits (microbatch, sequence / cp, 256 / tp)."""
+    """(microbatch, sequence / cp, hidden), with SP a shard of that → logits (microbatch, sequence / cp, rows / tp)."""
 
     def __init__(self, config: GptConfig, parallel: Parallel | None = None) -> None:
         super().__init__()
         region = (parallel or alone()).region
         self.norm = LayerNorm(config.hidden, region.shards_sequence, config.dtype)
-        self.projection = ColumnParallelLinear(config.hidden, VOCABULARY, region, bias=False, dtype=config.dtype)
+        rows = config.padded_vocabulary(region.group.size)
+        self.projection = ColumnParallelLinear(config.hidden, rows, region, bias=False, dtype=config.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.projection(self.norm(x))
@@ -210,31 +224,46 @@ class Head(nn.Module):
     def take(self, whole: Head) -> None:
         """Copy this rank's part of the whole head's values."""
         self.norm.load_state_dict(whole.norm.state_dict())
-        self.projection.take(whole.projection.weight)
+        self.projection.take(_padded(whole.projection.weight, self.projection))
 
 
 class GptStage(nn.Module):
     """A consecutive part of the model's layers; parameter names are the same in every partition.
 
-    The first stage takes bytes, the last returns logits; between stages travel the activations of :class:`Block`.
-    Without ``parallel`` the rank has whole layers.
+    The first stage takes token ids, the last returns logits; between stages travel the activations of :class:`Block`.
+    Without ``parallel`` the rank has whole layers. ``ends``: the stage has the embedding, it has the head; left out, these go
+    with the first and the last layer.
     """
 
-    def __init__(self, config: GptConfig, layers: Sequence[int], parallel: Parallel | None = None) -> None:
+    def __init__(
+        self,
+        config: GptConfig,
+        layers: Sequence[int],
+        parallel: Parallel | None = None,
+        ends: tuple[bool, bool] | None = None,
+    ) -> None:
         super().__init__()
-        parallel = parallel or alone(config.seed)
-        self.embedding = Embedding(config, parallel) if 0 in layers else None
+        self.parallel = parallel = parallel or alone(config.seed)
+        has_embedding, has_head = ends or (0 in layers, config.layers - 1 in layers)
+        self.embedding = Embedding(config, parallel) if has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})
-        self.head = Head(config, parallel) if config.layers - 1 in layers else None
+        self.head = Head(config, parallel) if has_head else None
         self._initialise(config)
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """Run the stage. With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
+        recorder = self.parallel.region.group.recorder
         if self.embedding is not None:
-            x = self.embedding(x, microbatch_key)
-        for block in self.blocks.values():
-            x = block(x, microbatch_key, recompute)
-        return x if self.head is None else self.head(x)
+            with recorder.part("embedding"):
+                x = self.embedding(x, microbatch_key)
+        with recorder.part("layers"):
+            for block in self.blocks.values():
+                x = block(x, microbatch_key, recompute)
+        if self.head is None:
+            return x
+        with recorder.part(HEAD):
+            logits: Tensor = self.head(x)
+        return logits
 
     def in_pieces(
         self,
@@ -261,16 +290,16 @@ class GptStage(nn.Module):
             _draw(whole, config, part=1 + int(layer))
             block.take(whole)
         if self.head is not None:
-            head = Head(config)
+            head = Head(replace(config, vocabulary_multiple=1))
             _draw(head, config, part=1 + config.layers)
-            self.head.take(head)
             if config.tied:  # the values of the embedding, wherever that is
-                self.head.projection.take(drawn_embedding(config).tokens.weight)
+                head.projection.weight = drawn_embedding(config).tokens.weight
+            self.head.take(head)
 
 
 def drawn_embedding(config: GptConfig) -> Embedding:
-    """The whole embedding with its initial values."""
-    embedding = Embedding(config)
+    """The whole embedding with its initial values, without rows for more than the vocabulary."""
+    embedding = Embedding(replace(config, vocabulary_multiple=1))
     _draw(embedding, config, part=0)
     return embedding
 
@@ -283,14 +312,13 @@ def make_stages(
     A tied embedding whose two ends are both among them is one parameter; otherwise each end has a copy, and the owner
     sums their gradients (:mod:`instrument.optim.gradient_sync`).
     """
-    made = {stage: GptStage(config, layer_partition[stage], parallel) for stage in stages}
-    ends = (made.get(0), made.get(len(layer_partition) - 1))
-    if config.tied and ends[0] is not None and ends[1] is not None:
-        if ends[0].embedding is None or ends[1].head is None:
-            raise UsageError(
-                f"stage 0 must hold layer 0 and the last stage layer {config.layers - 1}; found {layer_partition}"
-            )
-        ends[1].head.projection.weight = ends[0].embedding.tokens.weight
+    last = len(layer_partition) - 1
+    made = {stage: GptStage(config, layer_partition[stage], parallel, (stage == 0, stage == last)) for stage in stages}
+    if config.tied and 0 in made and last in made:
+        embedding, head = made[0].embedding, made[last].head
+        assert embedding is not None
+        assert head is not None
+        head.projection.weight = embedding.tokens.weight
     return made
 
 
@@ -321,12 +349,22 @@ def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return output
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, group: AxisGroup | None = None) -> Tensor:
-    """Mean over this rank's tokens of a microbatch; logits (…, 256 / tp) of the ranks of ``group``, targets (…) bytes."""
+def cross_entropy(
+    logits: Tensor, targets: Tensor, group: AxisGroup | None = None, vocabulary: int | None = None
+) -> Tensor:
+    """Mean over this rank's tokens of a microbatch; logits (…, rows / tp) of the ranks of ``group``, targets (…) ids.
+
+    Logits beyond ``vocabulary`` ids are left out; None: there are none.
+    """
     if group is None or group.size == 1:
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits[..., :vocabulary].to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
-    return vocab_parallel_cross_entropy(logits, targets, group).mean()
+    return vocab_parallel_cross_entropy(logits, targets, group, vocabulary).mean()
+
+
+def _padded(weight: Tensor, part: VocabParallelEmbedding | ColumnParallelLinear) -> Tensor:
+    """A weight with a row for each token id, with as many rows as all ranks of tp have: the others are 0."""
+    return F.pad(weight, (0, 0, 0, len(part.weight) * part.region.group.size - len(weight)))
 
 
 def _draw(module: nn.Module, config: GptConfig, part: int) -> None:

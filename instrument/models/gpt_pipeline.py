@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup
 from instrument.mesh import Mesh, MeshShape
-from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
+from instrument.models.gpt import HEAD, GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.gradient_sync import Averaging, GradientSync
@@ -106,12 +106,17 @@ def make_gpt_runtime(
     recomputed = frozenset[Cell]()
     if gpt.num_unrecomputed is not None:
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
-    loss = partial(cross_entropy, group=parallel.region.group)
+    loss = partial(_marked_loss, group=parallel.region.group, vocabulary=config.vocabulary)
     pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
     has_pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
     in_pieces = has_pairs and config.experts is not None and config.experts.overlap
     program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key, in_pieces)
     return PipelineRuntime(program, gradients, posting)
+
+
+def _marked_loss(logits: Tensor, targets: Tensor, group: AxisGroup, vocabulary: int) -> Tensor:
+    with group.recorder.part(HEAD):
+        return cross_entropy(logits, targets, group, vocabulary)
 
 
 def _make_stages(mesh: Mesh, gpt: GptPipeline, parallel: Parallel, device: torch.device) -> dict[int, GptStage]:

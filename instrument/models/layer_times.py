@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
-from instrument.models.gpt import VOCABULARY, Block, Embedding, GptConfig, Head, cross_entropy
+from instrument.models.gpt import Block, Embedding, GptConfig, Head, cross_entropy
 from instrument.models.parallel import Parallel, alone
 from instrument.models.rank_form import RankForm
 from instrument.pipeline.balance import LayerTimes
@@ -41,13 +41,14 @@ def measure_layer_times(
     """
     parallel = parallel or alone()
     held, between = config.sequence // parallel.context.size, parallel.activation_length(config.sequence)
-    tokens = torch.randint(VOCABULARY, (microbatch_size, held), device=device)
+    tokens = torch.randint(config.vocabulary, (microbatch_size, held), device=device)
     hidden = torch.randn(microbatch_size, between, config.hidden, dtype=config.dtype, device=device)
     hidden.requires_grad_()
     embedding, block, head = (part(config, parallel).to(device) for part in (Embedding, Block, Head))
     embedding_ns = _median_ns(lambda: embedding(tokens).sum(), device)
     layer_ns = _median_ns(lambda: block(hidden).sum(), device)
-    head_ns = _median_ns(lambda: cross_entropy(head(hidden), tokens, parallel.region.group), device)
+    group, vocabulary = parallel.region.group, config.vocabulary
+    head_ns = _median_ns(lambda: cross_entropy(head(hidden), tokens, group, vocabulary), device)
     return LayerTimes(embedding_ns, (layer_ns,) * config.layers, head_ns)
 
 
@@ -134,6 +135,7 @@ def _sizes(form: RankForm, overlap: bool) -> dict[str, object]:
         "heads": config.heads,
         "kv_heads": config.num_kv_heads,
         "sequence": config.sequence,
+        "vocabulary": config.padded_vocabulary(form.tp),
         "microbatch_size": form.microbatch_size,
         "dtype": str(config.dtype).removeprefix("torch."),
         "dropout": config.dropout,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from instrument.backward_split.split import Splittable, WeightQueue
+from instrument.recorder import Recorder
 
 
 class _Sleep(torch.autograd.Function):
@@ -18,17 +19,17 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, stage: SleepingStage) -> Tensor:
         ctx.stage = stage
-        _sleep(x.device, stage.forward_s)
+        _spend(x.device, stage.forward_s, stage.part)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         stage, queue, device = ctx.stage, ctx.stage.queue, gradients[0].device
         if _collects(queue):
-            queue.put(_SleepWork(device, stage.weight_s))
-            _sleep(device, stage.backward_s - stage.weight_s)
+            queue.put(_SleepWork(device, stage.weight_s, stage.part))
+            _spend(device, stage.backward_s - stage.weight_s, stage.part)
         else:
-            _sleep(device, stage.backward_s)
+            _spend(device, stage.backward_s, stage.part)
         return gradients[0], None
 
 
@@ -38,27 +39,41 @@ class _SleepWork:
 
     device: torch.device
     seconds: float
+    part: str
 
     def run(self) -> None:
-        _sleep(self.device, self.seconds)
+        _spend(self.device, self.seconds, self.part)
 
 
 class SleepingStage(Splittable, nn.Module):
     """A stage that computes as before and then sleeps: on the host for a CPU stage, in the stream for a GPU's.
 
-    ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; None: half of it.
+    ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; None: half of it. ``part`` names the
+    part of the model that would have taken the time.
     """
 
-    def __init__(self, stage: nn.Module, forward_s: float, backward_s: float, weight_s: float | None = None) -> None:
+    def __init__(
+        self, stage: nn.Module, forward_s: float, backward_s: float, weight_s: float | None = None, part: str = "layers"
+    ) -> None:
         super().__init__()
         self.stage = stage
         self.forward_s = forward_s
         self.backward_s = backward_s
         self.weight_s = backward_s / 2 if weight_s is None else weight_s
+        self.part = part
 
     def forward(self, x: Tensor, **kwargs: object) -> Tensor:
         output: Tensor = _Sleep.apply(self.stage(x, **kwargs), self)  # type: ignore[no-untyped-call]
         return output
+
+
+def _spend(device: torch.device, seconds: float, part: str) -> None:
+    """Sleep within the range of a part of the model."""
+    with _RECORDER.part(part):
+        _sleep(device, seconds)
+
+
+_RECORDER = Recorder()
 
 
 def _collects(queue: WeightQueue | None) -> bool:

@@ -61,24 +61,17 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
 
 def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
     """Diagnose which rank or call blocks the run, as far as the dumps show."""
-    if _is_fresh(dumped.dumps):
-        reason = "the calls that are not complete were made less than a second before the dumps were written"
-        return Diagnosis(None, reason, {})
-    return diagnose(list(_ranks(dumped)))
-
-
-def _is_fresh(dumps: Sequence[Dump]) -> bool:
-    """Return whether all open calls are so young that the run may have gone on. The time of a file that was copied tells
-    nothing.
-    """
     ages = [
         age
-        for dump in dumps
+        for dump in dumped.dumps
         for call in dump.calls
         if not call.done and call.created_ns >= 0
         for age in [_written_ns(dump.path) - call.created_ns]
     ]
-    return bool(ages) and max(ages) < _FRESH_NS and min(ages) > -_FRESH_NS
+    if bool(ages) and max(ages) < _FRESH_NS and min(ages) > -_FRESH_NS:
+        reason = "the calls that are not complete were made less than a second before the dumps were written"
+        return Diagnosis(None, reason, {})
+    return diagnose(list(_ranks(dumped)))
 
 
 def _written_ns(path: Path) -> int:
@@ -89,7 +82,9 @@ def _written_ns(path: Path) -> int:
 
 
 def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
-    world = _world(dumped)
+    members = {rank for dump in dumped.dumps for group in dump.groups for rank in group.ranks}
+    highest = max([*(dump.rank for dump in dumped.dumps), *dumped.unreadable], default=-1)
+    world = members | set(range(highest + 1))
     starts = _starts(dumped.dumps, world)
     known = {dump.rank for dump in dumped.dumps}
     is_enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
@@ -100,19 +95,18 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
         calls = tuple(_calls(dump, world, starts))
         is_gloo = all(call.backend == "gloo" for call in dump.calls)
         where = _UNRECORDED if is_gloo else ""
-        yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where, may_wait=is_gloo)
+        with_messages = {made_call.raw_group for made_call in dump.calls if made_call.kind in P2P}
+        made: dict[Stream, int] = {}
+        for made_call in dump.calls:
+            last = dump.last_enqueued.get(made_call.raw_group)
+            if last is not None and made_call.raw_group not in with_messages and made_call.kind not in P2P:
+                made[Stream(_group(made_call.group, world))] = last + 1
+        yield RankCalls(dump.rank, calls, num_made=made, where=where, may_wait=is_gloo)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
     absent = Presence.EMPTY if is_enough else Presence.UNKNOWN
     for rank in sorted(world - known - dumped.unreadable.keys()):
         yield RankCalls(rank, presence=absent, note="there is no dump of it")
-
-
-def _world(dumped: DumpedRanks) -> set[int]:
-    """The ranks of the run, as far as groups and dumps name them."""
-    members = {rank for dump in dumped.dumps for group in dump.groups for rank in group.ranks}
-    highest = max([*(dump.rank for dump in dumped.dumps), *dumped.unreadable], default=-1)
-    return members | set(range(highest + 1))
 
 
 def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]) -> Iterator[Call]:
@@ -153,17 +147,6 @@ def _state(call: DumpCall) -> CallState:
 def _group(group: DumpGroup, world: set[int]) -> Group:
     ranks = group.ranks or (tuple(sorted(world)) if group.is_world else ())
     return Group(group.id or group.name, ranks, group.name)
-
-
-def _num_made(dump: Dump, world: set[int]) -> dict[Stream, int]:
-    """Number of calls by the recorder's status, for groups whose last calls it no longer has; messages count there as well."""
-    with_messages = {call.raw_group for call in dump.calls if call.kind in P2P}
-    made: dict[Stream, int] = {}
-    for call in dump.calls:
-        last = dump.last_enqueued.get(call.raw_group)
-        if last is not None and call.raw_group not in with_messages and call.kind not in P2P:
-            made[Stream(_group(call.group, world))] = last + 1
-    return made
 
 
 def _starts(dumps: Sequence[Dump], world: set[int]) -> dict[tuple[int, Stream], int]:

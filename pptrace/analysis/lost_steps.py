@@ -11,7 +11,7 @@ import pandas as pd
 from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
 from pptrace.model.wording import counted, numbered
-from pptrace.recognise.device.lost_work import is_much
+from pptrace.recognise.device.work import is_much
 from pptrace.slices import Slice, rows_among, slices_by_int
 
 _FEW = 8

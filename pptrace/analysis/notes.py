@@ -21,7 +21,7 @@ from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
 from pptrace.model.wording import listed
-from pptrace.recognise.infer.traced_ranks import peers_of
+from pptrace.recognise.infer.candidates import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested

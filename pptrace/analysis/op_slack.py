@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.rank_messages import MOVED, with_moved_times
-from pptrace.analysis.explain.slack import Slacks, meetings_of, slacks_of
+from pptrace.analysis.explain.slack import meetings_of, slacks_of
 from pptrace.analysis.explain.step_times import (
     IndexedWindows,
     RankTimes,
@@ -67,17 +67,12 @@ def _fill(found: OpSlack, table: PlanTable, windows: IndexedWindows, data: Align
         return
     slacks = slacks_of(whole, bindings_of(whole), meetings_of(_ends(windows, data, number)))
     for rank, indices in windows.of_rank.items():
-        _fill_rank(found, table, slacks, rows_in_steps(rows[rank], windows.step[indices], indices), number)
-
-
-def _fill_rank(found: OpSlack, table: PlanTable, slacks: Slacks, rows: tuple[Slice, Int64], number: Int64) -> None:
-    """Fill in the ops of one rank, each with the index of its window; ``number`` is that among the whole windows."""
-    ops, window = rows
-    planned, of_whole = planned_rows(table, ops), number[window]
-    known = (planned >= 0) & (of_whole >= 0)
-    cells = of_whole[known], planned[known]
-    found.slack_ns[ops["at"][known]] = slacks.slack[cells]
-    found.on_critical_path[ops["at"][known]] = slacks.on_path[cells]
+        ops, window = rows_in_steps(rows[rank], windows.step[indices], indices)
+        planned, of_whole = planned_rows(table, ops), number[window]
+        known = (planned >= 0) & (of_whole >= 0)
+        cells = of_whole[known], planned[known]
+        found.slack_ns[ops["at"][known]] = slacks.slack[cells]
+        found.on_critical_path[ops["at"][known]] = slacks.on_path[cells]
 
 
 def _ends(windows: IndexedWindows, data: AlignedRun, number: Int64) -> Slice:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import LONG_OPS
+from pptrace.analysis.stragglers.communication import LATE_MEMBER, LATE_RECEIVES, SLOW_LINK
 from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_START, PAUSES
-from pptrace.analysis.stragglers.links import SLOW_LINK
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
-from pptrace.analysis.stragglers.waits import LATE_MEMBER, LATE_RECEIVES
+from pptrace.analysis.whole_run import EARLY_RECEIVES, INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,12 @@ WORDS: Mapping[str, PartWords] = {
         "late receives",
         "receive kernels that run on after the send",
         advice="look at the network, and at what else the receivers' devices run",
+    ),
+    EARLY_RECEIVES: PartWords(
+        "early receives",
+        "receives posted before their sender can send",
+        "what was posted behind them waited",
+        advice="post receives later, as `pptrace whatif --repair-order` orders them",
     ),
     INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several"),
     "unexplained": PartWords(

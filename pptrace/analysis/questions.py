@@ -3,7 +3,7 @@
     types.py    what the JSON has of the answer, as a dataclass
     answer.py   of_rank(rank, steps, data): what one rank answers, made where its trace was read; picklable, None: nothing
                 answer(asked): fields of the report and their values, from what all ranks answered
-    show.py     tables(report, amount): its tables; FILES: the rows of its CSV files, by name
+    show.py     tables(report, amount): its tables; FILES: the rows of the files that the dashboard offers, by name
 
 There is no ``of_rank`` where ranks are not asked, no ``answer.py`` where other analyses need the answer before (``stragglers``),
 no ``show.py`` where nothing is shown. ``applies(comms, facts)`` in the folder's ``__init__.py`` says whether a run is asked at
@@ -29,6 +29,7 @@ from pptrace.model.report_table import Amount, ReportTable
 from pptrace.recognise.run import RecognisedRun
 
 if TYPE_CHECKING:
+    from pptrace.analysis.early_receives.run import EarlyOfRun
     from pptrace.analysis.experts.answer import ExpertsOfRun
 
 Answers = Mapping[str, Any]
@@ -45,7 +46,7 @@ QUESTIONS = tuple(dict.fromkeys(field.metadata[ANSWER_OF] for field in _FIELDS))
 class Asked:
     """The input of a question: the report so far, and what each rank answered, in order of their numbers.
 
-    ``costs`` are those of whole steps; ``experts`` are None in a run without experts.
+    ``costs`` are those of whole steps; ``experts`` are None in a run without experts, ``early`` in one without messages.
     """
 
     report: Report
@@ -53,6 +54,7 @@ class Asked:
     run: RecognisedRun
     costs: Sequence[StepMatrix] = ()
     experts: ExpertsOfRun | None = None
+    early: EarlyOfRun | None = None
 
 
 def ask_ranks(
@@ -80,18 +82,29 @@ def experts_in(
     return ExpertsOfRun.of(of_ranks, run.facts, steps, run.schedule.plan)
 
 
+def early_receives_in(answers: Mapping[int, Answers], costs: Sequence[StepMatrix]) -> EarlyOfRun | None:
+    """The answers of ranks about receives that were posted early, a reason of what steps take. None without messages."""
+    of_ranks = _answers_to("early_receives", answers)
+    if not of_ranks:
+        return None
+    from pptrace.analysis.early_receives.run import EarlyOfRun
+
+    return EarlyOfRun.of(of_ranks, costs)
+
+
 def with_answers(
     report: Report,
     answers: Mapping[int, Answers],
     run: RecognisedRun,
     costs: Sequence[StepMatrix] = (),
     experts: ExpertsOfRun | None = None,
+    early: EarlyOfRun | None = None,
 ) -> Report:
     """The report with the answers to all questions, from what each rank answered."""
     for name in QUESTIONS:
         of_ranks = _answers_to(name, answers)
         if (of_ranks or _applies(name, run.comms, run.facts)) and (module := _part_of(name, "answer")):
-            report = replace(report, **module.answer(Asked(report, of_ranks, run, costs, experts)))
+            report = replace(report, **module.answer(Asked(report, of_ranks, run, costs, experts, early)))
     return report
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pptrace.analysis.step_parts import Waterfall
+from pptrace.analysis.whole_run import Waterfall
 from pptrace.model.device_idle import HostIdle
 
 MOST_ERROR = 0.1

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.analysis.links.types import Interconnect, LateRank, Link
 from pptrace.analysis.memory.types import MemoryReport
@@ -70,6 +71,8 @@ class Report:
     recording: RecordingReport | None = None
     stages: StageCompute | None = field(default=None, metadata=answer_of("stages", shown=3))
     """Compute of the stages by kind of work; None where no trace tells what ops did."""
+    early_receives: EarlyReceives | None = field(default=None, metadata=answer_of("early_receives", shown=6))
+    """Receives that held up what was posted behind them; None of a run without messages between stages."""
     doubts: tuple[Doubt, ...] = ()
     """Doubts that all times hang on, with their lines among the warnings."""
 

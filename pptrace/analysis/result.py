@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from pptrace.analysis.step_parts import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
+from pptrace.analysis.whole_run import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 

@@ -128,8 +128,22 @@ class SlowRanks:
         self._num_steps += 1
         if self._num_steps <= _WARM_UP:
             return ()
-        own = self._of_past(ranks, core_waits)
-        unsure = {rank: _share_of_waiting(ops, core_waits.get(rank, 0)) for rank, ops in ranks.items()}
+        # excess of each rank over its past, beyond what all ranks have in common
+        paces = {
+            rank: pace
+            for rank, ops in ranks.items()
+            if (past := self._past.get(rank)) is not None and (pace := past.pace(ops, core_waits.get(rank))) is not None
+        }
+        own = {
+            rank: pace / _common([other for key, other in paces.items() if key != rank]) - 1
+            for rank, pace in paces.items()
+        }
+        unsure = {
+            rank: (
+                core_waits.get(rank, 0) / max(sum(times.count * times.median_ns for times in ops.values()), _NS_FLOOR)
+            )
+            for rank, ops in ranks.items()
+        }
         of_replicas = _of_replicas(ranks, core_waits)
         slow = [*self._judge(step, own, PAST, unsure), *self._judge(step, of_replicas, REPLICAS, unsure)]
         outstanding = {
@@ -139,20 +153,6 @@ class SlowRanks:
             if (rank, PAST) not in outstanding:
                 self._past.setdefault(rank, _Past()).add(ops, core_waits.get(rank))
         return tuple({alarm.rank: alarm for alarm in reversed(slow)}.values())
-
-    def _of_past(
-        self, ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapping[int, int]
-    ) -> dict[int, float]:
-        """Excess of each rank over its past, beyond what all ranks have in common."""
-        paces = {
-            rank: pace
-            for rank, ops in ranks.items()
-            if (past := self._past.get(rank)) is not None and (pace := past.pace(ops, core_waits.get(rank))) is not None
-        }
-        return {
-            rank: pace / _common([other for key, other in paces.items() if key != rank]) - 1
-            for rank, pace in paces.items()
-        }
 
     def _judge(
         self, step: int, excesses: Mapping[int, float], than: str, unsure: Mapping[int, float]
@@ -211,24 +211,15 @@ def _of_replicas(ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapp
     return excesses
 
 
-def _share_of_waiting(ops: Mapping[OpKind, OpTimes], core_wait_ns: int) -> float:
-    """The time that a rank waited for a core, in parts of the time of its ops."""
-    return core_wait_ns / max(sum(times.count * times.median_ns for times in ops.values()), _NS_FLOOR)
-
-
-def _most_of_the_time(ops: Mapping[OpKind, OpTimes], usual: Mapping[OpKind, float]) -> dict[OpKind, OpTimes]:
-    """The ops without the kinds that usually take far less of the rank's time than the others."""
-    took = {kind: times.count * usual[kind] for kind, times in ops.items()}
-    least = _SMALL_KIND * sum(took.values()) / max(len(took), 1)
-    return {kind: times for kind, times in ops.items() if took[kind] >= least}
-
-
 def _pace(ops: Mapping[OpKind, OpTimes], usual: Mapping[OpKind, float], more_waiting_ns: float) -> float | None:
     """Ratio of the time of ops to what is usual: the lower median over their kinds, less what waiting for a core explains.
 
     None where nothing is known.
     """
-    known = _most_of_the_time({kind: times for kind, times in ops.items() if usual.get(kind, 0) >= _NS_FLOOR}, usual)
+    usual_ops = {kind: times for kind, times in ops.items() if usual.get(kind, 0) >= _NS_FLOOR}
+    took = {kind: times.count * usual[kind] for kind, times in usual_ops.items()}
+    least = _SMALL_KIND * sum(took.values()) / max(len(took), 1)
+    known = {kind: times for kind, times in usual_ops.items() if took[kind] >= least}
     now = sum(times.count * times.median_ns for times in known.values())
     before = sum(times.count * usual[kind] for kind, times in known.items())
     if before < _NS_FLOOR or now < _NS_FLOOR:

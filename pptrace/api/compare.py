@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from pptrace.analysis.compare.compare import compare_sides
-from pptrace.analysis.compare.result import Comparison, MeanChange, RunCounts, RunDeviations, SpanChange
+from pptrace.analysis.compare.result import Comparison, MeanChange, OfBoth, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
@@ -60,12 +60,12 @@ class RunComparison(ExportsJson, ExportsPage):
         return self.result.mean
 
     @property
-    def num_runs(self) -> RunCounts:
+    def num_runs(self) -> OfBoth[int]:
         """The number of runs of A and of B."""
         return self.result.num_runs
 
     @property
-    def run_to_run(self) -> RunDeviations:
+    def run_to_run(self) -> OfBoth[float | None]:
         """The standard deviation of the step from one run of A, and of B, to another, as a share of it; None with one run."""
         return self.result.run_to_run
 

@@ -18,6 +18,7 @@ from pptrace.api.options import Value, argument, option, options_of, same, takes
 from pptrace.api.simulate import SimulateOptions, Spelling
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
+from pptrace.schedule.layout import fits
 from pptrace.schedule.plan import Plan
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, estimated_step
 from pptrace.sizes.estimate import Estimate, ParameterBytes
@@ -76,7 +77,9 @@ class EstimateOptions:
         choices=tuple(Family),
     )
     tied: bool = option(False, Value.FLAG, "Embedding and head are one matrix.")
-    vocabulary: int | None = option(None, Value.WHOLE, "Rows of embedding and head, with padding.", "V")
+    vocabulary: int | None = option(
+        None, Value.WHOLE, "Rows of embedding and head; more where tp does not divide them.", "V"
+    )
     sequence: int | None = option(None, Value.WHOLE, "Tokens of a sequence.", "S")
     microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B")
     dropout: bool = option(False, Value.FLAG, "With dropout, whose masks are kept.")
@@ -89,7 +92,9 @@ class EstimateOptions:
     experts: int | None = option(None, Value.WHOLE, "Experts in place of each layer's MLP.", "N")
     experts_per_token: int | None = option(None, Value.WHOLE, "Experts of a token [default: 2].", "N")
     expert_ffn: int | None = option(None, Value.WHOLE, "Width of an expert's inner layer [default: the MLP's].", "F")
-    split: Sequence[int] | None = option(None, Value.LIST, "Layers of each stage [default: equal shares].", "N,N,…")
+    split: Sequence[int] | None = option(
+        None, Value.SPLIT, "Layers of each stage, or Megatron-LM's layout [default: equal shares].", "N,N,…"
+    )
     number_bytes: int = option(2, Value.WHOLE, "Bytes of a number: 2, 4 or 8.", "N")
     parameter_bytes: Sequence[int] | None = option(
         None,
@@ -324,10 +329,11 @@ def _layers(split: Sequence[int] | None, layers: int, stages: int, spell: Spelli
         if not share:
             raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
         return tuple(share + (stage < rest) for stage in range(stages))
-    if len(split) != stages or sum(split) != layers:
+    if len(split) != stages or sum(split) != layers or not fits(split):
         given = ",".join(map(str, split))
         raise UsageError(
-            f"{spell('split')} {given} has {len(split)} stages and {sum(split)} layers; expected {stages} and {layers}"
+            f"{spell('split')} {given} has {len(split)} stages and {sum(split)} layers; expected {stages} and {layers}, "
+            "and none without a layer but the first and the last"
         )
     return tuple(split)
 
@@ -346,7 +352,6 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
             ("tp", mesh.tp, "heads", facts.heads),
             ("kv_heads", facts.kv_heads, "heads", facts.heads),
             ("tp", mesh.tp, "ffn", facts.mlp_width),
-            ("tp", mesh.tp, "vocabulary", facts.vocabulary),
             ("ulysses", options.ulysses, "heads of a rank of tp", facts.heads // mesh.tp),
         ]
     for name, part, what, number in pairs:

@@ -30,6 +30,7 @@ class Value(Enum):
     TIMES = "how many times as much as today, more than 0"
     SHARE = "a part of something, from 0 to 1"
     LIST = "whole numbers with commas between them"
+    SPLIT = "layers of each stage: whole numbers with commas between them, or a layout of Megatron-LM"
     MILLISECONDS = "a time, ms"
     SIZE = "bytes"
     PROCESSES = "a number of processes"

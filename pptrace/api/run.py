@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.report import Report
-from pptrace.analysis.step_parts import Waterfall
+from pptrace.analysis.whole_run import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.comms_table import CommsTable
 from pptrace.api.copies import CopiedTable

@@ -86,7 +86,7 @@ def sweep(options: SweepOptions) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from pptrace.report.sweep.columns import TEXTS, WHOLE_NUMBERS, sweep_columns
+    from pptrace.report.sweep.layout import TEXTS, WHOLE_NUMBERS, sweep_columns
 
     columns = sweep_columns(run_sweep(grid_of(options)))
     types = dict.fromkeys(columns, "Float64") | dict.fromkeys(WHOLE_NUMBERS, "Int64") | dict.fromkeys(TEXTS, "str")

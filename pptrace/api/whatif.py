@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.whatif.answer import OnCount, answer, pictures
-from pptrace.analysis.whatif.candidates import all_changes, all_schedules, prefetch_name
+from pptrace.analysis.whatif.candidates import REPAIRED, all_changes, all_schedules, prefetch_name
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
@@ -24,6 +24,8 @@ from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
 from pptrace.model.wording import counted
 from pptrace.schedule import registry
+from pptrace.schedule.layout import fits
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import to_csv
 from pptrace.verify.execute import execute
 from pptrace.verify.program import Workload
@@ -149,7 +151,8 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
     layers = _layers(analysis, wishes)
     assumed = Assumed(wishes.wgrad_share, wishes.fixed_share)
     study = study_run(
-        analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies, assumed
+        *(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies, assumed),
+        order=analysis.order,
     )
     sizes = gpt_of_run(analysis.facts.values(), analysis.schedule)
     return study if sizes is None else replace(study, sequences=sizes.microbatch_size)
@@ -161,10 +164,11 @@ def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
     traced = None if sizes is None else sizes.layers_per_stage
     if wishes.layers is None:
         return traced
-    if (plan is not None and len(wishes.layers) != plan.chain_length) or min(wishes.layers, default=0) < 1:
+    if (plan is not None and len(wishes.layers) != plan.chain_length) or not fits(wishes.layers):
         expected = "" if plan is None else f" {plan.chain_length},"
         raise UsageError(
-            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1"
+            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1 "
+            "but at the ends"
         )
     if traced is not None and tuple(wishes.layers) != tuple(traced):
         raise UsageError(f"--layers {_commas(wishes.layers)}: the trace tells {_commas(traced)}; leave out --layers")
@@ -194,6 +198,9 @@ def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
 def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
     _require_legal(wishes)
     _require_fits(wishes, study)
+    if wishes.repair_order:
+        yield REPAIRED, Change(order=_repaired(wishes, study))
+        return
     names = {one.name for one in fields(Change)} & options_of(Wishes).keys()
     given = {name: value for name in names if (value := getattr(wishes, name)) is not None}
     change = Change(**given | {"ideals": tuple(map(parse_ideal, dict.fromkeys(wishes.ideals)))})
@@ -241,13 +248,33 @@ def _require_fits(wishes: Wishes, study: Study) -> None:
             f"--microbatch-size {size:g}: microbatches of this run have {counted(study.sequences, 'sequence')}; expected whole "
             "ones"
         )
-    if wishes.split is not None and min(wishes.split, default=0) < 1:
+    if wishes.split is not None and not fits(wishes.split):
         raise UsageError(
-            f"--split {_commas(wishes.split)}: every stage has at least one layer; expected such as 5,5,5,3"
+            f"--split {_commas(wishes.split)}: every stage but the first and the last has at least one layer; expected such as "
+            "5,5,5,3 or 6,6,6,0"
         )
     pp = study.costs.plan.pp
     if wishes.placement is not None and sorted(wishes.placement) != list(range(pp)):
         raise UsageError(f"--placement {_commas(wishes.placement)}: expected each of 0 to {pp - 1} once")
+
+
+def _repaired(wishes: Wishes, study: Study) -> Plan:
+    """The plan with sends and receives in a better order.
+
+    Raises:
+        UsageError: something else is asked for as well.
+        PptraceError: no receive of the run holds up anything, or no better order is known.
+    """
+    if replace(wishes, repair_order=False):
+        raise UsageError("--repair-order goes with no other change: it keeps the plan and moves its receives")
+    if study.order is not None:
+        return study.order.repaired
+    early = study.early_receives
+    if early is None or early.reason is not None:
+        why = "it has no messages between stages" if early is None else early.reason
+    else:
+        why = early.gain_reason or "none of its receives holds up another call"
+    raise PptraceError(f"--repair-order: nothing to repair in this run: {why}")
 
 
 def _name(wishes: Wishes) -> str:

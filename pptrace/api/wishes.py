@@ -7,8 +7,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.links.types import Link
-from pptrace.api.options import Value, option, options_of
+from pptrace.api.options import Option, Value, option, options_of
 from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 
 if TYPE_CHECKING:
     from pptrace.api.run import Run
@@ -52,11 +53,11 @@ class Wishes:
     )
     split: Sequence[int] | None = option(
         None,
-        Value.LIST,
-        "With these layers in each stage.",
-        "N,N,…",
+        Value.SPLIT,
+        "With these layers in each stage: 5,5,5,3, or Megatron-LM's layout Et*5|t*5|t*5|t*3,L.",
+        "SPLIT",
         label="Split",
-        hint="layers of each stage of the model, such as 5,5,5,3",
+        hint="layers of each stage of the model, such as 5,5,5,3 or Megatron-LM's Et*5|t*5|t*5|t*3,L",
     )
     ideals: str | Sequence[str] = option(
         (),
@@ -83,9 +84,9 @@ class Wishes:
     )
     layers: Sequence[int] | None = option(
         None,
-        Value.LIST,
+        Value.SPLIT,
         "The layers of the run's stages, where its trace does not say.",
-        "N,N,…",
+        "SPLIT",
         label="Layers today",
         hint="layers of the run's stages, where its trace does not say",
         is_change=False,
@@ -112,6 +113,9 @@ class Wishes:
         None, Value.LIST, "With the pipeline's ranks in this order of today's.", "N,N,…"
     )
     prefetch: int | None = option(None, Value.DEPTH, "With receives posted N ops before they are needed.", "N")
+    repair_order: bool = option(
+        False, Value.FLAG, "With receives posted later that hold up other calls: sends and receives in another order."
+    )
     memory_limit: int | None = option(
         None, Value.SIZE, "The most that a rank may have, such as 80GB or 74GiB: no change.", "BYTES", is_change=False
     )
@@ -123,7 +127,7 @@ class Wishes:
         for one in options_of(Wishes).values():
             given = getattr(self, one.name)
             if one.takes in _AS_TUPLES and given is not None:
-                object.__setattr__(self, one.name, (given,) if isinstance(given, str) else tuple(given))
+                object.__setattr__(self, one.name, _as_tuple(one, given))
         object.__setattr__(self, "links", _links(self.links))
 
     def __bool__(self) -> bool:
@@ -135,9 +139,15 @@ class Wishes:
         return Wishes(**{name: getattr(self, name) for name, one in options_of(Wishes).items() if not one.is_change})
 
 
-_AS_TUPLES = (Value.NAMES, Value.LIST)
+_AS_TUPLES = (Value.NAMES, Value.LIST, Value.SPLIT)
 FORM = {one.form_name: one for one in options_of(Wishes).values() if one.label}
 """The options that forms, addresses and assistants have, by the names of their fields."""
+
+
+def _as_tuple(one: Option, given: str | Sequence[Any]) -> tuple[Any, ...]:
+    if not isinstance(given, str):
+        return tuple(given)
+    return read_split(given, one.flag) if one.takes is Value.SPLIT else (given,)
 
 
 def _links(given: Any) -> tuple[Link, ...]:

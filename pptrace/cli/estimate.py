@@ -14,6 +14,7 @@ from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import GIVEN_PATH, plain, read_bytes, with_options
 from pptrace.cli.output import Outputs, option, report_console
 from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 
 _ONE = options_of(EstimateOptions)
 _SEVERAL = options_of(EstimateSweepOptions)
@@ -80,6 +81,8 @@ def _value(one: Option, given: Any) -> Any:
     """
     if given is None:
         return None
+    if one.takes is Value.SPLIT:
+        return read_split(given, f"--{one.flag}")
     if one.takes is Value.LIST:
         numbers = given.split(",")
         if not all(number.isascii() and number.isdigit() for number in numbers):

@@ -106,7 +106,7 @@ def _sweep(options: SweepOptions, outputs: Outputs) -> None:
     Raises:
         UsageError: no combination has a plan; the outputs, which say why of each, are there.
     """
-    from pptrace.report.sweep.columns import sweep_csv, sweep_object
+    from pptrace.report.sweep.layout import sweep_csv, sweep_object
     from pptrace.report.sweep.table import sweep_text
     from pptrace.report.to_json import dump
     from pptrace.simulator.sweep.run import run_sweep

@@ -17,6 +17,7 @@ from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
+from pptrace.schedule.layout import read_split
 from pptrace.workflow.load import load
 
 
@@ -75,11 +76,12 @@ def _value(option: Option, given: Any) -> Any:
     match option.takes:
         case Value.NAMES:
             return tuple(name for text in given for name in (text.split(",") if option.name == "schedules" else [text]))
+        case Value.SPLIT:
+            return read_split(given, name)
         case Value.LIST:
             numbers = given.split(",")
             if not all(number.isascii() and number.isdigit() for number in numbers):
-                example = "3,2,1,0" if option.name == "placement" else "5,5,5,3"
-                raise UsageError(f"{name} {given}: expected whole numbers with commas between them, such as {example}")
+                raise UsageError(f"{name} {given}: expected whole numbers with commas between them, such as 3,2,1,0")
             return tuple(map(int, numbers))
         case Value.SIZE:
             return read_bytes(name, given)

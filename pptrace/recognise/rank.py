@@ -16,26 +16,23 @@ from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_ev
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
-from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
-from pptrace.recognise.device.work import device_rows, device_work
+from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_kernels
 from pptrace.recognise.infer.evidence import find_host_order
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
-from pptrace.recognise.ops.host_compute import HostWork, host_work
-from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks
-from pptrace.recognise.ops.named_ranges import with_named_ranges
-from pptrace.recognise.ops.tables import RankTables
-from pptrace.recognise.ops.without_device_work import with_places_on_device
+from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
+from pptrace.recognise.ops.label_steps import RankTables
+from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks, with_named_ranges
 from pptrace.recognise.pieces.find import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.repeats.cuda_graphs import (
+from pptrace.recognise.repeats.loop import (
     capture_times,
     capturing_steps,
     outside_captures,
+    steps_of_loop,
     with_steps_on_device,
     without_steps,
 )
-from pptrace.recognise.repeats.loop import steps_of_loop
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.slices import rows_among
 

@@ -26,7 +26,7 @@ class RecognisedRank:
     forward each
     backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
     ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.
-    ``by_gaps`` as in :class:`~pptrace.recognise.ops.tables.RankTables`. ``recording`` is what recording did to the rank.
+    ``by_gaps`` as in :class:`~pptrace.recognise.ops.label_steps.RankTables`. ``recording`` is what recording did to the rank.
     ``capturing`` are the numbers of steps in which a CUDA graph was captured, ``repeats`` the steps of a rank without any from
     what repeats.
     """

@@ -26,18 +26,22 @@ from pptrace.recognise.infer.locate import locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
 from pptrace.recognise.infer.stages import StageAssignment
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
+from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
-from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent, with_directions
-from pptrace.recognise.messages.match_calls import match_calls
+from pptrace.recognise.messages.messages_from_plan import drop_half_matched, with_adjacent, with_directions
 from pptrace.recognise.mixed_labels import without_other_numbers
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends, with_peers
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank, without_disagreeing_ops
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
-from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
+from pptrace.recognise.steps.common_steps import (
+    with_common_steps,
+    with_recorded_steps,
+    with_repeated_steps,
+    without_capturing_steps,
+)
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
-from pptrace.recognise.steps.uncounted import with_repeated_steps, without_capturing_steps
 
 
 @dataclass(frozen=True, slots=True)

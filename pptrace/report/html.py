@@ -20,11 +20,11 @@ from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.charts.memory import memory_over_time
 from pptrace.report.figures import CONFIG, step_timeline, timeline
-from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
+from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
 from pptrace.report.recording import recording_line
-from pptrace.report.summary_figures import is_drawn, overview, waterfall
+from pptrace.report.summary_figures import bar_of, is_drawn, overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import (
@@ -36,8 +36,7 @@ from pptrace.report.tables import (
     warning_lines,
 )
 from pptrace.report.tables.comparison import comparison_tables
-from pptrace.report.tables.steps import steps_table
-from pptrace.report.verdict_bar import bar_of
+from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.simulator.sweep.run import Sweep
@@ -51,7 +50,21 @@ _HEIGHT = 450
 def report_page(analysis: Analysis) -> str:
     """The report as a page, with a timeline of every step; times are ms."""
     report = analysis.report
-    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report)]
+    numbers = {id(finding): number for number, finding in enumerate(report.findings)}
+    items = []
+    for root, below in in_groups(report.root_causes, report.findings):
+        of_root = "".join(_finding(finding, numbers[id(finding)]) for finding in below)
+        if root is None:
+            items.append(of_root)
+        else:
+            text = f"{root.detail}: {root.advice}"
+            items.append(f"<li><b>Root cause: {escape(root.title)}</b><p>{escape(text)}</p><ul>{of_root}</ul></li>")
+    unknown = f"<p>{escape(line)}</p>" if (line := unknown_line(report)) else ""
+    parts = [
+        _header(report),
+        *([] if report.hang is None else [_hang(report.hang)]),
+        f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else "",
+    ]
     typical = report.typical_step
     if typical is not None and len(report.steps) > 1:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
@@ -208,20 +221,6 @@ def _report_table(table: ReportTable) -> str:
     columns, rows = table.without_bars()
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
-
-
-def _findings(report: Report) -> str:
-    numbers = {id(finding): number for number, finding in enumerate(report.findings)}
-    items = []
-    for root, below in in_groups(report.root_causes, report.findings):
-        of_root = "".join(_finding(finding, numbers[id(finding)]) for finding in below)
-        if root is None:
-            items.append(of_root)
-        else:
-            text = f"{root.detail}: {root.advice}"
-            items.append(f"<li><b>Root cause: {escape(root.title)}</b><p>{escape(text)}</p><ul>{of_root}</ul></li>")
-    unknown = f"<p>{escape(line)}</p>" if (line := unknown_line(report)) else ""
-    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else ""
 
 
 def _finding(finding: Finding, number: int) -> str:

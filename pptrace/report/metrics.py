@@ -168,23 +168,19 @@ def _communication(steps: Mapping[str, StepReport]) -> Iterator[str]:
     ):
         samples = []
         for which, step in steps.items():
-            for axis, times in _by_axis(step, f"{part}_ns").items():
+            name = f"{part}_ns"
+            of_axis: dict[str, list[int] | None] = {}
+            for rank in step.ranks:
+                own: dict[str, list[int | None]] = {}
+                for comm in rank.comms:
+                    own.setdefault(comm.axis, []).append(getattr(comm, name))
+                for one_axis, values in own.items():
+                    known = [value for value in values if value is not None]
+                    so_far = of_axis.setdefault(one_axis, [])
+                    of_axis[one_axis] = None if so_far is None or len(known) < len(values) else [*so_far, sum(known)]
+            for axis, times in of_axis.items():
                 samples.append(({"step": which, "axis": axis}, None if times is None else fmean(times) / _NS))
         yield _gauge(f"communication_{part}_seconds", f"{meaning}, by axis, mean over the ranks that use it.", samples)
-
-
-def _by_axis(step: StepReport, name: str) -> dict[str, list[int] | None]:
-    """Times of each rank by axis; None where that of a call is not known."""
-    times: dict[str, list[int] | None] = {}
-    for rank in step.ranks:
-        own: dict[str, list[int | None]] = {}
-        for comm in rank.comms:
-            own.setdefault(comm.axis, []).append(getattr(comm, name))
-        for axis, values in own.items():
-            known = [value for value in values if value is not None]
-            so_far = times.setdefault(axis, [])
-            times[axis] = None if so_far is None or len(known) < len(values) else [*so_far, sum(known)]
-    return times
 
 
 def _findings(report: Report) -> Iterator[str]:

@@ -32,7 +32,19 @@ def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
 
     A step without a pipeline has shares of compute and of the rest instead of bubbles.
     """
-    return (*_lengths(step, report), *_shares(step), _slowest(step), _exposed(step))
+    compute = {rank.rank: rank.compute_ns for rank in step.ranks if rank.compute_ns is not None}
+    value, detail = "–", "no compute is known"
+    if compute:
+        slowest = max(compute, key=lambda rank: compute[rank])
+        mean = milliseconds(round(fmean(compute.values())))
+        others = f"mean {mean}" if len(compute) > 1 else "the only rank with a trace"
+        value, detail = f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, {others}"
+    return (
+        *_lengths(step, report),
+        *_shares(step),
+        Tile("slowest", "Slowest rank", value, detail, "The rank with the most compute"),
+        _exposed(step),
+    )
 
 
 def _lengths(step: StepReport, report: Report) -> Iterator[Tile]:
@@ -81,18 +93,6 @@ def _share(step: StepReport, field: str) -> float | None:
     window = sum(rank.window_ns for rank in step.ranks)
     times = [getattr(rank, field) for rank in step.ranks]
     return sum(times) / window if window and None not in times else None
-
-
-def _slowest(step: StepReport) -> Tile:
-    """The rank with the most compute, and its compute time."""
-    compute = {rank.rank: rank.compute_ns for rank in step.ranks if rank.compute_ns is not None}
-    value, detail = "–", "no compute is known"
-    if compute:
-        slowest = max(compute, key=lambda rank: compute[rank])
-        mean = milliseconds(round(fmean(compute.values())))
-        others = f"mean {mean}" if len(compute) > 1 else "the only rank with a trace"
-        value, detail = f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, {others}"
-    return Tile("slowest", "Slowest rank", value, detail, "The rank with the most compute")
 
 
 def _exposed(step: StepReport) -> Tile:

@@ -14,7 +14,7 @@ import msgspec
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import OpSummary, RankStep, StepReport
-from pptrace.analysis.step_parts import Blame, CriticalPath
+from pptrace.analysis.whole_run import Blame, CriticalPath
 from pptrace.schedule.actions import Action
 from pptrace.simulator import IdleCause, MessageEnd, SimulatedRank, Simulation, idle_by_cause, messages_of
 

@@ -144,9 +144,12 @@ def _changes_table(result: WhatIf) -> ReportTable:
     for one in today:
         rows += [("now:", *[""] * (len(columns) - 1)), _change_row(one, {})]
     columns, rows = _with_verified(columns, rows, [*shown, *today])
+    unsure = [one for one in shown if one.standing is Standing.UNSURE]
+    reasons = ["the interval includes no gain"] if any(not one.is_shorter for one in unsure) else []
+    reasons += dict.fromkeys(one.doubt for one in unsure if one.doubt)
     below = [
         *_to_paste(result),
-        *_of_unsure(shown),
+        *([f"not sure to help: {'; '.join(reasons)}"] if reasons else []),
         *([f"{lacking}, and no gain: {', '.join(one.name for one in left_out)}"] if left_out else []),
         *(["which framework ran is not known: plans are shown whether it has them or not"] * (not result.framework)),
         _basis(result),
@@ -241,14 +244,6 @@ def _to_paste(result: WhatIf) -> list[str]:
     own = next((one.paste for one in FRAMEWORKS.values() if one.name == result.framework), tuple(best.paste))
     options = {where: best.paste[where] for where in own if where in best.paste}
     return [f"to paste, {where}: {line}" for where, line in options.items() if line not in best.note]
-
-
-def _of_unsure(shown: Sequence[Scenario]) -> list[str]:
-    """The line on why changes are not sure to help."""
-    unsure = [one for one in shown if one.standing is Standing.UNSURE]
-    reasons = ["the interval includes no gain"] if any(not one.is_shorter for one in unsure) else []
-    reasons += dict.fromkeys(one.doubt for one in unsure if one.doubt)
-    return [f"not sure to help: {'; '.join(reasons)}"] if reasons else []
 
 
 def _basis(result: WhatIf) -> str:

@@ -21,7 +21,7 @@ from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import Message, crosses_ranks, output_of
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import Replay, replay, unit_cost
+from pptrace.schedule.replay import Duration, Replay, replay, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class _Transfer:
     recv: Action
 
 
-def lower(plan: Plan) -> Plan:
+def lower(plan: Plan, duration: Duration = unit_cost) -> Plan:
     """Add sends and receives to a plan; the compute actions and their order are unchanged.
 
-    A plan that has sends and receives already is returned unchanged.
+    A plan that has sends and receives already is returned unchanged. ``duration`` is what actions take in the replay.
 
     Raises:
         ScheduleError: the compute actions alone cannot run to the end.
     """
     if plan.has_comms:
         return plan
-    timeline = replay(plan, unit_cost)  # a message that is too early or too late makes a rank wait
+    timeline = replay(plan, duration)  # a message that is too early or too late makes a rank wait
     if timeline.blocked:
         stuck = timeline.blocked[0]
         raise ScheduleError(

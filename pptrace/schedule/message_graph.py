@@ -36,6 +36,11 @@ class Messaging(StrEnum):
     BLOCKING_RECEIVES = "a receive is posted when its rank needs it"
     RENDEZVOUS = "sends and receives wait for each other"
     ONE_CALL_AT_A_TIME = "sends and receives wait for each other, and each for the call before it"
+    IN_ORDER = "a stream runs sends and receives in the order in which they are posted, beside the ops"
+
+
+BESIDE_EACH_OTHER = tuple(way for way in Messaging if way is not Messaging.IN_ORDER)
+"""The ways that are tried where the order in which calls are posted is not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +121,7 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     if messaging in (Messaging.AHEAD, Messaging.BLOCKING_RECEIVES):
         posts, waits = _posts_of_one_side(table, prefetch), np.zeros((2, 0), dtype=np.intp)
     else:
-        posts, waits = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
+        posts, waits = _meetings(plan, messaging)
     end, after, row = posts
     (_, row_of_call), call = _unique_pairs(posts[1:])
     call_of_end = np.full(2 * table.num_messages, -1, dtype=np.intp)
@@ -171,12 +176,14 @@ def _posts_of_one_side(table: PlanTable, prefetch: int) -> Index:
     return np.stack((end, after, after + ~is_last))
 
 
-def _meetings(plan: Plan, *, one_by_one: bool) -> tuple[Index, Index]:
+def _meetings(plan: Plan, messaging: Messaging) -> tuple[Index, Index]:
     """(posts, waits) where both ends of a message wait for each other.
 
     Posts are (end of a message, what its rank did before its group of transfers, the row behind it), waits (message, the row that
-    waits for it). ``one_by_one``: a group's transfers follow each other.
+    waits for it). One by one a group's transfers follow each other; on a stream each waits for the one before it, and a row for
+    those alone that it reads.
     """
+    one_by_one, on_stream = (messaging is way for way in (Messaging.ONE_CALL_AT_A_TIME, Messaging.IN_ORDER))
     table = plan.table
     posts: list[tuple[int, int, int]] = []
     waits: list[tuple[int, int]] = []
@@ -189,13 +196,18 @@ def _meetings(plan: Plan, *, one_by_one: bool) -> tuple[Index, Index]:
                 message = _message_of(plan, action)
                 if before >= 0:
                     posts.append((2 * message + (not action.kind.is_send), before, min(row + 1, last)))
+                if on_stream:
+                    waits += [(previous, len(table) + message) for previous in awaited]
+                    awaited = []
                 awaited.append(len(table) + message)
                 if one_by_one:
                     before, awaited = awaited[-1], awaited[-1:]
                 continue
             row += 1
-            waits += [(message, row) for message in awaited]
-            before, awaited = row, []
+            before = row
+            if not on_stream:
+                waits += [(message, row) for message in awaited]
+                awaited = []
     return np.array(posts, dtype=np.intp).reshape(-1, 3).T, np.array(waits, dtype=np.intp).reshape(-1, 2).T
 
 

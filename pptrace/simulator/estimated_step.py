@@ -63,7 +63,7 @@ def costs_of(estimate: Estimate, speeds: Speeds) -> Costs:
     for rank in estimate.ranks:
         to_experts = _to_experts_ns(estimate, speeds, rank)
         for stage in plan.stages_of(rank.rank):
-            flops = stage_flops(facts, plan.model_stage(stage), mesh.tp * mesh.cp)
+            flops = stage_flops(facts, plan.model_stage(stage), mesh.tp, mesh.cp)
             forward, backward = (
                 speeds.sending_ns(estimate, _within(volume)) + to_experts
                 for volume in (estimate.volume.forward(stage), estimate.volume.backward(stage, fully_recomputed=False))

@@ -81,10 +81,11 @@ class ActivationSizes:
     def head_tensors(self) -> Mapping[str, int]:
         """Bytes of each tensor of the final norm, the projection and the cross-entropy, without the batch's targets."""
         facts = self.facts
+        logits = facts.vocabulary if self.tp == 1 else facts.vocabulary_rows(self.tp)  # one rank leaves out the others
         return {
             "input": self._between_bytes,
             **self._norm("norm"),
-            "softmax": self.held * facts.vocabulary // self.tp * facts.sum_bytes,
+            "softmax": self.held * logits * facts.sum_bytes,
             **self._local_indices("targets"),
             **({"loss.total_weight": facts.sum_bytes} if self.tp == 1 else {}),
         }
@@ -153,7 +154,7 @@ class ActivationSizes:
         return positions + self.whole + (self.held * _INDEX_BYTES if self.tp > 1 else 0)
 
     def _head_work(self) -> int:
-        return self.whole + self.held * self.facts.vocabulary // self.tp * self.facts.item_bytes
+        return self.whole + self.held * self.facts.vocabulary_rows(self.tp) * self.facts.item_bytes
 
     @property
     def whole(self) -> int:

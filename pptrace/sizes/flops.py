@@ -64,25 +64,25 @@ class StageFlops:
     again_fully: int
 
 
-def stage_flops(facts: GptFacts, model_stage: int, ranks: int) -> StageFlops:
-    """FLOPs of a stage of the model, shared by so many ``ranks`` of tp and cp."""
+def stage_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> StageFlops:
+    """FLOPs of a stage of the model, shared by the ranks of tp and cp."""
     layers, tokens = facts.layers_of(model_stage), facts.sequence
     of_layers = sum(layer_flops(facts, layer) for layer in layers)
     head = 0
     if model_stage == len(facts.layers_per_stage) - 1:
         numbers = facts.form.numbers
-        head = head_flops(tokens, facts.hidden, facts.vocabulary)
+        head = head_flops(tokens, facts.hidden, facts.vocabulary_rows(tp) * tp)
         head = 2 * tokens * numbers.head_parameters if numbers is not None else head
     again = {"none": 0, "selective": len(layers) * attention_flops(tokens, facts.hidden), "full": of_layers}
     return StageFlops(
-        *(facts.microbatch_size * num // ranks for num in (of_layers + head, again[facts.recompute], of_layers))
+        *(facts.microbatch_size * num // (tp * cp) for num in (of_layers + head, again[facts.recompute], of_layers))
     )
 
 
 def rank_flops(volume: StepVolume, rank: int) -> tuple[int, int]:
     """(model, hardware) FLOPs of a global rank in one step; hardware counts recompute."""
-    pp_rank, plan, ranks = volume.pp_rank(rank), volume.plan, volume.mesh.tp * volume.mesh.cp
-    of_stage = cache(lambda stage: stage_flops(volume.facts, plan.model_stage(stage), ranks))
+    pp_rank, plan, mesh = volume.pp_rank(rank), volume.plan, volume.mesh
+    of_stage = cache(lambda stage: stage_flops(volume.facts, plan.model_stage(stage), mesh.tp, mesh.cp))
     recomputed, model, hardware = volume.fully_recomputed(pp_rank), 0, 0
     for half in iter_halves(plan.ranks[pp_rank]):
         if half.kind not in (Kind.F, Kind.B, Kind.I, Kind.W):

@@ -12,6 +12,15 @@ from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
+def padded_vocabulary(vocabulary: int, multiple: int, tp: int) -> int:
+    """Rows of embedding and head of all ranks of tp: the least multiple of ``multiple`` · tp with a row for each token id.
+
+    Source: Megatron-LM's ``--make-vocab-size-divisible-by``, whose default is 128.
+    """
+    rows = multiple * tp
+    return -(-vocabulary // rows) * rows
+
+
 @dataclass(frozen=True, slots=True)
 class GptFacts:
     """A model and how it is trained.
@@ -19,7 +28,8 @@ class GptFacts:
     ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run has.
     ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
     has any. ``attention_kernel`` is that of the fused attention, None where the ring runs instead. ``sleeps``: stages sleep,
-    and compute the halves of overlapped pairs one after the other.
+    and compute the halves of overlapped pairs one after the other. ``vocabulary`` is the number of token ids, for which a rank of
+    tp has :meth:`vocabulary_rows`.
     """
 
     hidden: int
@@ -46,6 +56,7 @@ class GptFacts:
     dropout: float = 0.0
     attention_kernel: str | None = None
     sleeps: bool = False
+    vocabulary_multiple: int = 1
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
@@ -54,6 +65,10 @@ class GptFacts:
         experts = facts.pop("experts") or {}
         named = {"experts" if name == "num" else f"experts_{name}": value for name, value in experts.items()}
         return {"name": "gpt", **facts, **named}
+
+    def vocabulary_rows(self, tp: int) -> int:
+        """Rows of embedding and head on one rank of tp."""
+        return padded_vocabulary(self.vocabulary, self.vocabulary_multiple, tp) // tp
 
     @property
     def item_bytes(self) -> int:
@@ -152,7 +167,7 @@ def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int
     hidden, shards = facts.hidden, facts.sequence_parallel and tp > 1
     if facts.form.numbers is not None:
         return _given_parameters(facts, facts.form.numbers, stage, tp)
-    rows = facts.vocabulary // tp
+    rows = facts.vocabulary_rows(tp)
     positions = (_whole((facts.sequence, hidden), shards),) if facts.form.family.has_positions else ()
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
     attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(facts, facts.mlp_width // tp, shards)

@@ -32,7 +32,7 @@ class Mesh(Protocol):
         """(pp, dp, cp, tp) of a global rank."""
 
     def size_of(self, axis: Axis) -> int:
-        """The size of an axis of :attr:`order`."""
+        """The size of an axis that ranks are numbered along."""
 
 
 @dataclass(frozen=True, slots=True)

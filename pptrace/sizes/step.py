@@ -244,7 +244,7 @@ class StepVolume:
         pp_rank = self.pp_rank(rank)
         model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
         along = (Axis.DP, Axis.CP) if self._replica_axis is Axis.DP_CP else (self._replica_axis,)
-        sizes = {axis: self.mesh.size_of(axis) for axis in self.mesh.order}
+        sizes = {axis: self.mesh.size_of(axis) for axis in axes.MESH_ORDER}
         group = axes.group_of(rank, along, sizes, self.mesh.order)
         return GradientVolume(
             self.facts,

@@ -14,16 +14,16 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 
-RENDEZVOUS, ONE_BY_ONE = "rendezvous", "one_call_at_a_time"
+RENDEZVOUS, ONE_BY_ONE, IN_ORDER = "rendezvous", "one_call_at_a_time", "in_order"
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
 
-    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous`` or
-    ``one_call_at_a_time`` (:class:`pptrace.schedule.message_graph.Messaging`); receives that block are posted ``prefetch``
-    ops before they are needed.
+    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous``, ``one_call_at_a_time``
+    or ``in_order`` (:class:`pptrace.schedule.message_graph.Messaging`); receives that block are posted ``prefetch`` ops before
+    they are needed.
     """
 
     plan: Plan
@@ -38,26 +38,31 @@ def programs(work: Workload) -> list[list[list[Any]]]:
     """The instructions of each rank.
 
     ``["op", ns]`` sleeps. ``["transfers", [[message, peer, is_send, ns], …]]`` are sends and receives that are posted together;
-    the rank goes on when all of them are through, but for sends that nobody waits for.
+    the rank goes on when all of them are through, but for sends that nobody waits for, or at once where a stream runs them: then
+    ``["reads", [message, …]]`` waits for what the op behind it reads.
     """
-    groups = _in_order if work.messaging in (RENDEZVOUS, ONE_BY_ONE) else _when_needed
+    groups = _in_order if work.messaging in (RENDEZVOUS, ONE_BY_ONE, IN_ORDER) else _when_needed
     return [list(groups(work, rank)) for rank in range(work.plan.pp)]
 
 
 def _in_order(work: Workload, rank: int) -> Iterator[list[Any]]:
     """Instructions with sends and receives where lowering puts them."""
-    row = int(work.plan.table.rank_ptr[rank])
+    table = work.plan.table
+    row = int(table.rank_ptr[rank])
     group: list[list[Any]] = []
     for action in lower(work.plan).ranks[rank]:
         if action.kind.is_p2p:
             group.append(_transfer(work, action))
-            if work.messaging == ONE_BY_ONE:
+            if work.messaging != RENDEZVOUS:
                 yield ["transfers", group]
                 group = []
             continue
         if group:
             yield ["transfers", group]
             group = []
+        reads = table.dep_message[table.dep_is_message & (table.dep_reader == row)].tolist()
+        if reads and work.messaging == IN_ORDER:
+            yield ["reads", reads]
         yield ["op", int(work.durations[row])]
         row += 1
     if group:

@@ -6,6 +6,7 @@ It is started as a script, alone, so that it starts fast: standard library only.
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import struct
 import sys
@@ -66,7 +67,9 @@ class Rank:
         )
         self._payload = bytes(setting["message_bytes"])
         self._peers = {int(rank): socket.socket(fileno=number) for rank, number in setting["peers"].items()}
-        self._mailbox = Mailbox()
+        self._mailbox, self._received = Mailbox(), Mailbox()
+        self._posted: queue.SimpleQueue[tuple[int, list[list[Any]]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run_stream, daemon=True).start()
         for peer in self._peers.values():
             threading.Thread(target=read_from, args=(peer, self._mailbox), daemon=True).start()
 
@@ -80,14 +83,28 @@ class Rank:
                 began = began or now
                 ends.append(now + value)
                 wait_until(ends[-1])
+            elif what == "reads":
+                for message in value:
+                    self._received.take(step, message)
+            elif self._messaging == "in_order":
+                self._posted.put((step, value))
             else:
                 self._transfer(step, value, ends[-1 - self._prefetch])
         return began, ends[-1]
 
+    def _run_stream(self) -> None:
+        """Run what the rank posts, one call after the other, while it goes on."""
+        while True:
+            step, group = self._posted.get()
+            self._transfer(step, group, 0)
+            for message, _, is_send, _ in group:
+                if not is_send:
+                    self._received.put(step, message, 0)
+
     def _transfer(self, step: int, group: list[list[Any]], ready: int) -> None:
         """Exchange a group of messages; the receives of a rank that prefetches have been posted at ``ready``."""
         posted = time.monotonic_ns()
-        meets = self._messaging in ("rendezvous", "one_call_at_a_time")
+        meets = self._messaging in ("rendezvous", "one_call_at_a_time", "in_order")
         for message, peer, is_send, _ in group:
             if is_send:
                 self._send(peer, step, message, posted, self._payload)

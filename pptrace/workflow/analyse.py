@@ -11,19 +11,20 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
+from pptrace.analysis.early_receives.repair import RepairedOrder
+from pptrace.analysis.early_receives.run import with_reason
 from pptrace.analysis.experts.types import TrafficMatrix
-from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
-from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
+from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.questions import Answers, ask_ranks, experts_in, with_answers
+from pptrace.analysis.questions import Answers, ask_ranks, early_receives_in, experts_in, with_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
@@ -41,7 +42,7 @@ from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import marked_steps, report_steps
-from pptrace.analysis.stragglers.study import Study, study_steps
+from pptrace.analysis.stragglers.detectors import Study, study_steps
 from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.early_ends import without_matches_of
@@ -58,8 +59,7 @@ from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
 from pptrace.model.wording import numbered
 from pptrace.processes import num_cpus
-from pptrace.recognise.device.lost_work import is_much
-from pptrace.recognise.device.work import NO_DEVICE, breakdown
+from pptrace.recognise.device.work import NO_DEVICE, breakdown, is_much
 from pptrace.recognise.messages.match import (
     has_posting_time_only,
     unknown_by_rank,
@@ -70,7 +70,7 @@ from pptrace.recognise.messages.match_without_groups import match_by_end_times, 
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.recording.correct import Corrections
+from pptrace.recognise.recording.replay import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
@@ -92,7 +92,8 @@ class Analysis:
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
     from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
-    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack.
+    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack,
+    ``order`` a better order of sends and receives, where some hold up others.
     """
 
     report: Report
@@ -107,6 +108,7 @@ class Analysis:
     corrections: Corrections | None = None
     sharing: tuple[SharedDevice, ...] = ()
     lacking: LackingRecords = field(default_factory=LackingRecords)
+    order: RepairedOrder | None = None
 
     @property
     def num_ops(self) -> int:
@@ -195,7 +197,7 @@ def analyse_ranks(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What the ranks and steps of a run measured, wherever that was done: what is said of it follows.
+    """Measurements of the ranks and steps of a run, wherever they were made: the report follows from them.
 
     ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank.
     """
@@ -228,7 +230,9 @@ class Measured:
         """
         run, clock, steps, routing = self.run, self.data.clock, self.steps, routing_of(self.experts)
         costs = self.costs if routing is None else tuple(map(routing.in_costs, self.costs))
+        early = early_receives_in(self.answers, costs)
         study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
+        study = with_reason(study, early)
         if sharing is None:
             plan = run.schedule.plan
             sharing = shared_devices(run.facts, self.data.lanes, steps, None if plan is None else plan.num_microbatches)
@@ -239,7 +243,7 @@ class Measured:
             *explain_nulls(run, clock, steps, num_nested, study.stragglers, doubts),
         )
         report = self._report(costs, lines, study, sharing, doubts)
-        report = with_answers(report, self.answers, run, costs, self.experts)
+        report = with_answers(report, self.answers, run, costs, self.experts, early)
         return Analysis(
             report,
             self.data,
@@ -251,6 +255,7 @@ class Measured:
             expert_traffic=None if self.experts is None else self.experts.traffic.matrix,
             sharing=sharing,
             lacking=run.lacking,
+            order=order if early is not None and isinstance(order := early.order, RepairedOrder) else None,
         )
 
     def _report(

@@ -31,7 +31,8 @@ from pptrace.analysis.questions import experts_in
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.analysis.steps.outside_pipeline import inside_windows, with_periods
-from pptrace.analysis.steps.steps import RankPart, StepParts
+from pptrace.analysis.steps.rank_steps import RankWindows
+from pptrace.analysis.steps.steps import StepParts
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories
 from pptrace.model.join_tables import join_ranks
@@ -145,8 +146,8 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
     """The steps of each rank, with the ops, which never left this process."""
     steps: dict[int, Sequence[RankStep]] = {}
     for rank, part in parts.of_rank.items():
-        ops, window = part.windows.index_of(data.rows.of_rank(rank).ops)
-        first = np.searchsorted(window, np.arange(len(part.windows.steps) + 1)).tolist()
+        ops, window = part.index_of(data.rows.of_rank(rank).ops)
+        first = np.searchsorted(window, np.arange(len(part.steps) + 1)).tolist()
         steps[rank] = [
             replace(step, ops=OpRows(ops, first[index], first[index + 1]))
             for index, step in enumerate(reports[rank].steps)
@@ -285,7 +286,7 @@ class _Shuffle:
         del tables
         return rows.sort_values(["rank", "row"], kind="stable", ignore_index=True).drop(columns="row")
 
-    def reports(self, run: RunFacts, of_rank: Mapping[int, RankPart]) -> list[GroupReport]:
+    def reports(self, run: RunFacts, of_rank: Mapping[int, RankWindows]) -> list[GroupReport]:
         """The reports of all ranks."""
         engine = self._engine
         shared = engine.submit(_same, run)

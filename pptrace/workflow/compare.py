@@ -6,10 +6,9 @@ from pathlib import Path
 
 from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
-from pptrace.analysis.compare.recording import recording_cost_of, recording_of
+from pptrace.analysis.compare.recording import recording_of
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.steadiness import steadiness_of
-from pptrace.analysis.compare.undisturbed import op_times, usual_plan
+from pptrace.analysis.compare.undisturbed import op_times, steadiness_of, usual_plan
 from pptrace.analysis.report import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
@@ -48,11 +47,16 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         report.warnings,
         core_wait,
         op_times(costs),
-        recording_of(report.steps, analysis.costs),
+        recording_of(
+            report.recording,
+            [info.format for info in report.inputs],
+            measured_steps(analysis).lengths,
+            report.steps,
+            analysis.costs,
+        ),
         str(path),
         _period(report),
         steadiness_of(costs, figures.lengths),
-        recording_cost_of(report.recording, [info.format for info in report.inputs], measured_steps(analysis).lengths),
     )
 
 

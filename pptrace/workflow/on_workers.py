@@ -21,8 +21,8 @@ from pptrace.analysis.notes import count_nested
 from pptrace.analysis.questions import Answers, ask_ranks
 from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
-from pptrace.analysis.steps.rank_steps import report_rank_steps
-from pptrace.analysis.steps.steps import PlanPart, RankPart
+from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
+from pptrace.analysis.steps.steps import PlanPart
 from pptrace.clock import Clock, shift
 from pptrace.clock.early_ends import without_matches_of
 from pptrace.marks import P2P
@@ -212,7 +212,7 @@ def report_of_group(
     parts: Sequence[Sequence[Part]],
     comms: pd.DataFrame,
     timed: Sequence[pd.DataFrame],
-    of_rank: Mapping[int, RankPart],
+    of_rank: Mapping[int, RankWindows],
     run: RunFacts,
 ) -> GroupReport:
     """The reports of these ranks.
@@ -268,10 +268,10 @@ def _numbered_in_run(block: int, timed: pd.DataFrame) -> pd.DataFrame:
     return timed.assign(match=np.where(match >= 0, match + block * _MOST_MATCHES, match))
 
 
-def steps_of(part: RankPart) -> StepsOfRank:
+def steps_of(windows: RankWindows) -> StepsOfRank:
     """The steps of a rank."""
-    steps = part.windows.steps
-    return StepsOfRank(steps.tolist(), steps[part.windows.comparable].tolist(), steps.tolist())
+    steps = windows.steps
+    return StepsOfRank(steps.tolist(), steps[windows.comparable].tolist(), steps.tolist())
 
 
 def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
@@ -282,8 +282,8 @@ def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
     return with_lanes(recognised, ops, comms, run.clock, run.predicted, run.incomplete)
 
 
-def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
-    return [replace(step, ops=()) for step in report_rank_steps(part.windows, data, part.ideals, mesh)]
+def _steps_of_rank(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
+    return [replace(step, ops=()) for step in report_rank_steps(windows, data, mesh)]
 
 
 def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:

@@ -27,11 +27,11 @@ from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, Packed, cache_f
 from pptrace.model.predicted import PREDICTED
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import HOST_NAME, InputFormat, Trace
-from pptrace.recognise.damage.find import damage_of, without_misplaced_work
+from pptrace.recognise.damage.device_records import damage_of, without_misplaced_work
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.recording.rank import SETTINGS, STEP_TIMES, recording_of
+from pptrace.recognise.recording.replay import Corrections
 from pptrace.slices import Slice
 
 _FACTS = frozenset(

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
@@ -30,7 +31,7 @@ from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.recognise.recording.correct import Corrections
+from pptrace.recognise.recording.replay import Corrections
 from pptrace.slices import Slice, Texts, compact
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
@@ -107,6 +108,10 @@ class ReopenedAnalysis(Analysis):
     @property
     def corrections(self) -> Corrections | None:
         return self._whole.corrections
+
+    @property
+    def order(self) -> RepairedOrder | None:
+        return self._whole.order
 
     @property
     def _whole(self) -> Analysis:

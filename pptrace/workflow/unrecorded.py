@@ -15,10 +15,9 @@ from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.recording.correct import Correction, Corrections
 from pptrace.recognise.recording.graph import RankGraph
 from pptrace.recognise.recording.rank import STEP_TIMES, RankRecording
-from pptrace.recognise.recording.replay import RunGraph, join_graphs
+from pptrace.recognise.recording.replay import Correction, Corrections, RunGraph, join_graphs
 from pptrace.slices import rows_among, rows_where
 from pptrace.workflow.analyse import Analysis
 

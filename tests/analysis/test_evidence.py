@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.report import Report
+from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.report.text import print_report
 from pptrace.schedule.actions import Action

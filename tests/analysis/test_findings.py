@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.findings.evidence import STRAGGLER
 from pptrace.analysis.findings.find import find
-from pptrace.analysis.findings.host import with_synchronisations
+from pptrace.analysis.findings.plain import with_synchronisations
 from pptrace.analysis.findings.reasons import with_reasons
+from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
-from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
-from pptrace.analysis.stragglers.study import Study
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from tests.analysis.test_summaries import SCHEDULE, step_with

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.bootstrap import quantile
-from pptrace.analysis.gain_interval import gain_interval
+from pptrace.analysis.stragglers.reason import gain_interval
 
 
 @pytest.mark.parametrize("gains", [[1_000_000, 3_000_000], [5, 9, 100_000], [-70_000, 10_000, 20_000, 90_000]])

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.steps.late_to_collectives import times_waited_for
+from pptrace.analysis.steps.plain_steps import times_waited_for
 from pptrace.model.tables import COMMS, empty_table
 
 

@@ -17,8 +17,7 @@ import pytest
 from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
 from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.traces import Category
-from pptrace.recognise.device.lost_work import is_much, kernel_launches, lost_kernels
-from pptrace.recognise.device.work import device_rows, device_work
+from pptrace.recognise.device.work import device_rows, device_work, is_much, kernel_launches, lost_kernels
 from pptrace.recognise.rank import recognise_rank
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load

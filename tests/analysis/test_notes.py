@@ -12,8 +12,7 @@ import pytest
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.analysis.step_parts import Bubble, Waterfall
-from pptrace.analysis.whole_run import InDoubt, Stragglers
+from pptrace.analysis.whole_run import Bubble, InDoubt, Stragglers, Waterfall
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo

@@ -17,8 +17,8 @@ from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Bubble, OutsidePart
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
+from pptrace.analysis.whole_run import Bubble, OutsidePart
 from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
 from pptrace.slices import Slice, slice_of

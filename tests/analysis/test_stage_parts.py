@@ -19,7 +19,7 @@ from pptrace.analysis.stages.show import stage_tables
 from pptrace.analysis.stages.types import StageCompute
 from pptrace.api.load import load
 from pptrace.api.run import Run
-from pptrace.report.charts.stage_work import stage_work_chart
+from pptrace.report.charts.stages import stage_work_chart
 from pptrace.report.tables import Amount
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
 from tests.support.programs import SAMPLES

@@ -12,12 +12,11 @@ import pytest
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import with_reasons
 from pptrace.analysis.result import CommSummary, CommTotal, Finding, RankStep, ScheduleSummary, Severity, StepReport
-from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.steps.communication import summarise_steps, total_comms
 from pptrace.analysis.steps.steps import marked_steps
+from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import Reason
-from pptrace.analysis.stragglers.study import Study
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import Bubble, Cause, StepChange, StepOutlier, StepSeries, Waterfall
 from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, make_table

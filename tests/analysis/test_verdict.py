@@ -20,8 +20,7 @@ from pptrace.analysis.result import (
     Severity,
     StepReport,
 )
-from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
-from pptrace.analysis.whole_run import RootCause
+from pptrace.analysis.whole_run import Bubble, Cause, RootCause, Waterfall
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from instrument.examples.faults import Fault
 from tests.support.extent import ALL
-from tests.support.faulty_train import Fault
 from tools.faults import CASES, Case, Setting, outcome_of
 
 pytestmark = pytest.mark.processes

@@ -11,6 +11,7 @@ from statistics import median
 
 import pytest
 
+from instrument.examples.faults import Fault
 from pptrace.analysis.result import RankStep
 from pptrace.live_records.codec import MOST_BYTES
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
@@ -19,14 +20,13 @@ from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, status_of
 from pptrace.workflow.live.template import NO_SHIFT, StepTemplate
 from pptrace.workflow.live.traces import trace_of
 from pptrace.workflow.load import load
-from tests.support.faulty_train import Fault
 from tests.support.programs import ROOT, Ended, pptrace, sizes
 from tests.support.programs import pptrace_here as here
 
 pytestmark = pytest.mark.processes
 
 _STEPS, _SLOW_SINCE = 20, 13
-_SCRIPT = ROOT / "tests" / "support" / "faulty_train.py"
+_SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
 _ARGUMENTS = (
     *("--steps", str(_STEPS), "--sleep-forward", "20", "--sleep-backward", "40"),
     *sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=2),
@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
     try:
         fault = str(Fault("slow", (1,), 2.0, since=_SLOW_SINCE))
         options = ("-n", "2", "--live", "--steps", "2:5", "--no-analyze", "-o", folder)
-        ended = pptrace("run", *options, _SCRIPT, fault, *_ARGUMENTS, forked=True)
+        ended = pptrace("run", *options, _SCRIPT, "--fault", fault, *_ARGUMENTS, forked=True)
     finally:
         over.set()
         follower.join()

@@ -151,7 +151,7 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--split", "1,x"), 2, "--split 1,x: expected whole numbers"),
+        (("--split", "1,x"), 2, "--split 1,x: expected layers of each stage such as"),
         (("--layers", "9,1"), 2, "--layers 9,1: the trace tells "),
         (("--placement", "x"), 2, "--placement x: expected whole numbers with commas between them, such as 3,2,1,0"),
         (("--split", "1,1,1"), 2, "expected 2, the layers of each stage of 1f1b"),

@@ -43,7 +43,10 @@ def test_a_form_and_an_address_ask_for_the_same() -> None:
         ({"microbatches": "inf"}, "microbatches is inf; expected a whole number"),
         ({"microbatches": 1e300}, "microbatches is 1e+300; expected a whole number"),
         ({"microbatches": "nan"}, "microbatches is nan; expected a whole number"),
-        ({"split": "a,b"}, "split is 'a,b'; expected numbers of layers such as 5,5,5,3"),
+        (
+            {"split": "a,b"},
+            "split a,b: expected layers of each stage such as 3,4,4,1, or Megatron-LM's layout such as Et*3|t*4|t*4|tL",
+        ),
         ({"layers": "9999999,1"}, "layers has 10,000,000 layers; expected at most 2,000"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pptrace.analysis.early_receives.types import EarlyReceives, HeldCall, HeldRank
 from pptrace.analysis.experts.types import (
     ExpertCalls,
     ExpertsReport,
@@ -29,8 +30,7 @@ from pptrace.analysis.memory.types import PredictedMemory, StageActivations
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
-from pptrace.analysis.step_parts import BlamedOp, Cause
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
@@ -203,6 +203,7 @@ def reports(
         interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         experts=_EXPERTS,
+        early_receives=_EARLY,
         stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
     )
     return [
@@ -230,6 +231,9 @@ _EXPERTS = ExpertsReport(
     steps=(ExpertStep(3, *(None,) * 6), ExpertStep(4, 9, 1, 5, 0.6, "rows", 1.5)),
     traffic=ExpertTraffic("counts", 9, 4, None, 2, (TrafficPair(0, 1, 3, None, 0.5),)),
     over_layers=(LayerSpread("expert_ratio", 2, 1.0, 1.1, 1.2, 1.2, 1.2, 1.2),),
+)
+_EARLY = EarlyReceives(
+    *("host", 2, 9, None, "a reason"), (HeldRank(0, 1, 9, 9),), (HeldCall(0, "2RECV_F0", 2, 0, 1, "0F1", 1, 9, 9),), 1
 )
 _DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
 _OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.analysis.result import PhaseSummary, RankStep, StepReport
-from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
+from pptrace.analysis.whole_run import Bubble, Cause, Waterfall
 from pptrace.intervals import EMPTY
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table

@@ -10,7 +10,7 @@ import pytest
 
 from dashboards.pages.problem import layout
 from dashboards.store import Store
-from pptrace.report.hang_figure import edge_rows, wait_graph
+from pptrace.report.hang import edge_rows, wait_graph
 from pptrace.report.html import report_page
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

@@ -16,8 +16,8 @@ import pytest
 
 from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import UNEQUAL_ROUTES
-from pptrace.analysis.stragglers.waits import LATE_RECEIVES
+from pptrace.analysis.stragglers.communication import LATE_RECEIVES
+from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.model.report_table import Amount

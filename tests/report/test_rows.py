@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.memory.types import InFlight, RankMemory
-from pptrace.analysis.step_parts import Cause
-from pptrace.report.rows import csv_of, json_of
+from pptrace.analysis.whole_run import Cause
+from pptrace.report.to_files import csv_of, json_of
 
 
 def read(text: str) -> list[dict[str, str]]:

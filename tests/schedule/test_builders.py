@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from pptrace.errors import ScheduleError, UsageError
-from pptrace.recognise.schedule.recognise_schedule import match_registry
+from pptrace.recognise.schedule.measured_steps import match_registry
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
 from pptrace.schedule.builders import interleaved, one_chunk
 from pptrace.schedule.lower import lower

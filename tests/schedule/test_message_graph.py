@@ -12,7 +12,8 @@ from pptrace.schedule.message_graph import Messaging, end_of, make_graph
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.replay_table import makespans, replay_table
-from tests.support.synthetic import Message, message_of, run_on_paper
+from tests.schedule.torch_tables import with_torch_messages
+from tests.support.synthetic import Message, message_of, run_on_paper, run_on_streams
 
 SHAPES = [(name, pp, 2 * pp) for name in SCHEDULES for pp in (2, 4)] + [("interleaved-1f1b", 4, 12), ("1f1b", 1, 3)]
 
@@ -73,6 +74,26 @@ def test_replays_are_what_ranks_do_that_call_late(
     late = {"posted": posted[np.newaxis]} if is_late else {}
     ends = graph.ends(durations[np.newaxis], transfers[np.newaxis], **late)[0]
     expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
+    assert ends.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "microbatches"), [("1f1b", 3, 4), ("zbv", 2, 4), ("interleaved-1f1b", 3, 3), ("zb-h1", 4, 4)]
+)
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_on_streams_each_call_waits_for_the_one_before_it_and_ops_for_what_they_read(
+    name: str, pp: int, microbatches: int, *, is_torchs: bool
+) -> None:
+    plan = build(name, pp, microbatches)
+    plan = with_torch_messages(plan) if is_torchs else plan
+    rng = np.random.default_rng(6)
+    durations = rng.integers(1, 100, len(plan.table))
+    cells = [str(action) for rank in range(plan.pp) for action in plan.compute_actions(rank)]
+    cost = dict(zip(cells, durations.tolist(), strict=True))
+    transfers = np.full((1, plan.table.num_messages), 7)
+    run = run_on_streams(plan, lambda action: cost[str(action)], 7)
+    expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
+    ends = make_graph(plan, Messaging.IN_ORDER).ends(durations[np.newaxis], transfers)[0]
     assert ends.tolist() == expected
 
 

@@ -7,6 +7,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.text import from_rows
+
 Calls = list[tuple[str, ...]]
 
 
@@ -109,3 +112,15 @@ def executed(schedule_class: type, rank: int, pp: int, num_microbatches: int, mo
     monkeypatch.setattr(schedule, "_initialize_stage", lambda *_: None)
     schedule._step_microbatches()
     return calls
+
+
+def with_torch_messages(plan: Plan, *, deferred: bool = False) -> Plan:
+    """The plan with its sends and receives where torch's runtime puts them; ``deferred``: with ``defer_pp_recv=True``."""
+    rows = {
+        rank: [torch_schedules._Action.from_str(str(action)) for action in plan.compute_actions(rank)]
+        for rank in range(plan.pp)
+    }
+    lowered = torch_schedules._add_send_recv(rows, plan.placement.__getitem__, plan.num_stages)
+    if deferred:
+        lowered = torch_schedules._defer_recv_ops(lowered, plan.placement.__getitem__)
+    return from_rows([[str(action) for action in lowered[rank]] for rank in range(plan.pp)], plan.name)

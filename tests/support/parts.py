@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.step_parts import Waterfall
+from pptrace.analysis.whole_run import Waterfall
 
 
 def parts_ns(

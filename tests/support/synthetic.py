@@ -388,3 +388,75 @@ def without(traces: Sequence[Trace], rank: int) -> list[Trace]:
 def renamed(trace: Trace, change: Callable[[str], str]) -> Trace:
     """The trace with every name changed."""
     return replace(trace, events=replace(trace.events, names=tuple(change(name) for name in trace.events.names)))
+
+
+def run_on_streams(plan: Plan, cost: Cost, latency: int = 0) -> PaperRun:
+    """Run a plan whose sends and receives a stream of each rank runs one by one in their order, beside the ops.
+
+    Each begins when that of the other rank does, behind the one before it and the op before it; an op waits for what it reads.
+    """
+    rows = lower(plan).ranks
+    begins: dict[tuple[int, int], int] = {}
+    ends: dict[tuple[int, int], int] = {}
+    cells = [(rank, at, cell) for rank, row in enumerate(rows) for at, cell in enumerate(row)]
+    places = {(message_of(cell), cell.kind.is_send): (rank, at) for rank, at, cell in cells if cell.kind.is_p2p}
+
+    def before(rank: int, at: int) -> list[tuple[int, int]]:
+        """What a thing waits for on its own rank."""
+        cell, past = rows[rank][at], [(rank, index) for index in range(at)]
+        ops = [place for place in past if not rows[rank][place[1]].kind.is_p2p]
+        calls = [place for place in past if rows[rank][place[1]].kind.is_p2p]
+        if cell.kind.is_p2p:
+            return [*ops[-1:], *calls[-1:]]
+        needed = Kind.RECV_F if cell.kind is Kind.F else Kind.RECV_B
+        return [
+            *ops[-1:],
+            *(place for place in calls if rows[rank][place[1]].key == (needed, cell.stage, cell.microbatch)),
+        ]
+
+    waiting = [(rank, at) for rank, at, _ in cells]
+    while waiting:
+        left = []
+        for place in waiting:
+            cell = rows[place[0]][place[1]]
+            both = [place]
+            if cell.kind.is_p2p:
+                both.append(places[message_of(cell), not cell.kind.is_send])
+            needed = [entry for one in both for entry in before(*one)]
+            if not all(entry in ends for entry in needed):
+                left.append(place)
+                continue
+            begins[place] = max((ends[entry] for entry in before(*place)), default=0)
+            met = max((ends[entry] for entry in needed), default=0)
+            ends[place] = met + (latency if cell.kind.is_p2p else cost(cell))
+        assert len(left) < len(waiting), "the plan deadlocks"
+        waiting = left
+    ranks = [
+        tuple(
+            Done(cell, begins[rank, at], ends[rank, at], at, ends[rank, at] - latency, ends[rank, at])
+            for at, cell in enumerate(row)
+        )
+        for rank, row in enumerate(rows)
+    ]
+    return PaperRun(plan, tuple(ranks))
+
+
+def events_launched_ahead(
+    run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = START
+) -> list[Event]:
+    """A CUDA run whose host has launched the whole step before it begins; each send and receive is a kernel of its own."""
+    events: list[Event] = []
+    begin = at - 10 * len(run.ranks[rank]) - 10
+    for index, done in enumerate(run.ranks[rank]):
+        host, number = begin + 10 * index, rank * 1_000_000 + step * 10_000 + index
+        is_op = done.action.kind.is_compute
+        transfer = None if is_op else Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES)
+        mark: Mark = OpMark(done.action, step) if transfer is None else P2PMark((transfer,), Axis.PP, step)
+        name, stream = ("gemm_f16", COMPUTE_STREAM) if is_op else ("ncclDevKernel_SendRecv", NCCL_STREAM)
+        events.append(marked(mark, host, host + 8))
+        events.append(
+            Event(Category.RUNTIME, "cudaLaunchKernel", host + 2, host + 4, thread=MAIN_THREAD, correlation=number)
+        )
+        start = at + done.start
+        events.append(Event(Category.KERNEL, name, start, at + done.end, 0, stream, correlation=number))
+    return events

@@ -45,7 +45,7 @@ def test_a_sample_is_drawn_from_the_mutants_that_have_a_text() -> None:
     every = mutants.all_mutants({})
     some = mutants.with_text(every, ["analysis/explain/walk.py"])
     assert {package for package, group in some.items() if group} == {"analysis"}
-    assert {mutant.path for mutant in some["analysis"]} == {"pptrace/analysis/explain/walk.py"}
+    assert {mutant.path for mutant in some["analysis"]} == {"pptrace/analysis/explain/critical_path.py"}
     size = mutants.LEAST + 3
     assert len(some["analysis"]) > size
     drawn = mutants.draw(some, size, 0)
@@ -56,7 +56,7 @@ def test_a_sample_is_drawn_from_the_mutants_that_have_a_text() -> None:
 
 
 def test_tests_in_the_folder_that_mirrors_a_mutants_come_first() -> None:
-    mutant = mutants.Mutant("pptrace/analysis/explain/walk.py", 0, 7, range(7, 8), "", True)
+    mutant = mutants.Mutant("pptrace/analysis/explain/critical_path.py", 0, 7, range(7, 8), "", True)
     lines = {mutant.path: [6, 7]}
     seconds = {
         "tests/report/test_a.py::test_fast": 0.1,

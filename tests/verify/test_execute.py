@@ -21,7 +21,7 @@ from tests.support.extent import ALL
 
 MS = 1_000_000
 WAYS = list(Messaging)
-SIZES = [("1f1b", 3, 4), ("zbv", 2, 4), ("dualpipe", 2, 4), ("zb-h1", 2, 3)]
+SIZES = [("1f1b", 3, 4), ("zbv", 2, 4), ("dualpipe", 2, 4), ("zb-h1", 2, 3), ("interleaved-1f1b", 2, 2)]
 CASES = [
     *((*size, way) for size in SIZES for way in WAYS if ALL or SIZES.index(size) == WAYS.index(way)),
     ("gpipe", 1, 2, Messaging.AHEAD),

@@ -121,7 +121,12 @@ def sampled_deviation(samples: npt.NDArray[np.int64 | np.float64], series: Int64
     deviation = float(samples.std(ddof=1)) * sqrt(num_steps / (num_steps - length))
     independent = num_steps * (1 - correlation) / (1 + correlation)
     freedom = max(min(num_steps / length, independent) - 1, 1.0)
-    return deviation * _beyond_blocks(_memories(series, correlation), length, num_steps), freedom
+    # the mean of correlated steps deviates more than blocks of this length show
+    beyond = sum(
+        weight * _variance_of_sum(persistence, share, num_steps) / _variance_of_sum(persistence, share, length)
+        for weight, persistence, share in _memories(series, correlation)
+    )
+    return deviation * sqrt(beyond), freedom
 
 
 def typical_of_few(series: Int64, known: Prior = NOTHING_KNOWN) -> Typical:
@@ -217,47 +222,35 @@ def _correlation(series: Int64) -> float:
     return min(max(measured + (1 + 3 * measured) / len(series), 0.0), _MOST_CORRELATED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Correlation of steps at lag k: ``share`` × ``persistence``^k. The rest of their variance is independent noise."""
-
-    persistence: float
-    share: float = 1.0
-
-    def summed(self, length: int) -> float:
-        """The variance of the sum of ``length`` steps, over that of as many independent ones."""
-        lag = np.arange(1, length)
-        return 1 + 2 * self.share * float(((1 - lag / length) * self.persistence**lag).sum())
+def _variance_of_sum(persistence: float, share: float, length: int) -> float:
+    """The variance of the sum of ``length`` steps, over that of as many independent ones, whose correlation at lag k is
+    ``share`` × ``persistence``^k; the rest of their variance is independent noise.
+    """
+    lag = np.arange(1, length)
+    return 1 + 2 * share * float(((1 - lag / length) * persistence**lag).sum())
 
 
-def _memories(series: Int64, correlation: float) -> tuple[tuple[float, _Memory], ...]:
-    """The ways in which steps may follow one another, each with its weight: as an autoregressive series whose neighbours have
-    this correlation, and as one with noise on top.
+def _memories(series: Int64, correlation: float) -> tuple[tuple[float, float, float], ...]:
+    """(weight, persistence, share) of the ways in which steps may follow one another: as an autoregressive series whose
+    neighbours have this correlation, and as one with noise on top.
 
     The latter is seen in the correlations at the first three lags, without a line through the steps: a drift is no noise. Few
     steps make them seem smaller, by (2 + 4ρ) / n (Kendall 1954 has half of that, for a mean in place of a line).
     """
-    alone = _Memory(correlation)
     values = np.clip(series, *np.percentile(series, _CLIPPED))
     values = values - values.mean()
     time = np.arange(len(series)) - (len(series) - 1) / 2
     level = values - time * (time @ values) / (time @ time)
     squares = float(level @ level)
     if squares <= 0:
-        return ((1.0, alone),)
+        return ((1.0, correlation, 1.0),)
     measured = (float(level[:-lag] @ level[lag:]) / squares for lag in (1, 2, 3))
     first, second, third = (lag + (2 + 4 * max(lag, 0.0)) / len(series) for lag in measured)
     kept = (second + third) / (first + second) if first + second > 0 else 0.0
     persistence = min(max(kept, correlation), _MOST_CORRELATED)
     if first <= 0 or persistence <= 0:
-        return ((1.0, alone),)
-    on_top = _Memory(persistence, min(first / persistence, 1.0))
-    return ((1 - _NOISE_ON_TOP, alone), (_NOISE_ON_TOP, on_top))
-
-
-def _beyond_blocks(memories: Sequence[tuple[float, _Memory]], length: int, num_steps: int) -> float:
-    """The factor by which the mean of ``num_steps`` correlated steps deviates more than blocks of ``length`` show."""
-    return sqrt(sum(weight * memory.summed(num_steps) / memory.summed(length) for weight, memory in memories))
+        return ((1.0, correlation, 1.0),)
+    return ((1 - _NOISE_ON_TOP, correlation, 1.0), (_NOISE_ON_TOP, persistence, min(first / persistence, 1.0)))
 
 
 _MOST_TERMS = 500

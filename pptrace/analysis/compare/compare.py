@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, hypot
 
 import numpy as np
@@ -18,20 +18,17 @@ from pptrace.analysis.compare.bootstrap import (
 from pptrace.analysis.compare.facts import differing, other_work
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
-from pptrace.analysis.compare.recording import RecordedApart, RecordedBoth
+from pptrace.analysis.compare.recording import RecordedBoth
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
     MeanChange,
+    OfBoth,
     PartChange,
-    RunCounts,
-    RunDeviations,
     SpanChange,
-    StepCounts,
 )
-from pptrace.analysis.compare.run_to_run import TypicalOfSides, typical_of_sides
-from pptrace.analysis.compare.side import ComparedRun, Order, Side, describe_counts, order_of, side_of
-from pptrace.analysis.compare.throughput import changes_otherwise
+from pptrace.analysis.compare.run_to_run import Order, TypicalOfSides, changes_otherwise, typical_of_sides
+from pptrace.analysis.compare.side import ComparedRun, Side, describe_counts, order_of, side_of
 from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
@@ -54,11 +51,11 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     span_a, span_b, note = _lengths(a.figures, b.figures)
     usual = typical_of_sides(a.typical_steps(span_a), b.typical_steps(span_b), order)
     lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
-    recorded = RecordedBoth(a.recording_cost, b.recording_cost)
-    span = _span_change(_off_by(recorded.deviation, lengths.a), lengths.b, is_undisturbed=undisturbed is not None)
-    apart = None if a.recording is None or b.recording is None else RecordedApart(a.recording, b.recording)
+    recorded = RecordedBoth(a.recording, b.recording)
+    of_a = _off_by(recorded.deviation, lengths.a)
+    span = SpanChange(of_a.ns, lengths.b.ns, *_change(of_a, lengths.b), undisturbed is not None)
     off_ns = recorded.deviation * max(lengths.a.ns, lengths.b.ns)
-    parts = _part_changes(a, b, apart, order, off_ns, is_undisturbed=undisturbed is not None)
+    parts = _part_changes(a, b, recorded, order, off_ns, is_undisturbed=undisturbed is not None)
     verdict, mean = _verdict(span), _mean_change(a, b, order, recorded.deviation)
     warnings = (
         *_too_few(a, b),
@@ -67,7 +64,6 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
         *(() if undisturbed is not None else note),
         *_other_ranks(a, b),
         *_not_compared(a, b),
-        *(() if apart is None else apart.lines()),
         *recorded.lines(),
         *_of_runs(a, b),
     )
@@ -79,15 +75,12 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
         verdict,
         different + _detail(verdict, span, mean, parts, describe_counts(a, b)),
         span,
-        StepCounts(a.figures.num_steps, b.figures.num_steps),
+        OfBoth(a.figures.num_steps, b.figures.num_steps),
         parts,
         differing([run.facts for run in a.runs], [run.facts for run in b.runs]),
         warnings,
-        RunCounts(len(a.runs), len(b.runs)),
-        RunDeviations(
-            _share(lengths.deviation_a, lengths.a.ns),
-            _share(lengths.deviation_b, lengths.b.ns),
-        ),
+        OfBoth(len(a.runs), len(b.runs)),
+        OfBoth(_share(lengths.deviation_a, lengths.a.ns), _share(lengths.deviation_b, lengths.b.ns)),
         _share(lengths.trend, lengths.a.ns),
         recorded.recordings,
         mean,
@@ -124,10 +117,6 @@ def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, .
     return a.window, b.window, (line,)
 
 
-def _span_change(a: Typical, b: Typical, is_undisturbed: bool) -> SpanChange:
-    return SpanChange(a.ns, b.ns, *_change(a, b), is_undisturbed)
-
-
 def _change(a: Typical, b: Typical) -> tuple[float | None, float | None, float | None]:
     """(b / a − 1, the ends of its interval)."""
     found = relative_difference(a, b)
@@ -157,23 +146,23 @@ def _verdict(span: SpanChange | MeanChange) -> ChangeVerdict:
 
 
 def _part_changes(
-    a: Side, b: Side, apart: RecordedApart | None, order: Order | None, off_ns: float, is_undisturbed: bool
+    a: Side, b: Side, recorded: RecordedBoth, order: Order | None, off_ns: float, is_undisturbed: bool
 ) -> tuple[PartChange, ...]:
     """The parts that are known in whole steps of all runs and not 0 in all, largest change first.
 
     Of parts that may differ by what was recorded it is not known whether they do. With ``is_undisturbed`` what ops compute is
     that of the least disturbed steps. ``off_ns`` is by how much the change of the step may be off for what recording cost.
     """
-    off = _OffByRecording(off_ns, _has_devices(a) and _has_devices(b))
+    has_devices = bool(a.recording.has_devices and b.recording.has_devices)
     typical = [
         (part, typical_of_sides(*of_runs, order))
         for part in match_figures(a.figures, b.figures, a.schedule == b.schedule)
-        if _shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
+        if shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]
     found = [
         None
-        if apart is not None and apart.hides(part.name, part.place)
-        else difference(off.with_doubt(part.name, both), both.b)
+        if recorded.hides(part.name, part.place)
+        else difference(_off_by_recording(part.name, both, off_ns, has_devices), both.b)
         for part, both in typical
     ]
     marks = iter(holm([tests.p for tests in found if tests is not None]))
@@ -191,25 +180,14 @@ def _part_changes(
     return tuple(sorted(changes, key=lambda part: (-abs(part.change_ns), part.name, str(part.where))))
 
 
-@dataclass(frozen=True, slots=True)
-class _OffByRecording:
-    """Doubt about parts for what recording cost: what waits by as much as the step, times of hosts by no more than they
-    are long, times of devices by nothing.
+def _off_by_recording(name: str, both: TypicalOfSides, step_ns: float, has_devices: bool) -> Typical:
+    """The part of A, with what its difference to that of B may be off by for what recording cost: what waits by as much as the
+    step, times of hosts by no more than they are long, times of devices by nothing.
     """
-
-    step_ns: float
-    has_devices: bool
-
-    def with_doubt(self, name: str, both: TypicalOfSides) -> Typical:
-        """The part of A, with what its difference to that of B may be off by."""
-        if name == COMPUTE and self.has_devices:
-            return both.a
-        most = max(both.a.ns, both.b.ns) if name in (COMPUTE, RANGE) else self.step_ns
-        return replace(both.a, run_to_run=hypot(both.a.run_to_run, min(self.step_ns, most)))
-
-
-def _has_devices(side: Side) -> bool:
-    return side.recording is not None and side.recording.has_devices
+    if name == COMPUTE and has_devices:
+        return both.a
+    most = max(both.a.ns, both.b.ns) if name in (COMPUTE, RANGE) else step_ns
+    return replace(both.a, run_to_run=hypot(both.a.run_to_run, min(step_ns, most)))
 
 
 def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> _OfRuns | None:
@@ -226,7 +204,7 @@ def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> 
     return None if of_a is None or of_b is None else (of_a, of_b)
 
 
-def _shows(a: Series, b: Series) -> bool:
+def shows(a: Series, b: Series) -> bool:
     """Return whether a part is not 0 in all steps of both."""
     return any(bool(np.rint(np.nan_to_num(series)).any()) for series in (a, b))
 
@@ -240,19 +218,16 @@ def _too_few(a: Side, b: Side) -> Iterator[str]:
         )
         known: dict[str, list[str]] = {}
         for side in few:
-            known.setdefault(_doubt(side), []).append(side.name)
+            prior, is_by_ops = side.prior
+            by = "as far as ops tell" if is_by_ops else "as is assumed where no ops tell"
+            known.setdefault(f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})", []).append(
+                side.name
+            )
         doubts = ", ".join(f"those of {listed(names)} {doubt}" for doubt, names in known.items())
         yield (
             f"little evidence: {counts}, and from {FEWEST_STEPS} on it shows how much steps vary; until then they are taken to "
             f"deviate like two more, {doubts}; record more, as with pptrace run --steps 2:52"
         )
-
-
-def _doubt(side: Side) -> str:
-    """Deviation that the steps of a side with few of them are taken to have, in words."""
-    prior, is_by_ops = side.prior
-    by = "as far as ops tell" if is_by_ops else "as is assumed where no ops tell"
-    return f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})"
 
 
 def _not_in_turns(a: Side, b: Side, order: Order | None) -> Iterator[str]:

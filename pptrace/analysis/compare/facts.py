@@ -36,6 +36,7 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
         run: run.json, {} where there is none.
     """
     first = next((facts for _, facts in sorted(of_ranks.items()) if facts), {})
+    share = core_wait_of(of_ranks)
     facts: dict[str, object] = {
         "framework": report.framework,
         "ranks": report.mesh.num_ranks,
@@ -52,7 +53,7 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
         **_options(run),
         "host": _distinct([*(facts.get("host") for facts in of_ranks.values()), run.get("host")]),
         "backend": _distinct(facts.get("backend") for facts in of_ranks.values()),
-        _WAITED: _percent(core_wait_of(of_ranks)),
+        _WAITED: "" if share is None else f"{share:.1%} of the time",
         "device": _distinct(_device(facts.get("device")) for facts in of_ranks.values()),
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
@@ -66,7 +67,12 @@ def differing(a: Sequence[Facts], b: Sequence[Facts]) -> tuple[FactChange, ...]:
         for name in names
         if len({_value(name, run) for run in (*a, *b)}) > 1
     ]
-    return tuple(_hidden(fact) if _SECRET.search(fact.name) else fact for fact in changed)
+    return tuple(
+        FactChange(fact.name, *(value if value in (None, _NOT_GIVEN) else _HIDDEN for value in (fact.a, fact.b)))
+        if _SECRET.search(fact.name)
+        else fact
+        for fact in changed
+    )
 
 
 _OF_WORK = (
@@ -108,10 +114,6 @@ def _value(name: str, run: Facts) -> str | None:
     return run.get(name, _NOT_GIVEN if _is_option(name) and _SCRIPT in run else None)
 
 
-def _hidden(fact: FactChange) -> FactChange:
-    return FactChange(fact.name, *(value if value in (None, _NOT_GIVEN) else _HIDDEN for value in (fact.a, fact.b)))
-
-
 def _either(name: str, *holders: Mapping[str, Any]) -> Mapping[str, Any]:
     """The mapping of this name of the first that has one."""
     return next((held for holder in holders if (held := _mapping(holder.get(name)))), {})
@@ -144,10 +146,6 @@ def _options(run: Mapping[str, Any]) -> dict[str, str]:
 def _is_option(part: str) -> bool:
     """Return whether this names an option; a negative number does not."""
     return re.match(r"--?[A-Za-z]", part) is not None
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%} of the time"
 
 
 def _device(device: object) -> str | None:

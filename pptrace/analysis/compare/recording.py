@@ -32,71 +32,6 @@ _WITH_WAITS = ("communication", "host", "unexplained")
 """Causes that have in them what is not known of messages, on devices too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """``known_transfers`` is the share of messages between stages whose transfer is known, None where the plan has none or is
-    not known; ``has_devices`` says whether times are those of device work.
-    """
-
-    known_transfers: float | None
-    has_devices: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedApart:
-    """Two recordings whose parts differ by what was recorded."""
-
-    a: Recording
-    b: Recording
-
-    def lines(self) -> Iterator[str]:
-        """Reasons, a line each, for which it is not known whether parts differ."""
-        if self._devices_differ:
-            with_devices, without = ("A", "B") if self.a.has_devices else ("B", "A")
-            yield (
-                f"times are those of device work in {with_devices} and of the host in {without}: whether compute, bubble, "
-                "communication and causes differ is not known (significant is null); record both in the same way"
-            )
-        elif self._messages_differ:
-            what = "bubble and what causes have of waits" if self.a.has_devices else "compute, bubble and causes"
-            yield (
-                f"transfers are known of {self.a.known_transfers:.0%} of the messages between stages in A and of "
-                f"{self.b.known_transfers:.0%} in B: whether {what} differ is not known (significant is null), as waits for "
-                "other messages count to them; record both in the same way"
-            )
-
-    def hides(self, name: str, place: Place) -> bool:
-        """Return whether a part may differ by the recording alone."""
-        if self._devices_differ:
-            return name in (COMPUTE, BUBBLE, EXPOSED, CAUSE)
-        if not self._messages_differ:
-            return False
-        if self.a.has_devices:
-            return name == BUBBLE or (name == CAUSE and dict(place)["cause"] in _WITH_WAITS)
-        return name in (COMPUTE, BUBBLE, CAUSE)
-
-    @property
-    def _devices_differ(self) -> bool:
-        return self.a.has_devices != self.b.has_devices
-
-    @property
-    def _messages_differ(self) -> bool:
-        of_a, of_b = self.a.known_transfers, self.b.known_transfers
-        return of_a is not None and of_b is not None and abs(of_a - of_b) > _MOST_APART
-
-
-def recording_of(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Recording:
-    """The recording of a run.
-
-    Args:
-        steps: those that are compared.
-        plans: the costs of all whole steps.
-    """
-    total = sum(costs.transfers.size for costs in plans)
-    known = sum(int((costs.transfers >= 0).sum()) for costs in plans)
-    return Recording(known / total if total else None, any(step.has_devices for step in steps))
-
-
 _NORMAL_90 = 1.645
 """Half of a 90 % interval of a normal distribution over its deviation."""
 _MOST_EVENTS_RATIO = 1.1
@@ -121,9 +56,11 @@ _VARIOUS = "various settings"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordingCost:
+class Recording:
     """Recording of a run, and what of its cost is in the lengths of its steps.
 
+    ``known_transfers`` is the share of messages between stages whose transfer is known, None where the plan has none or is not
+    known; ``has_devices`` says whether times are those of device work, None where nothing tells it.
     ``settings`` in words, "" of tables. ``is_unrecorded``: steps are those without the recording; ``measured`` are the lengths of
     unrecorded steps, ns, where these are known well enough to be compared. ``deviation`` is that of the logarithm of a step's
     length by what is not known of the cost, None where nothing of it is known.
@@ -138,6 +75,8 @@ class RecordingCost:
     events_per_step: int = 0
     cost_per_event_ns: float = 0.0
     is_of_trace: bool = False
+    known_transfers: float | None = None
+    has_devices: bool | None = None
 
     @property
     def of_side(self) -> RecordingOfSide:
@@ -149,22 +88,34 @@ class RecordingCost:
         )
 
 
-NOT_KNOWN = RecordingCost()
+NOT_KNOWN = Recording()
 
 
-def recording_cost_of(block: RecordingReport | None, formats: Sequence[str], measured: Int64) -> RecordingCost:
+def recording_of(
+    block: RecordingReport | None,
+    formats: Sequence[str],
+    measured: Int64,
+    steps: Sequence[StepReport] = (),
+    plans: Sequence[StepMatrix] = (),
+) -> Recording:
     """The recording of a run.
 
     Args:
         block: the report's one on it.
         formats: of its files.
         measured: lengths of steps that were not recorded, ns.
+        steps: those that are compared.
+        plans: the costs of all whole steps.
     """
+    total = sum(costs.transfers.size for costs in plans)
+    known = sum(int((costs.transfers >= 0).sum()) for costs in plans)
+    share = known / total if total else None
+    has_devices = any(step.has_devices for step in steps) if steps else None
     if block is None:
-        return RecordingCost(_in_words(formats, {}))
+        return Recording(_in_words(formats, {}), known_transfers=share, has_devices=has_devices)
     is_unrecorded = block.figures == "unrecorded"
     is_measured = is_unrecorded and len(measured) >= FEWEST_STEPS
-    return RecordingCost(
+    return Recording(
         _in_words(formats, block.settings),
         is_unrecorded,
         measured if is_measured else None,
@@ -174,6 +125,8 @@ def recording_cost_of(block: RecordingReport | None, formats: Sequence[str], mea
         block.events_per_step or 0,
         block.cost_per_event_ns or 0.0,
         block.cost_source == "trace",
+        share,
+        has_devices,
     )
 
 
@@ -195,11 +148,13 @@ def _in_words(formats: Sequence[str], settings: Mapping[str, Any]) -> str:
     return f"{recorders}{light}{f' with {listed(more)}' if more else ''}" if recorders else ""
 
 
-def of_runs(costs: Sequence[RecordingCost]) -> RecordingCost:
+def of_runs(costs: Sequence[Recording]) -> Recording:
     """The recording of the runs of a side: figures as means over them, lengths are measured where those of all are."""
     first = costs[0]
     known = [cost.deviation for cost in costs if cost.deviation is not None]
-    return RecordingCost(
+    shares = [cost.known_transfers for cost in costs if cost.known_transfers is not None]
+    devices = [cost.has_devices for cost in costs]
+    return Recording(
         first.settings if all(cost.settings == first.settings for cost in costs) else _VARIOUS,
         any(cost.is_unrecorded for cost in costs),
         first.measured if all(cost.measured is not None for cost in costs) else None,
@@ -209,6 +164,8 @@ def of_runs(costs: Sequence[RecordingCost]) -> RecordingCost:
         round(float(np.mean([cost.events_per_step for cost in costs]))),
         float(np.mean([cost.cost_per_event_ns for cost in costs])),
         all(cost.is_of_trace and cost.is_unrecorded == first.is_unrecorded for cost in costs),
+        float(np.mean(shares)) if shares else None,
+        any(devices) if None not in devices else None,
     )
 
 
@@ -221,27 +178,23 @@ def _mean(values: Sequence[int | None]) -> int | None:
 class RecordedBoth:
     """The recordings of both sides."""
 
-    a: RecordingCost
-    b: RecordingCost
+    a: Recording
+    b: Recording
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the logarithm of b / a by what is not known of the cost of recording."""
         of_a, of_b = self.a.deviation or 0.0, self.b.deviation or 0.0
-        if not self._is_alike:
+        a, b = self.a, self.b
+        is_same = a.settings == b.settings and a.settings not in ("", _VARIOUS) and a.is_unrecorded == b.is_unrecorded
+        events = sorted((a.events_per_step, b.events_per_step))
+        if not (is_same and a.is_of_trace and b.is_of_trace and 0 < events[1] <= _MOST_EVENTS_RATIO * events[0]):
             return hypot(of_a, of_b)
         return hypot(of_a - of_b, self._costs_apart)
 
     @property
     def recordings(self) -> Recordings:
         return Recordings(self.a.of_side, self.b.of_side, self.deviation)
-
-    @property
-    def _is_alike(self) -> bool:
-        a, b = self.a, self.b
-        is_same = a.settings == b.settings and a.settings not in ("", _VARIOUS) and a.is_unrecorded == b.is_unrecorded
-        events = sorted((a.events_per_step, b.events_per_step))
-        return is_same and a.is_of_trace and b.is_of_trace and 0 < events[1] <= _MOST_EVENTS_RATIO * events[0]
 
     @property
     def _costs_apart(self) -> float:
@@ -252,9 +205,42 @@ class RecordedBoth:
         events = sqrt(a.events_per_step * b.events_per_step)
         return events * abs(a.cost_per_event_ns - b.cost_per_event_ns) / sqrt(a.predicted_ns * b.predicted_ns)
 
+    @property
+    def _devices_differ(self) -> bool:
+        known = {self.a.has_devices, self.b.has_devices}
+        return len(known) > 1 and None not in known
+
+    @property
+    def _messages_differ(self) -> bool:
+        of_a, of_b = self.a.known_transfers, self.b.known_transfers
+        return of_a is not None and of_b is not None and abs(of_a - of_b) > _MOST_APART
+
+    def hides(self, name: str, place: Place) -> bool:
+        """Return whether a part may differ by the recording alone."""
+        if self._devices_differ:
+            return name in (COMPUTE, BUBBLE, EXPOSED, CAUSE)
+        if not self._messages_differ:
+            return False
+        if self.a.has_devices:
+            return name == BUBBLE or (name == CAUSE and dict(place)["cause"] in _WITH_WAITS)
+        return name in (COMPUTE, BUBBLE, CAUSE)
+
     def lines(self) -> Iterator[str]:
-        """A line where the recordings differ in their settings."""
+        """Reasons for which it is not known whether parts differ, and a line where the recordings differ in their settings."""
         a, b = self.a, self.b
+        if self._devices_differ:
+            with_devices, without = ("A", "B") if a.has_devices else ("B", "A")
+            yield (
+                f"times are those of device work in {with_devices} and of the host in {without}: whether compute, bubble, "
+                "communication and causes differ is not known (significant is null); record both in the same way"
+            )
+        elif self._messages_differ:
+            what = "bubble and what causes have of waits" if a.has_devices else "compute, bubble and causes"
+            yield (
+                f"transfers are known of {a.known_transfers:.0%} of the messages between stages in A and of "
+                f"{b.known_transfers:.0%} in B: whether {what} differ is not known (significant is null), as waits for "
+                "other messages count to them; record both in the same way"
+            )
         if not a.settings or not b.settings or a.settings == b.settings != _VARIOUS:
             return
         what = "the change may be that of the recording alone"

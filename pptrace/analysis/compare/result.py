@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class ChangeVerdict(StrEnum):
@@ -70,29 +73,11 @@ class FactChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCounts:
-    """Whole steps of each run that are compared."""
+class OfBoth(Generic[T]):
+    """A figure of A and of B."""
 
-    a: int
-    b: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunCounts:
-    """Runs of each side."""
-
-    a: int = 1
-    b: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RunDeviations:
-    """Standard deviation of the typical step from one run of a side to another, as a share of it; None with one run, or with too
-    few steps.
-    """
-
-    a: float | None = None
-    b: float | None = None
+    a: T
+    b: T
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +109,8 @@ class Recordings:
 class Comparison:
     """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
 
+    ``num_steps`` are the whole steps that are compared, ``run_to_run`` is the standard deviation of the typical step from one run
+    of a side to another, as a share of it; None with one run, or with too few steps.
     ``trend`` is the change of the typical step from one run to the next in time, as a share of A's, that was taken out of both
     sides; None where none was. ``mean`` is None where the time from step to step is not known.
     """
@@ -131,12 +118,12 @@ class Comparison:
     verdict: ChangeVerdict
     detail: str
     span: SpanChange
-    num_steps: StepCounts
+    num_steps: OfBoth[int]
     parts: tuple[PartChange, ...]
     facts: tuple[FactChange, ...]
     warnings: tuple[str, ...]
-    num_runs: RunCounts = RunCounts()
-    run_to_run: RunDeviations = RunDeviations()
+    num_runs: OfBoth[int] = OfBoth(1, 1)
+    run_to_run: OfBoth[float | None] = OfBoth(None, None)
     trend: float | None = None
     recording: Recordings = Recordings()
     mean: MeanChange | None = None

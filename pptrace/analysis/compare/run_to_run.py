@@ -7,24 +7,59 @@ side deviates up to ten times as much as the other, it is 2 to 6 % with as many 
 
 A machine that gets slower or faster makes runs differ by when they were taken. Of runs taken in turns it makes both sides differ
 alike: a line through the places of the runs in time, the same for both sides, is then taken out (analysis of covariance).
+
+Mean steps, which count for throughput, and typical ones: a checkpoint in every third step is in the former alone.
+
+Their standard deviations come from the same bootstrap. Whether the mean changes otherwise than the typical step is tested on the
+logarithm of mean / median of each run: noise that lengthens both alike is in neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, sqrt
+from math import hypot, inf, log, sqrt
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import Typical
-from pptrace.analysis.compare.side import Order
+from pptrace.analysis.compare.bootstrap import (
+    CONFIDENCE,
+    FEWEST_STEPS,
+    NOTHING_KNOWN,
+    RUN_TO_RUN,
+    Typical,
+    block_length,
+    drawn_steps,
+    lower_median,
+    p_value,
+    sampled_deviation,
+)
+from pptrace.analysis.core_waits import CORE_WAIT
+from pptrace.model.tables import Int64
 
 Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 """A value per run, ns."""
 
 FEWEST_FOR_TREND = 4
 """With fewer runs of a side the degree of freedom that a line takes costs more than it gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Places of the runs of both sides in the order in which they were taken, from 0 on."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    @property
+    def apart(self) -> float:
+        """The number of places for which B's runs come after A's, on average; below 0 where they come before."""
+        return sum(self.b) / len(self.b) - sum(self.a) / len(self.a)
+
+    @property
+    def is_in_turns(self) -> bool:
+        """Return whether a machine that changes with time changes the runs of both sides alike."""
+        return abs(self.apart) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,63 +89,105 @@ def typical_of_sides(a: Sequence[Typical], b: Sequence[Typical], order: Order | 
     if any(run.deviation is None for run in (*a, *b)):
         return TypicalOfSides(Typical(round(float(values_a.mean()))), Typical(round(float(values_b.mean()))))
     if len(a) == 1 or len(b) == 1:
-        return _against_one(a, b)
-    trend = None
+        # one run against several: it is taken to deviate from its likes as much as those do, in parts of its length
+        several, one = (a, b[0]) if len(b) == 1 else (b, a[0])
+        mean, deviation = _of_runs(np.array([run.ns for run in several], dtype=np.float64), several, None)
+        scale = one.ns / mean.ns if mean.ns > 0 else 1.0
+        between = sqrt(max(deviation**2 - _within(several), 0.0))
+        alone = Typical(one.ns, hypot(scale * between, one.deviation or 0.0), mean.freedom, most_freedom=mean.freedom)
+        mean = replace(mean, most_freedom=mean.freedom)
+        return (
+            TypicalOfSides(alone, mean, None, deviation)
+            if several is b
+            else TypicalOfSides(mean, alone, deviation, None)
+        )
+    slope, doubt = None, None
     if order is not None and order.is_in_turns and min(len(a), len(b)) >= FEWEST_FOR_TREND:
-        trend = _Trend.through(values_a, values_b, order)
-        values_a, values_b = trend.without(values_a, order.a), trend.without(values_b, order.b)
-    (of_a, deviation_a), (of_b, deviation_b) = _of_runs(values_a, a, trend), _of_runs(values_b, b, trend)
-    most = 2 * min(of_a.freedom, of_b.freedom)
-    of_a, of_b = replace(of_a, most_freedom=most), replace(of_b, most_freedom=most)
-    return TypicalOfSides(of_a, of_b, deviation_a, deviation_b, None if trend is None else trend.slope)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trend:
-    """A line through the values of both sides, each about its own mean. ``slope`` is per place; ``doubt`` is the variance that
-    it adds to the mean of a side, in parts of the variance of a run.
-    """
-
-    slope: float
-    middle: float
-    doubt: float
-
-    @classmethod
-    def through(cls, values_a: Values, values_b: Values, order: Order) -> _Trend:
+        # one line through the values of both sides, each about its own mean; doubt is the variance that it adds to these
         places = [np.array(of, dtype=np.float64) for of in (order.a, order.b)]
         centred = [of - of.mean() for of in places]
         squares = float(sum((of**2).sum() for of in centred))
         slope = sum(float(of @ values) for of, values in zip(centred, (values_a, values_b), strict=True)) / squares
-        return cls(slope, float(np.mean([of.mean() for of in places])), order.apart**2 / squares / 2)
+        doubt, middle = order.apart**2 / squares / 2, float(np.mean([of.mean() for of in places]))
+        values_a, values_b = values_a - slope * (places[0] - middle), values_b - slope * (places[1] - middle)
+    (of_a, deviation_a), (of_b, deviation_b) = _of_runs(values_a, a, doubt), _of_runs(values_b, b, doubt)
+    most = 2 * min(of_a.freedom, of_b.freedom)
+    of_a, of_b = replace(of_a, most_freedom=most), replace(of_b, most_freedom=most)
+    return TypicalOfSides(of_a, of_b, deviation_a, deviation_b, slope)
 
-    def without(self, values: Values, places: Sequence[int]) -> Values:
-        """The values as they would be in the middle of all runs."""
-        left: Values = values - self.slope * (np.array(places) - self.middle)
-        return left
 
-
-def _of_runs(values: Values, runs: Sequence[Typical], trend: _Trend | None) -> tuple[Typical, float]:
-    """(the mean of the values and how certain it is, the deviation of one run from another)."""
-    freedom = len(values) - (1.0 if trend is None else 1.5)  # both sides share the line
+def _of_runs(values: Values, runs: Sequence[Typical], doubt: float | None) -> tuple[Typical, float]:
+    """(the mean of the values and how certain it is, the deviation of one run from another); ``doubt`` is what a line that was
+    taken out adds to the variance of the mean, in parts of that of a run, None without one.
+    """
+    freedom = len(values) - (1.0 if doubt is None else 1.5)  # both sides share the line
     variance = max(float(((values - values.mean()) ** 2).sum()) / freedom, _within(runs))
-    doubt = 0.0 if trend is None else trend.doubt
-    mean = Typical(round(float(values.mean())), sqrt(variance * (1 / len(values) + doubt)), freedom)
+    mean = Typical(round(float(values.mean())), sqrt(variance * (1 / len(values) + (doubt or 0.0))), freedom)
     return mean, sqrt(variance)
-
-
-def _against_one(a: Sequence[Typical], b: Sequence[Typical]) -> TypicalOfSides:
-    """One run against several: it is taken to deviate from its likes as much as those do, in parts of its length."""
-    several, one = (a, b[0]) if len(b) == 1 else (b, a[0])
-    mean, deviation = _of_runs(np.array([run.ns for run in several], dtype=np.float64), several, None)
-    scale = one.ns / mean.ns if mean.ns > 0 else 1.0
-    between = sqrt(max(deviation**2 - _within(several), 0.0))
-    alone = Typical(one.ns, hypot(scale * between, one.deviation or 0.0), mean.freedom, most_freedom=mean.freedom)
-    mean = replace(mean, most_freedom=mean.freedom)
-    return (
-        TypicalOfSides(alone, mean, None, deviation) if several is b else TypicalOfSides(mean, alone, deviation, None)
-    )
 
 
 def _within(runs: Sequence[Typical]) -> float:
     """The variance of a run's value by the steps that it is taken from, the mean over runs."""
     return sum((run.deviation or 0.0) ** 2 for run in runs) / len(runs)
+
+
+_LEAST_APART = 0.01
+"""Share by which a mean step has to change otherwise than the typical one, to be worth words."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanStep:
+    """The mean of a run's steps, ns, and how certain it is. ``beyond`` is ln(mean / median), with its standard deviation and the
+    degrees of freedom of that; None with too few steps.
+    """
+
+    mean: Typical
+    beyond: float = 0.0
+    deviation: float | None = None
+    freedom: float = inf
+
+
+def mean_step_of(series: Int64, core_wait_ns: float = 0.0) -> MeanStep:
+    """The mean of a series of steps in order, ns.
+
+    Args:
+        series: a value per step, ns.
+        core_wait_ns: for how long a rank waited for a core in a step.
+    """
+    mean, median, num_steps = float(series.mean()), int(lower_median(series)), len(series)
+    if num_steps < FEWEST_STEPS or median <= 0:
+        return MeanStep(_mean_of_few(series, mean))
+    sampled = series[drawn_steps(num_steps, block_length(num_steps))]
+    means, medians = sampled.mean(axis=1), np.maximum(lower_median(sampled), 1)
+    deviation, freedom = sampled_deviation(means, series)
+    run_to_run = hypot(RUN_TO_RUN * mean, CORE_WAIT * core_wait_ns)
+    apart, freedom_apart = sampled_deviation(np.log(means / medians), series)
+    return MeanStep(Typical(round(mean), deviation, freedom, run_to_run), log(mean / median), apart, freedom_apart)
+
+
+def _mean_of_few(series: Int64, mean: float) -> Typical:
+    """The mean of few steps, as uncertain as one of them with what is known of steps before any is seen."""
+    if len(series) < 2:
+        return Typical(round(mean))
+    known = 2 * (NOTHING_KNOWN.deviation * mean) ** 2
+    freedom = len(series) + 1
+    variance = (float(((series - mean) ** 2).sum()) + known) / freedom
+    return Typical(round(mean), sqrt(variance), freedom, NOTHING_KNOWN.lasting * mean)
+
+
+def changes_otherwise(a: Sequence[MeanStep], b: Sequence[MeanStep]) -> bool:
+    """Return whether the mean step of B's runs against A's changes otherwise than the typical one, by more than chance."""
+    apart, variance, spread = 0.0, 0.0, 0.0
+    for runs, sign in ((a, -1), (b, 1)):
+        for run in runs:
+            if run.deviation is None:
+                return False
+            apart += sign * run.beyond / len(runs)
+            of_run = (run.deviation / len(runs)) ** 2
+            variance += of_run
+            spread += of_run**2 / run.freedom
+    if abs(apart) < _LEAST_APART:
+        return False
+    if spread <= 0:
+        return True
+    return p_value(apart / sqrt(variance), variance**2 / spread) < 1 - CONFIDENCE

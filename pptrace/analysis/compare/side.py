@@ -15,10 +15,9 @@ from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, ty
 from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
-from pptrace.analysis.compare.recording import NOT_KNOWN, Recording, RecordingCost, of_runs
-from pptrace.analysis.compare.steadiness import Steadiness
-from pptrace.analysis.compare.throughput import MeanStep, mean_step_of
-from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
+from pptrace.analysis.compare.recording import NOT_KNOWN, Recording, of_runs
+from pptrace.analysis.compare.run_to_run import MeanStep, Order, mean_step_of
+from pptrace.analysis.compare.undisturbed import OpTimes, Steadiness, least_disturbed
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64
@@ -30,8 +29,8 @@ class ComparedRun:
     """One run as far as it is compared; ``warnings`` are lines about it, ``name`` is where it was read.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
-    ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
-    ``steadiness`` is that of its ops, None where too few tell. ``recording_cost`` is what recording it cost.
+    ``op_times`` are those of the ops of its plan, None where it has none.
+    ``steadiness`` is that of its ops, None where too few tell. ``recording`` is how it was recorded.
     ``period`` is its first and its last time, ns; None where it is not known.
     """
 
@@ -42,11 +41,10 @@ class ComparedRun:
     warnings: tuple[str, ...] = ()
     core_wait: float | None = None
     op_times: OpTimes | None = None
-    recording: Recording | None = None
+    recording: Recording = NOT_KNOWN
     name: str = ""
     period: tuple[int, int] | None = None
     steadiness: Steadiness | None = None
-    recording_cost: RecordingCost = NOT_KNOWN
 
     @property
     def is_disturbed(self) -> bool:
@@ -64,7 +62,7 @@ class ComparedRun:
 
     def mean_step(self, periods: Int64) -> MeanStep:
         """The mean step: of these, or of those that were timed unrecorded."""
-        measured = self.recording_cost.measured
+        measured = self.recording.measured
         return mean_step_of(periods if measured is None else measured, self._core_wait_ns)
 
     @property
@@ -107,19 +105,10 @@ class Side:
         """The share of the time for which ranks waited for a core, in the run where it is largest."""
         return max(run.core_wait or 0.0 for run in self.runs)
 
-    @property
-    def recording(self) -> Recording | None:
-        """The recording of its runs, transfers as the mean over them; None where one does not tell."""
-        known = [run.recording for run in self.runs if run.recording is not None]
-        if len(known) < len(self.runs):
-            return None
-        shares = [one.known_transfers for one in known if one.known_transfers is not None]
-        return Recording(sum(shares) / len(shares) if shares else None, any(one.has_devices for one in known))
-
     @cached_property
-    def recording_cost(self) -> RecordingCost:
-        """Cost of recording its runs."""
-        return of_runs([run.recording_cost for run in self.runs])
+    def recording(self) -> Recording:
+        """The recording of its runs."""
+        return of_runs([run.recording for run in self.runs])
 
     def undisturbed(self) -> list[Typical] | None:
         """The step of each run without what disturbed it; None where one does not tell."""
@@ -143,7 +132,7 @@ class Side:
         """The typical step of each run: of the recorded ones, or of those that were timed unrecorded."""
         typical = self.typical_lengths(lengths.astype(np.float64))
         assert typical is not None  # all runs have whole steps
-        measured = [run.recording_cost.measured for run in self.runs]
+        measured = [run.recording.measured for run in self.runs]
         if self.figures.period is not lengths:
             return typical
         return [
@@ -242,29 +231,10 @@ _SAME = ("schedule", "ranks", "stages", "microbatches", "chunks per rank", "time
 
 def _structure(run: ComparedRun) -> tuple[object, ...]:
     """The facts that all runs of a side have to have in common."""
-    of_devices = run.recording is not None and run.recording.has_devices
     facts = (run.facts.get(fact) for fact in ("microbatches", "chunks per rank"))
-    times = "devices" if of_devices else "the host"
+    times = "devices" if run.recording.has_devices else "the host"
     steps = "with known causes" if CAUSE in run.figures.parts else "without known causes"
     return run.schedule, run.num_ranks, run.figures.num_stages, *facts, times, steps
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Places of the runs of both sides in the order in which they were taken, from 0 on."""
-
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-
-    @property
-    def apart(self) -> float:
-        """The number of places for which B's runs come after A's, on average; below 0 where they come before."""
-        return sum(self.b) / len(self.b) - sum(self.a) / len(self.a)
-
-    @property
-    def is_in_turns(self) -> bool:
-        """Return whether a machine that changes with time changes the runs of both sides alike."""
-        return abs(self.apart) <= 1
 
 
 def order_of(a: Side, b: Side) -> Order | None:

@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
-from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
+from pptrace.analysis.experts.counts import RankCounts, TokenSizes, counts_of_ranks, sizes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of, join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
-from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
 from pptrace.analysis.experts.loads import common, layer_loads, rank_loads, spread_over_layers
-from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.routing import Routing
-from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of
-from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
+from pptrace.analysis.experts.traffic import NO_TRAFFIC, SentRows, Traffic, sent_rows_of, traffic_of
+from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, RankLoad, RoutingGain, report_traffic
 from pptrace.analysis.experts.waits import ROLES, Waits, expert_steps
-from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.reason import gains
-from pptrace.analysis.stragglers.unequal_routes import HotSpot
+from pptrace.analysis.stragglers.communication import HotSpot
+from pptrace.analysis.stragglers.reason import gain_interval, gains
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice

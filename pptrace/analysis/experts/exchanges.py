@@ -89,7 +89,9 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
     columns["freed_ns"] = _freed_by_weights(columns, rows.ops)
-    shared = _calls_of_sharing(comms, steps)
+    of_etp = comms.among("axis", (Axis.ETP,)) & (comms["group_size"] != 1)
+    of_etp &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
+    shared = comms.where(np.flatnonzero(of_etp)).in_order_of("start_ns")
     rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns.in_turns[out])
     columns |= {"sent": sent[out], "rows": rows_of_experts, "out_row": place[out]}
     came = np.maximum(calls["end_ns"], calls["asked_ns"])[out]
@@ -98,13 +100,6 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     for call, at in (("out", out), ("back", back)):
         columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}
     return Slice({name: columns[name] for name in EXCHANGES})
-
-
-def _calls_of_sharing(comms: Slice, steps: Sequence[int]) -> Slice:
-    """The calls of a rank with those that share its experts (etp), in order of time."""
-    chosen = comms.among("axis", (Axis.ETP,)) & (comms["group_size"] != 1)
-    chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
-    return comms.where(np.flatnonzero(chosen)).in_order_of("start_ns")
 
 
 def _rows_with_shared(shared: Slice, calls: Slice, out: Int64, received: Int64, in_turns: Bool) -> Int64:

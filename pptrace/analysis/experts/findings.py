@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pptrace.analysis.experts.types import ExpertsReport, LayerLoad, RankLoad
 from pptrace.analysis.experts.waits import SLOW
 from pptrace.analysis.result import Finding, Severity, StepReport
-from pptrace.analysis.step_parts import UNEQUAL_ROUTES
-from pptrace.analysis.stragglers.unequal_routes import CLEARLY, HotSpot
+from pptrace.analysis.stragglers.communication import CLEARLY, HotSpot
+from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.axes import Axis
 
 DROPPED_ROUTES = "dropped routes"

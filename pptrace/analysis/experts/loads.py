@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pptrace.analysis.experts.counts import Floats, Groups, RankCounts, ratios_of_layer, rows_and_ratios
-from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of
-from pptrace.analysis.experts.places import Place, distinct_places, forward_of_each, layers_of_places
+from pptrace.analysis.experts.counts import (
+    Floats,
+    Groups,
+    RankCounts,
+    TokenSizes,
+    expert_flops,
+    handed_in,
+    passes_of,
+    ratios_of_layer,
+    rows_and_ratios,
+)
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.analysis.experts.turns import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread, RankLoad
 from pptrace.analysis.experts.waits import ROLES, Waits
 from pptrace.model.tables import UNKNOWN, Int64

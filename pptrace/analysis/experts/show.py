@@ -12,7 +12,6 @@ from pptrace.analysis.experts.types import (
     ExpertStep,
     ExpertTraffic,
     LayerLoad,
-    LayerSpread,
     RankLoad,
     RoutingGain,
     TrafficPair,
@@ -57,7 +56,16 @@ def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
     """
     tables = [_layers_table(experts, amount)] if experts.layers else []
     if len(experts.layers) > MAX_ROWS and experts.over_layers:
-        tables.append(_spread_table(experts.over_layers))
+        rows = []
+        for spread in experts.over_layers:
+            name, written = _FIGURES[spread.figure]
+            values = (spread.min, spread.p50, spread.p75, spread.p90, spread.p95, spread.max)
+            rows.append((name, str(spread.num_layers), *map(written, values)))
+        columns = ("of a layer", "layers", "min", "p50", "p75", "p90", "p95", "max")
+        notes = ("percentiles over layers, each that of a layer",)
+        tables.append(
+            ReportTable("expert-spread", "Experts, over the layers", columns, tuple(rows), notes, 1, (6, 4, 2))
+        )
     tables += [_ranks_table(experts, amount)] if experts.ranks else []
     if amount is Amount.WHOLE and experts.calls:
         title = "Calls of experts, all ranks and steps"
@@ -94,7 +102,12 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
             f"{units.percent(experts.padding_share)} of the rows that experts compute are padding: balanced routes need less of "
             "it, which equal rows do not count"
         )
-    notes += [] if experts.routing is None else [_routing_note(experts.routing)]
+    if (gain := experts.routing) is not None:
+        bubble, equal = units.milliseconds(gain.bubble_ns), units.milliseconds(gain.equal_bubble_ns)
+        notes.append(
+            f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for {equal} ms, where now they are for "
+            f"{bubble} ms"
+        )
     return table_of("experts", "Experts, all steps", layers, columns, (*notes, *experts.reasons), 2, (9, 5, 6))
 
 
@@ -111,32 +124,12 @@ _FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """Figures of layers → the name in tables, and the way in which they are written."""
 
 
-def _spread_table(spreads: Sequence[LayerSpread]) -> ReportTable:
-    """A row per figure of the layers."""
-    rows = []
-    for spread in spreads:
-        name, written = _FIGURES[spread.figure]
-        values = (spread.min, spread.p50, spread.p75, spread.p90, spread.p95, spread.max)
-        rows.append((name, str(spread.num_layers), *map(written, values)))
-    columns = ("of a layer", "layers", "min", "p50", "p75", "p90", "p95", "max")
-    notes = ("percentiles over layers, each that of a layer",)
-    return ReportTable("expert-spread", "Experts, over the layers", columns, tuple(rows), notes, 1, (6, 4, 2))
-
-
 def gain_of_equal_rows(gain: RoutingGain) -> str:
     """One line on what equal rows would change of a step."""
     change = "longer" if gain.gain_ns < 0 else "shorter"
     return (
         f"with equal rows for all experts a step would be {units.milliseconds(abs(gain.gain_ns))} ms {change} "
         f"({units.percent(abs(gain.share))}), by replay"
-    )
-
-
-def _routing_note(gain: RoutingGain) -> str:
-    """One line on what equal rows would change of a step and its bubble."""
-    return (
-        f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for "
-        f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
     )
 
 

@@ -59,12 +59,29 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
         ready[:, reader] = np.where(later, came, ready[:, reader])
         is_message[:, reader] |= later
     op, busy_with = _ops_at_waits(times)
-    roots = _roots(times, busy_with)
-    _bind_to_late_peers(times, op, roots, (row, ready, is_message))
+    cause, late_rank, late_ready, is_known = _causes_of_waits(times, busy_with)
+    # ops whose rank had waited for a peer, with a message of whatever op, are bound to the op that made the peer late
+    step, freed = times.waits.step, times.waits.freed
+    later = (op != NONE) & (cause != NONE)
+    order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
+    # As late as the message that an op reads is that message: its sender may have posted it long after having made it.
+    since = ready[step[order], op[order]]
+    order = order[(freed[order] > since) | ((freed[order] == since) & is_message[step[order], op[order]])]
+    at = step[order], op[order]  # of several, the last one stands
+    row[at], ready[at], is_message[at] = cause[order], freed[order], True
     ready = np.minimum(ready, times.start)
     moving = times.gap_exposed if exposed_before is None else exposed_before(ready)
     moving = np.minimum(moving, times.start - ready)
-    held = _held_by_late_starts(times, op, roots, ready, times.start - ready - moving)
+    # the part of the ``idle`` time before each op for which its rank waited for one that had run nothing yet; that one's first
+    # op
+    idle = times.start - ready - moving
+    kept, held_by = np.zeros_like(idle), np.zeros_like(idle)
+    late = np.flatnonzero((op != NONE) & (cause == NONE) & is_known)
+    late = late[np.argsort(late_ready[late], kind="stable")]
+    at = times.waits.step[late], op[late]
+    kept[at] = np.clip(late_ready[late] - ready[at], 0, idle[at])  # of several, the last one stands
+    held_by[at] = times.table.rank_ptr[late_rank[late]]
+    held = kept, held_by
     return Bindings(row, ready, is_message, moving, *held)
 
 
@@ -99,45 +116,6 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
     return usual
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Roots:
-    """The cause of each wait: the rank that all waited for (``rank``), what it had ended last (``op``, −1 for nothing), and
-    when it was ready, ns. ``is_known``: not where clocks contradict each other, so that waits seem to wait for themselves.
-    """
-
-    op: Int64
-    rank: Int64
-    ready: Int64
-    is_known: Bool
-
-
-def _bind_to_late_peers(times: StepTimes, op: Int64, roots: _Roots, bound: tuple[Int64, Int64, Bool]) -> None:
-    """Bind ops whose rank had waited for a peer, with a message of whatever op, to the op that made the peer late."""
-    row, ready, is_message = bound
-    waits = times.waits
-    step, freed = waits.step, waits.freed
-    later = (op != NONE) & (roots.op != NONE)
-    order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
-    # As late as the message that an op reads is that message: its sender may have posted it long after having made it.
-    since = ready[step[order], op[order]]
-    order = order[(freed[order] > since) | ((freed[order] == since) & is_message[step[order], op[order]])]
-    at = step[order], op[order]  # of several, the last one stands
-    row[at], ready[at], is_message[at] = roots.op[order], freed[order], True
-
-
-def _held_by_late_starts(times: StepTimes, op: Int64, roots: _Roots, ready: Int64, idle: Int64) -> tuple[Int64, Int64]:
-    """The part of the ``idle`` time before each op for which its rank waited for one that had run nothing yet; that one's
-    first op.
-    """
-    held, held_by = np.zeros_like(idle), np.zeros_like(idle)
-    late = np.flatnonzero((op != NONE) & (roots.op == NONE) & roots.is_known)
-    late = late[np.argsort(roots.ready[late], kind="stable")]
-    at = times.waits.step[late], op[late]
-    held[at] = np.clip(roots.ready[late] - ready[at], 0, idle[at])  # of several, the last one stands
-    held_by[at] = times.table.rank_ptr[roots.rank[late]]
-    return held, held_by
-
-
 def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
     """(the op that the waiting rank ran after each wait, the one that its peer had ended last when it was ready); −1 for none."""
     waits, table = times.waits, times.table
@@ -155,8 +133,11 @@ def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
     return op, busy_with
 
 
-def _roots(times: StepTimes, busy_with: Int64) -> _Roots:
-    """The cause of each wait: its peer or, where that had itself waited since it ended an op, what that wait was for."""
+def _causes_of_waits(times: StepTimes, busy_with: Int64) -> tuple[Int64, Int64, Int64, Bool]:
+    """Causes of the waits: (what the rank that all waited for had ended last, −1 for nothing, that rank, when it was ready, ns,
+    whether that is known). It is the peer or, where that had waited since it ended an op, what that wait was for; not known
+    where clocks contradict each other, so that waits seem to wait for themselves.
+    """
     waits, table = times.waits, times.table
     place = waits.step * np.int64(table.pp)
     freed, until = times_by_group((place + waits.rank, waits.freed), (place + waits.peer, waits.ready))
@@ -172,7 +153,7 @@ def _roots(times: StepTimes, busy_with: Int64) -> _Roots:
         first = first[first]
     is_root = next_wait[first] == first
     root = np.where(is_root, first, own)
-    return _Roots(busy_with[root], waits.peer[root], waits.ready[root], is_root)
+    return busy_with[root], waits.peer[root], waits.ready[root], is_root
 
 
 def _count(times: Int64, step: Int64, limit: Int64) -> Int64:

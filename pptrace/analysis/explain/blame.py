@@ -11,18 +11,17 @@ it makes up, goes to the member that came last (:mod:`pptrace.analysis.explain.i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.critical_path import Hop, Walks
 from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
 from pptrace.analysis.explain.step_times import Bool, StepTimes
-from pptrace.analysis.explain.walk import Hop, Walks
 from pptrace.model.tables import Int64
 from pptrace.schedule.message_graph import Graph
-from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians
 
@@ -73,17 +72,15 @@ def typical_of(
     held = (waits or no_inner_waits()).sums(times.start.shape)
     parts = (times.durations - held, held, transfer, times.start - bindings.ready)
     work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
-    return Typical(work, waiting, reading, idle, *_bubbles_of_plan(table, work + waiting, reading, graph))
-
-
-def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64, graph: Graph | None) -> tuple[Int64, Int64]:
-    """(the gap before each row, the tail of each rank): ops take ``work``, messages that a row reads ``reading``."""
+    of_work = work + waiting
     entries = np.flatnonzero(table.dep_is_message)
     messages = reading[:, table.dep_reader[entries]]
-    end: Int64 = replay_table(table, work, messages).end if graph is None else graph.ends(work, messages)
+    end: Int64 = replay_table(table, of_work, messages).end if graph is None else graph.ends(of_work, messages)
     before = np.where(table.position > 0, np.roll(end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1
-    return end - work - before, end.max(axis=1, keepdims=True) - end[:, last]
+    return Typical(
+        work, waiting, reading, idle, *(end - of_work - before, end.max(axis=1, keepdims=True) - end[:, last])
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,29 +113,21 @@ def _bubbles_of(times: StepTimes, typical: Typical) -> _Bubbles:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """A piece of some walks: ``to`` is the matrix that it is charged to, ``excess`` what of it is unusual."""
-
-    walk: Int64
-    to: str
-    cell: Int64
-    length: Int64
-    excess: Int64
+_Piece = tuple[Int64, str, Int64, Int64, Int64]
+"""A piece of some walks: (walk, the matrix that it is charged to, cell, length, what of it is unusual)."""
 
 
 def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits: InnerWaits | None = None) -> Charges:
     """Charge all bubble of some steps; the sum of the charges of a step is the sum of its ranks' bubbles."""
     waits = waits or no_inner_waits()
     held = waits.sums(times.start.shape)
-    work, transfer, idle = (np.zeros_like(times.start) for _ in range(3))
-    charges = _Open(work, transfer, idle, times.inner_bubble - held, held.copy())
+    charges = {name: np.zeros_like(times.start) for name in ("work", "transfer", "idle")} | {"held": held.copy()}
     bubbles = _bubbles_of(times, typical)
     walks = _BubbleWalks(bindings, times, typical, held, bubbles)
     beyond = bubbles.length - bubbles.of_plan
     """Part that exceeds the plan's bubble; then the part of it that no excess explains."""
-    for piece in walks.pieces(lambda walk: beyond[walk] > 0):
-        beyond[piece.walk] -= np.minimum(piece.excess, beyond[piece.walk])
+    for walk, *_, excess in walks.pieces(lambda walk: beyond[walk] > 0):
+        beyond[walk] -= np.minimum(excess, beyond[walk])
     usual = bubbles.of_plan + beyond
     unusual = bubbles.length - usual
     """Part that is still to be charged to excesses; ``usual`` to the rest."""
@@ -147,34 +136,38 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits
         is_left: Bool = usual[walk] + unusual[walk] > 0
         return is_left
 
-    for piece in walks.pieces(is_open):
-        first = np.minimum(piece.excess, unusual[piece.walk])
-        unusual[piece.walk] -= first
-        then = np.minimum(piece.length - first, usual[piece.walk])
-        usual[piece.walk] -= then
-        _add(getattr(charges, piece.to), piece.cell, first + then)
-    _add(charges.idle, bubbles.cell, usual + unusual)
+    for walk, to, cell, length, excess in walks.pieces(is_open):
+        first = np.minimum(excess, unusual[walk])
+        unusual[walk] -= first
+        then = np.minimum(length - first, usual[walk])
+        usual[walk] -= then
+        _add(charges[to], cell, first + then)
+    _add(charges["idle"], bubbles.cell, usual + unusual)
     _charge_late_members(charges, walks.walks, times, waits, held)
-    return Charges(charges.work, charges.transfer, charges.idle, charges.inner)
+    return Charges(charges["work"], charges["transfer"], charges["idle"], times.inner_bubble - held)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Open(Charges):
-    """Charges of which ``held`` is what ops waited for in collectives: it goes to the members that came last."""
-
-    held: Int64
-
-
-def _charge_late_members(charges: _Open, walks: Walks, times: StepTimes, waits: InnerWaits, held: Int64) -> None:
-    """Hand on what is charged to waits inside ops: to the late op as far as it computed longer, the rest to what it passed
-    walking back from its start.
+def _charge_late_members(
+    charges: Mapping[str, Int64], walks: Walks, times: StepTimes, waits: InnerWaits, held: Int64
+) -> None:
+    """Hand on what is charged to waits inside ops (``held``): to the late op as far as it computed longer, the rest to what it
+    passed walking back from its start.
     """
     if not len(waits.ns):
         return
     cell = waits.late_step * times.start.shape[1] + waits.late_row
-    amount = _in_parts(charges.held[waits.step, waits.row], waits, held)
+    # the parts of each wait in what is charged to its op's waits: ``charged`` has, for each wait, all of its op
+    charged = charges["held"][waits.step, waits.row]
+    order = np.lexsort((waits.row, waits.step))
+    op = waits.step[order] * held.shape[1] + waits.row[order]
+    first = np.searchsorted(op, op)
+    before = np.cumsum(waits.ns[order]) - waits.ns[order]
+    before -= before[first]
+    total = held[waits.step[order], waits.row[order]]
+    amount = np.empty_like(charged)
+    amount[order] = _part_of(charged[order], before + waits.ns[order], total) - _part_of(charged[order], before, total)
     given, passed = _part_of(amount, waits.longer, waits.ns), waits.longer.copy()
-    _add(charges.work, cell, given)
+    _add(charges["work"], cell, given)
     late = np.flatnonzero(waits.ns > waits.longer)
     hop = walks.first(cell[late], times.start.take(cell[late]))
     for _ in range(walks.most_hops):
@@ -189,22 +182,9 @@ def _charge_late_members(charges: _Open, walks: Walks, times: StepTimes, waits: 
             passed[wait] = np.minimum(passed[wait] + length, waits.ns[wait])
             part = _part_of(amount[wait], passed[wait], waits.ns[wait]) - given[wait]
             given[wait] += part
-            _add(getattr(charges, to), at, part)
+            _add(charges[to], at, part)
         hop = walks.after(hop, passed[wait] < waits.ns[wait])
-    _add(charges.idle, cell, amount - given)
-
-
-def _in_parts(charged: Int64, waits: InnerWaits, held: Int64) -> Int64:
-    """The parts of each wait in what is charged to its op's waits: ``charged`` has, for each wait, all of its op."""
-    order = np.lexsort((waits.row, waits.step))
-    op = waits.step[order] * held.shape[1] + waits.row[order]
-    first = np.searchsorted(op, op)
-    before = np.cumsum(waits.ns[order]) - waits.ns[order]
-    before -= before[first]
-    total = held[waits.step[order], waits.row[order]]
-    parts = np.empty_like(charged)
-    parts[order] = _part_of(charged[order], before + waits.ns[order], total) - _part_of(charged[order], before, total)
-    return parts
+    _add(charges["idle"], cell, amount - given)
 
 
 def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
@@ -285,4 +265,4 @@ class _BubbleWalks:
         return (waits, self._piece(walk, "work", cell, length - waiting, cell))
 
     def _piece(self, walk: Int64, to: str, cell: Int64, length: Int64, usual_of: Int64) -> _Piece:
-        return _Piece(walk, to, cell, length, np.maximum(length - self._typical[to].take(usual_of), 0))
+        return walk, to, cell, length, np.maximum(length - self._typical[to].take(usual_of), 0)

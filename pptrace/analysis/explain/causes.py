@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.step_times import Bool, StepTimes
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.step_parts import INTERACTION, UNEQUAL_ROUTES, Cause
+from pptrace.analysis.whole_run import INTERACTION, UNEQUAL_ROUTES, Cause
 from pptrace.model.tables import Int64
 from pptrace.schedule.message_graph import spans_of
 from pptrace.schedule.plan_table import PlanTable
@@ -170,7 +170,7 @@ def causes_of_windows(
         step: the index of each window's step.
         chosen: the windows to explain.
         host_before: how long its host kept each op from its device before it, ns.
-        equal: computing, communication and the cost of unequal rows (:func:`pptrace.analysis.explain.equal_rows.equal_rows`).
+        equal: computing, communication and the cost of unequal rows (:func:`pptrace.analysis.explain.measured.equal_rows`).
         waits: inside ops, without those for ranks with more rows.
         on_path: how much of the critical path lies in each op of the chosen windows.
         axes: :func:`pptrace.analysis.explain.explain.axes_inside_ops`.

@@ -14,12 +14,11 @@ from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import causes_of_windows
 from pptrace.analysis.explain.critical_path import critical_paths
-from pptrace.analysis.explain.equal_rows import equal_rows, waits_with_equal_rows
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
-from pptrace.analysis.explain.measured import along_graph, costs_of_windows
+from pptrace.analysis.explain.measured import along_graph, costs_of_windows, equal_rows, waits_with_equal_rows
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, rows_of_windows
-from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath
+from pptrace.analysis.whole_run import Blame, BlamedOp, Cause, CriticalPath
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Graph
@@ -203,7 +202,7 @@ def _blames(
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)
     by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
     others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
-    of_host = _host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
+    of_host = host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
     inside = np.minimum(times.host, charges.inner).sum(axis=1)
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
@@ -239,7 +238,7 @@ def _blames(
     return blames
 
 
-def _host_of_idle(charged: Int64, idle: Int64, host_before: Int64) -> Int64:
+def host_of_idle(charged: Int64, idle: Int64, host_before: Int64) -> Int64:
     """The host's part of what is charged to idle times, in proportion, rounded down, ns."""
     share = np.minimum(host_before, idle) / np.maximum(idle, 1)
     return np.minimum(np.floor(charged * share).astype(np.int64), charged)

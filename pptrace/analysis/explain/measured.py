@@ -1,9 +1,13 @@
-"""Costs of ops and messages of whole steps, from when they began and ended: the matrix by which steps are replayed."""
+"""Costs of ops and messages of whole steps, from when they began and ended: the matrix by which steps are replayed.
+
+Times of ops without what unequal rows of experts add to them: as if each rank's experts had as many rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +19,9 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
 from pptrace.model.tables import Int64
 from pptrace.schedule.message_graph import Graph
 from pptrace.slices import Slice
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.routing import Routing
 
 
 def costs_of_windows(
@@ -43,9 +50,9 @@ def costs_of_windows(
         sender_is_last=times.sender_is_last,
         outside=outside,
         holds=holds_of(waits, ranks[:, times.table.rank]),
-        moved_together=_moved_together(times),
+        moved_together=moved_together_of(times),
         held_by_starts=_nonzero(bindings.held, by=bindings.held_by),
-        receiving=_receiving(times, bindings),
+        receiving=receiving_of(times, bindings),
     )
 
 
@@ -89,13 +96,13 @@ def along_graph(
     return replace(posting, collected_before=np.minimum(collected, posting.lateness))
 
 
-def _moved_together(times: StepTimes) -> Slice:
+def moved_together_of(times: StepTimes) -> Slice:
     """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
     window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
     return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
 
 
-def _receiving(times: StepTimes, bindings: Bindings) -> Slice:
+def receiving_of(times: StepTimes, bindings: Bindings) -> Slice:
     """Parts of delays in which kernels still received what ops read although all that they carry had been sent, ns."""
     table = times.table
     ns = np.zeros(times.start.shape, dtype=np.int64)
@@ -113,3 +120,31 @@ def _nonzero(ns: Int64, **more: Int64) -> Slice:
     window, row = np.nonzero(ns)
     columns = {name: column[window, row] for name, column in {"ns": ns, **more}.items()}
     return Slice({"window": window, "row": row, **columns})
+
+
+def equal_rows(times: StepTimes, routing: Routing | None) -> tuple[Int64, Int64, Int64]:
+    """(computing and communication of ops with equal rows, what unequal ones add to both together), shape (windows, rows), ns.
+
+    All three sum to what ops compute and communicate; where nothing is known of rows the third is 0.
+    """
+    if routing is None or not len(times.windows):
+        return times.computing, times.communication, np.zeros_like(times.computing)
+    ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
+    steps = np.array([window.step for window in times.windows], dtype=np.int64)
+    change = routing.of_windows(times.table, ranks, steps)
+    both = times.computing + times.communication
+    shorter, compute = np.zeros_like(both), np.zeros_like(both)
+    shorter[change["window"], change["row"]] = change["ns"]
+    compute[change["window"], change["row"]] = change["compute"]
+    shorter = np.minimum(shorter, both)
+    communication = np.clip(times.communication - (shorter - compute), 0, both - shorter)
+    return both - shorter - communication, communication, shorter
+
+
+def waits_with_equal_rows(waits: InnerWaits, saved: Int64) -> InnerWaits:
+    """The waits inside ops without those for ranks with more rows: equal ones save so much communication of each op, ns."""
+    if not saved.any() or not len(waits.ns):
+        return waits
+    waited = waits.sums(saved.shape)
+    share = np.minimum(np.clip(waited - saved, 0, None) / np.maximum(waited, 1), 1.0)
+    return replace(waits, ns=np.rint(waits.ns * share[waits.step, waits.row]).astype(np.int64))

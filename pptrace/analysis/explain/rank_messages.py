@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.stragglers.links import peer_bit
+from pptrace.analysis.stragglers.communication import peer_bit
 from pptrace.intervals import lengths_within, times_by_group
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.schedule.actions import Kind

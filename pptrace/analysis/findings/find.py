@@ -9,21 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.findings.evidence import STRAGGLER
-from pptrace.analysis.findings.host import with_synchronisations
-from pptrace.analysis.findings.plain import plain_host_findings
+from pptrace.analysis.findings.outside import Shares, finding_of
+from pptrace.analysis.findings.plain import plain_host_findings, with_synchronisations
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
-from pptrace.analysis.findings.shares import Shares, finding_of
+from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import findings_of_series
-from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.part_words import WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
-from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
-from pptrace.analysis.stragglers.reason import Reason
-from pptrace.analysis.stragglers.study import Study
-from pptrace.analysis.stragglers.waits import LATE_MEMBER
-from pptrace.analysis.whole_run import StepSeries
+from pptrace.analysis.stragglers.communication import LATE_MEMBER
+from pptrace.analysis.stragglers.detectors import Study
+from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, Reason, gain_interval
+from pptrace.analysis.whole_run import LATE_OPS, Cause, StepSeries
 from pptrace.model.tables import Int64
 
 _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")

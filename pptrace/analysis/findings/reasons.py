@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import INTERACTION, Cause, Waterfall
+from pptrace.analysis.stragglers.communication import LATE_MEMBER
+from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
-from pptrace.analysis.stragglers.study import Study
-from pptrace.analysis.stragglers.waits import LATE_MEMBER
-from pptrace.analysis.whole_run import StepSeries
+from pptrace.analysis.whole_run import INTERACTION, Cause, StepSeries, Waterfall
 from pptrace.model.tables import Int64
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pptrace.analysis.findings.shares import finding_of
-from pptrace.analysis.gain_interval import LEAST_SHARE, gain_interval
+from pptrace.analysis.findings.outside import finding_of
 from pptrace.analysis.result import Finding, Severity, StepReport
-from pptrace.analysis.step_parts import BlamedOp, Cause
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.stragglers.reason import LEAST_SHARE, gain_interval
+from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 
 _MOST_OF_IT = 0.5
 """A cause or a place with this share of a difference is named."""

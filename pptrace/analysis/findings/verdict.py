@@ -9,7 +9,7 @@ from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
-from pptrace.analysis.step_parts import OUTSIDE
+from pptrace.analysis.whole_run import OUTSIDE
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
@@ -69,15 +69,14 @@ def _saved_ns(finding: Finding) -> int:
 
 def _of_the_schedule(report: Report) -> str:
     """Advice where nothing but the schedule costs."""
-    fill = max((found.evidence["share"] for found in report.findings if _is_structural(found)), default=0.0)
+    fill = max(
+        (found.evidence["share"] for found in report.findings if (found.evidence.get("cause") == "structural")),
+        default=0.0,
+    )
     if fill < _RULES:
         has_pipeline = report.typical_step is not None and report.typical_step.has_pipeline
         return f"Nothing stands out{'; pptrace whatif tells what another schedule would gain' * has_pipeline}."
     return f"Ask pptrace whatif which schedule or number of microbatches has less fill and drain, here {fill:.0%} of the step."
-
-
-def _is_structural(finding: Finding) -> bool:
-    return finding.evidence.get("cause") == "structural"
 
 
 def _without_gain(verdict: str) -> tuple[str, str]:
@@ -232,7 +231,11 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
     stage = max(stages, key=stages.__getitem__, default=None)
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
         return ""
-    of_stage = [found for found in findings if found.evidence.get("where") == {"stage": stage} and _is_replayed(found)]
+    of_stage = [
+        found
+        for found in findings
+        if found.evidence.get("where") == {"stage": stage} and ("gain_if_spread_ns" in found.evidence)
+    ]
     if any((found.gain_ns or 0) < _RULES * step.length_ns for found in of_stage):
         return ""
     return f"The bubble is not your problem: stage {stage} computes longer than the others. "
@@ -251,7 +254,10 @@ def _length(report: Report, step: StepReport) -> str:
         span = f" ({_ms(step.span_ns or 0)} ms of it the pipeline's span)"
         if (step.span_ns or 0) > length_ns:
             span = f" (its pipeline spans {_ms(step.span_ns or 0)} ms, into the next step)"
-    if (mean := _mean_ns(report, step)) >= (1 + _FAR_FROM_TYPICAL) * length_ns:
+    is_periodic = step.period_ns is not None
+    lengths = [each.length_ns for each in report.steps if (each.period_ns is not None) == is_periodic]
+    known = [length for length in lengths if length is not None]
+    if (mean := (sum(known) // max(len(known), 1))) >= (1 + _FAR_FROM_TYPICAL) * length_ns:
         span = f", {_ms(mean)} on average{span}"
     noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
     traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
@@ -268,14 +274,6 @@ def _length(report: Report, step: StepReport) -> str:
 
 _FAR_FROM_TYPICAL = 0.05
 """A mean step that takes so much longer than the typical one is named beside it."""
-
-
-def _mean_ns(report: Report, typical: StepReport) -> int:
-    """The mean of the steps whose lengths are measured as the typical one's is, ns."""
-    is_periodic = typical.period_ns is not None
-    lengths = [step.length_ns for step in report.steps if (step.period_ns is not None) == is_periodic]
-    known = [length for length in lengths if length is not None]
-    return sum(known) // max(len(known), 1)
 
 
 def _without_steps(device: Sequence[RankDevice]) -> str:
@@ -353,11 +351,6 @@ def _part_of(finding: Finding, step: StepReport) -> str:
     """The name of what a finding is about: a part of steps, else what its title says."""
     part = finding.evidence.get("reason") or finding.evidence.get("cause")
     return words_of_part(step, str(part)).phrase if part else finding.title
-
-
-def _is_replayed(finding: Finding) -> bool:
-    """Return whether the gain is that of a replay in which the finding's place costs what its like costs."""
-    return "gain_if_spread_ns" in finding.evidence
 
 
 def _of_some_steps(finding: Finding) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.analysis.links.fit import fit_link
 from pptrace.analysis.links.peaks import (
     NO_NETWORK,
     Facts,
     device_of,
+    fit_link,
     is_same_host,
     members_of,
     peak_between,
@@ -152,7 +152,14 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     if not on_device:
         return None
     devices = tuple(_device(rank, device_of(facts.get(rank, {}))) for rank in on_device)
-    rates = _rates(report, frozenset(on_device))
+    of_ranks = frozenset(on_device)
+    sums: dict[tuple[str, str], tuple[float, int]] = {}
+    for step in report.steps:
+        for comm in (comm for rank in step.ranks if rank.rank in of_ranks for comm in rank.comms):
+            if comm.kind not in P2P and (transfer := _transfer_ns(comm)):
+                moved, taken = sums.get((comm.axis, comm.kind), (0.0, 0))
+                sums[comm.axis, comm.kind] = moved + (comm.busbw_gbps or 0.0) * transfer, taken + transfer
+    rates = {key: moved / taken for key, (moved, taken) in sums.items()}
     collectives = tuple(
         _collective(axis, kind, rate, on_device, facts, mesh) for (axis, kind), rate in sorted(rates.items())
     )
@@ -162,17 +169,6 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
 def _device(rank: int, name: str | None) -> DevicePeak:
     peak = None if name is None else peak_of_device(name)
     return DevicePeak(rank, name, None if peak is None else peak.link, None if peak is None else peak.gbps)
-
-
-def _rates(report: Report, ranks: frozenset[int]) -> dict[tuple[str, str], float]:
-    """Bus bandwidth of the collectives of some ranks, by axis and kind: all their bytes over all their transfers, GB/s."""
-    sums: dict[tuple[str, str], tuple[float, int]] = {}
-    for step in report.steps:
-        for comm in (comm for rank in step.ranks if rank.rank in ranks for comm in rank.comms):
-            if comm.kind not in P2P and (transfer := _transfer_ns(comm)):
-                moved, taken = sums.get((comm.axis, comm.kind), (0.0, 0))
-                sums[comm.axis, comm.kind] = moved + (comm.busbw_gbps or 0.0) * transfer, taken + transfer
-    return {key: moved / taken for key, (moved, taken) in sums.items()}
 
 
 def _transfer_ns(comm: CommSummary) -> int:

@@ -44,8 +44,8 @@ class StepMatrix:
     Of ops, shape (windows, rows): ``durations``; ``inner``, the part of it in which an op communicated and did not compute;
     ``delays``, how late it began when all that it needs was there and nothing was being fetched; ``moving``, how long transfers
     kept its rank from it then, as receives that begin late and sends that block do, the longest of them with ``moved_with``
-    (:func:`pptrace.analysis.stragglers.links.peer_bit`). Garbage collections took ``collected_before`` of what ops were late, and
-    ``collected_inside`` of their durations.
+    (:func:`pptrace.analysis.stragglers.communication.peer_bit`). Garbage collections took ``collected_before`` of what ops were
+    late, and ``collected_inside`` of their durations.
 
     Of messages, shape (windows, messages): ``transfers``, their cost for their readers, −1 where their ends were not matched. One
     of which the sender came last (``sender_is_last``) takes it from its sender's end on; of others it is part of ``moving``.

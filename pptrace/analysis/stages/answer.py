@@ -15,6 +15,7 @@ from pptrace.analysis.result import Finding
 from pptrace.analysis.stages.layer_order import parts_by_order
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
 from pptrace.intervals import intersect, length, lengths_within
+from pptrace.marks import PART
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
@@ -85,20 +86,22 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
     if outside:
         of_classes[str(WorkClass.PYTHON)] = of_classes.get(str(WorkClass.PYTHON), 0) + outside
     names: Sequence[str] = pieces.names
-    if not _tells_parts(op[inside], part):
+    if not _tells_parts(op[inside], part, names):
         part, names = parts_by_order(op[inside], pieces.name[inside]) or (np.zeros(0, dtype=np.int32), ())
     parts: dict[str, int] = {}
     if len(names):
         named = np.unique(part[part > 0]).tolist()
-        parts = {names[code]: length(intersect(times[part == code], computes)) for code in named}
+        parts = {names[code].removeprefix(PART): length(intersect(times[part == code], computes)) for code in named}
         parts[""] = total - sum(parts.values())
     return _Sums(len(start), total, of_classes, parts)
 
 
-def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32]) -> bool:
-    """Return whether the ops have several parts: a name that all of an op has is that of the op."""
+def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: Sequence[str]) -> bool:
+    """Return whether ops have several parts, or the program says what its parts are; else a name that all of an op has is its."""
     if not (part > 0).any():
         return False
+    if any(name.startswith(PART) for name in names):
+        return True
     pairs = np.unique(np.stack((op, part)), axis=1)
     _, num_parts = np.unique(pairs[0], return_counts=True)
     return bool((num_parts > 1).any())

@@ -45,7 +45,17 @@ class OpRows(Sequence[OpSummary]):
         return tuple(self)[index]
 
     def __iter__(self) -> Iterator[OpSummary]:
-        return _summaries(self._rows.where(slice(self._first, self._last)))
+        ops = self._rows.where(slice(self._first, self._last))
+        named = ("stage", "chunk", "microbatch")
+        columns = [
+            [None if value < 0 else value for value in ops[name].tolist()]
+            if name in named
+            else [value if value != "" else None for value in ops[name].tolist()]
+            for name in ("kind", *named, "phase", "start_ns", "end_ns")
+        ]
+        chunk_of = dict(zip(columns[1], columns[2], strict=True))
+        parts = (_parts(text, chunk_of) if text else () for text in ops["pair"].tolist())
+        return map(OpSummary, *columns, parts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OpRows | tuple) and len(self) == len(other) and tuple(self) == tuple(other)
@@ -55,19 +65,6 @@ class OpRows(Sequence[OpSummary]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} ops>"
-
-
-def _summaries(ops: Slice) -> Iterator[OpSummary]:
-    named = ("stage", "chunk", "microbatch")
-    columns = [
-        [None if value < 0 else value for value in ops[name].tolist()]
-        if name in named
-        else [value if value != "" else None for value in ops[name].tolist()]
-        for name in ("kind", *named, "phase", "start_ns", "end_ns")
-    ]
-    chunk_of = dict(zip(columns[1], columns[2], strict=True))
-    parts = (_parts(text, chunk_of) if text else () for text in ops["pair"].tolist())
-    return map(OpSummary, *columns, parts)
 
 
 def _parts(pair: str, chunk_of: Mapping[int | None, int | None]) -> tuple[OpPart, ...]:

@@ -26,7 +26,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import OutsidePart
+from pptrace.analysis.whole_run import OutsidePart
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.marks import Collective
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES

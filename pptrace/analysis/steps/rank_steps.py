@@ -35,7 +35,7 @@ class RankWindows:
 
     Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
     from its first op to its last. ``is_alone``: other ranks of its pipeline have no trace, and those that have do not compare.
-    ``is_whole``: the trace has every op of the step.
+    ``is_whole``: the trace has every op of the step. ``ideals`` are the rank's ideal bubble in each, None where none is known.
     """
 
     rank: int
@@ -45,6 +45,7 @@ class RankWindows:
     comparable: Mask
     is_alone: Mask
     is_whole: Mask
+    ideals: tuple[RankIdeal | None, ...] = ()
 
     def index_of(self, rows: Slice) -> tuple[Slice, Int64]:
         """(rows of these steps, the index of each one's window); the rows are in order of step."""
@@ -92,15 +93,12 @@ class TimesInWindows:
         return self.rest_ns - lengths_within(either, self.start_ns, self.end_ns)
 
 
-def report_rank_steps(
-    windows: RankWindows, data: AlignedRun, ideals: Sequence[RankIdeal | None], mesh: MeshInfo
-) -> list[RankStep]:
+def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
     """All steps of one rank of a pipeline.
 
     Args:
         windows: its windows; where they are not comparable, replaced by its own.
         data: everything measured.
-        ideals: for each step the ideal bubble of the rank, where one is known.
         mesh: which pipeline rank it is.
     """
     rank = windows.rank
@@ -112,8 +110,14 @@ def report_rank_steps(
     known = windows.comparable & ~windows.is_alone & times.is_known & windows.is_whole & ~_has_early_ends(windows, data)
     first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
     has_times = ~lacks_work(windows, data)
+    # the lowest stage of each step; None where no op has one
+    none = np.iinfo(np.int64).max
+    lowest = np.full(len(first_op) - 1, none)
+    stages, filled = ops["stage"], first_op[1:] > first_op[:-1]
+    if filled.any():
+        lowest[filled] = np.minimum.reduceat(np.where(stages >= 0, stages, none), first_op[:-1][filled])
     columns: dict[str, Sequence[Any]] = {
-        "stage": _first_stages(ops, first_op),
+        "stage": masked(lowest, lowest < none),
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
         "compute_ns": masked(times.compute_ns, has_times & windows.is_whole),
         "exposed_comm_ns": masked(times.exposed_ns, known),
@@ -127,7 +131,7 @@ def report_rank_steps(
         "ops": [
             OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
         ],
-        "ideal": ideals,
+        "ideal": windows.ideals,
         **memory_of_steps(rows, windows, data),
         **_not_compute(times, comms, comm_window, windows, known, data),
     }
@@ -165,16 +169,6 @@ def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Mask:
 def masked(values: Int64, known: Mask) -> list[int | None]:
     """The values, None where they are not known."""
     return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
-
-
-def _first_stages(ops: Slice, first_op: npt.NDArray[np.intp]) -> list[int | None]:
-    """The lowest stage of each step; None where no op has one."""
-    none = np.iinfo(np.int64).max
-    lowest = np.full(len(first_op) - 1, none)
-    stages, filled = ops["stage"], first_op[1:] > first_op[:-1]
-    if filled.any():
-        lowest[filled] = np.minimum.reduceat(np.where(stages >= 0, stages, none), first_op[:-1][filled])
-    return masked(lowest, lowest < none)
 
 
 def _phases(
@@ -247,7 +241,10 @@ def comms_of_steps(
         comms = Slice({**comms.columns, "match": np.where(windows.comparable[window], comms["match"], -1)})
     prediction = data.predicted.get(rank)
     predicted = None if prediction is None else [prediction.of_step(step) for step in windows.steps.tolist()]
-    behind = (_ends_of_ops(windows, data), windows.end_ns)
+    ops, of_window = windows.index_of(data.rows.of_rank(windows.rank).ops)
+    ends = np.full(len(windows.steps), np.iinfo(np.int64).min)
+    np.maximum.at(ends, of_window, ops["end_ns"])
+    behind = (np.where(ends == np.iinfo(np.int64).min, windows.end_ns, ends), windows.end_ns)
     summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
     unknown: dict[str, Any] = dict.fromkeys(_TIMES)
     return [
@@ -259,14 +256,6 @@ def comms_of_steps(
 def lacks_work(windows: RankWindows, data: AlignedRun) -> Mask:
     """Mark the windows in which device work of the rank is missing."""
     return np.array([data.lacks_work(windows.rank, step) for step in windows.steps.tolist()], dtype=np.bool_)
-
-
-def _ends_of_ops(windows: RankWindows, data: AlignedRun) -> Int64:
-    """The end of a rank's last op in each step, ns; of steps in which it has none the end of the window."""
-    ops, window = windows.index_of(data.rows.of_rank(windows.rank).ops)
-    ends = np.full(len(windows.steps), np.iinfo(np.int64).min)
-    np.maximum.at(ends, window, ops["end_ns"])
-    return np.where(ends == np.iinfo(np.int64).min, windows.end_ns, ends)
 
 
 def durations_of_steps(spans: Slice, windows: RankWindows) -> list[dict[str, int]]:

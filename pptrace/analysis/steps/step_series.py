@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.result import StepReport, alike_steps
-from pptrace.analysis.step_parts import OUTSIDE, Cause
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import OUTSIDE, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Int64
 
 FEWEST_OF_LEVEL = 5
@@ -80,7 +79,12 @@ def _levels(spans: Int64) -> list[tuple[int, int]]:
     cuts = [0, *_cuts(spans), len(spans)]
     for index in range(1, len(cuts) - 1):  # the test finds that there is a change, and about where
         before, after = cuts[index - 1], cuts[index + 1]
-        cuts[index] = before + _least_squares_cut(spans[before:after])
+        values = spans[before:after]
+        values = np.clip(values, *np.percentile(values, (5, 95)))
+        values = values - values.mean()
+        first, n = np.arange(1, len(values)), len(values)
+        between = np.cumsum(values)[:-1] ** 2 / (first * (n - first))
+        cuts[index] = before + (FEWEST_OF_LEVEL + int(between[FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL].argmax()))
     return list(pairwise(cuts))
 
 
@@ -109,15 +113,6 @@ def _strongest_change(spans: Int64) -> int | None:
     before, after = (float(np.median(part)) for part in (spans[:cut], spans[cut:]))
     is_large = abs(after - before) >= _LEAST_CHANGE * min(before, after)
     return cut if by_chance < _CHANCE and is_large else None
-
-
-def _least_squares_cut(spans: Int64) -> int:
-    """The cut into two parts whose values, the extreme ones clipped, are closest to the means of their parts."""
-    values = np.clip(spans, *np.percentile(spans, (5, 95)))
-    values = values - values.mean()
-    first, n = np.arange(1, len(values)), len(values)
-    between = np.cumsum(values)[:-1] ** 2 / (first * (n - first))
-    return FEWEST_OF_LEVEL + int(between[FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL].argmax())
 
 
 def _far_above(spans: Int64) -> list[int]:

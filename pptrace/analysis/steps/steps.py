@@ -15,8 +15,8 @@ from pptrace.analysis.explain.explain import Explanation, explanation_tasks
 from pptrace.analysis.explain.messaging import graph_of_run
 from pptrace.analysis.matrix.step_matrix import StepMatrix, joined
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
-from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
+from pptrace.analysis.whole_run import Bubble, Waterfall
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
@@ -75,14 +75,6 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class RankPart:
-    """Part of one rank in a run's steps: its windows, in order of step, and its ideal in each, where there is one."""
-
-    windows: RankWindows
-    ideals: tuple[RankIdeal | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PlanPart:
     """Steps of one plan that are explained together: which they are of the run's, and the windows of each."""
 
@@ -102,7 +94,7 @@ class StepParts:
 
     steps: Sequence[PlannedStep]
     are_comparable: tuple[bool, ...]
-    of_rank: Mapping[int, RankPart]
+    of_rank: Mapping[int, RankWindows]
     of_plan: tuple[PlanPart, ...]
 
     @classmethod
@@ -118,14 +110,7 @@ class StepParts:
             for window in step.windows:
                 for rank in window.ranks:
                     of_rank.setdefault(rank, []).append((step, window))
-        parts = {}
-        for rank, entries in of_rank.items():
-            pp_rank = mesh.pp_rank(rank)
-            of_steps = (
-                () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
-            )
-            ideals = tuple(next(iter(ranks), None) for ranks in of_steps)
-            parts[rank] = RankPart(_rank_windows(rank, entries, comparable, data), ideals)
+        parts = {rank: _rank_windows(rank, entries, comparable, data, mesh) for rank, entries in of_rank.items()}
         are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
         return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
 
@@ -142,8 +127,8 @@ class StepParts:
         """
         reports = {
             (rank, step): report
-            for rank, part in self.of_rank.items()
-            for step, report in zip(part.windows.steps.tolist(), ranks[rank], strict=True)
+            for rank, windows in self.of_rank.items()
+            for step, report in zip(windows.steps.tolist(), ranks[rank], strict=True)
         }
         of_step: dict[int, Explanation] = {}
         costs: list[StepMatrix] = []
@@ -184,7 +169,7 @@ def report_steps(
         for part, graph in zip(parts.of_plan, graphs, strict=True)
     ]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
-        ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
+        ranks = {rank: report_rank_steps(windows, data, mesh) for rank, windows in parts.of_rank.items()}
         results = iter(explained.results())
     explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
     give_back_freed_memory()  # what is kept of it lies in pieces, next to which what follows would take more
@@ -210,8 +195,12 @@ def _rank_windows(
     entries: Sequence[tuple[PlannedStep, StepWindow]],
     comparable: Mapping[StepWindow, bool],
     data: AlignedRun,
+    mesh: MeshInfo,
 ) -> RankWindows:
-    windows = [window for _, window in entries]
+    windows, pp_rank = [window for _, window in entries], mesh.pp_rank(rank)
+    ranks_of_plans = (
+        () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
+    )
     return RankWindows(
         rank,
         steps=np.array([window.step for window in windows], dtype=np.int64),
@@ -223,6 +212,7 @@ def _rank_windows(
             dtype=np.bool_,
         ),
         is_whole=np.array([rank not in step.lacking for step, _ in entries], dtype=np.bool_),
+        ideals=tuple(next(iter(ranks), None) for ranks in ranks_of_plans),
     )
 
 

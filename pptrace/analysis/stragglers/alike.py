@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.gain_interval import LEAST_ANYWHERE
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.reason import Reason, gains, time_by_rank, where_most
+from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, Reason, gains, time_by_rank, where_most
 from pptrace.model.tables import Int64
 from pptrace.slices import group_sums
 

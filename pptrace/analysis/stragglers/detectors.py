@@ -1,15 +1,20 @@
 """Detectors of reasons why steps are slow: passes over the costs of whole steps, one after the other.
 
 A new detector is a function and its place in :data:`SHARED` or :data:`SINGLE`.
+
+All that is found out from the costs of whole steps together: the slowdowns, and reasons that have findings of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.alike import long_ops
+from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
+from pptrace.analysis.stragglers.communication import HotSpot, late_member, late_receives, slow_link, unequal_routes
 from pptrace.analysis.stragglers.hosts import (
     garbage_collections,
     host_pauses,
@@ -18,11 +23,12 @@ from pptrace.analysis.stragglers.hosts import (
     late_starts,
     pauses_of,
 )
-from pptrace.analysis.stragglers.links import slow_link
+from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES, long_sequences
-from pptrace.analysis.stragglers.unequal_routes import HotSpot, unequal_routes
-from pptrace.analysis.stragglers.waits import late_member, late_receives
+from pptrace.analysis.stragglers.slowdowns import slowdowns
+from pptrace.analysis.whole_run import Stragglers
+from pptrace.model.tables import Int64
 
 Plans = Sequence[StepMatrix]
 """The costs of whole steps, by plan."""
@@ -102,3 +108,39 @@ SINGLE: tuple[Detector, ...] = (
 ops, as they make ops long: with them, ops have no reason of their own. Ops that are always late come last, without late starts
 and pauses.
 """
+
+
+_MOST_REPLAYED = 100_000_000
+"""Ops in the replays of all stages and pipeline ranks together; they take about 40 ns each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Study:
+    """``stragglers`` is None where there is no whole step.
+
+    ``gains`` is what each step would get back if the slowest stage or rank cost what its like costs, ns; ``steps`` are the
+    numbers of the steps that they and the gains of the reasons are of. ``noise`` is what chance explains of them.
+    """
+
+    stragglers: Stragglers | None = None
+    reasons: tuple[Reason, ...] = ()
+    gains: Mapping[Place, Int64] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    noise: Noise | None = None
+
+
+def study_steps(plans: Sequence[StepMatrix], hot_spot: HotSpot | None = None, uncertainty_ns: int | None = 0) -> Study:
+    """The study of whole steps, or of as many of them, evenly spaced, as :data:`_MOST_REPLAYED` allows.
+
+    ``hot_spot`` and ``uncertainty_ns`` are what :class:`pptrace.analysis.stragglers.detectors.Known` has.
+    """
+    plans = [costs for costs in plans if len(costs.step)]
+    num_replayed = sum(costs.durations.size * (costs.table.num_stages + costs.table.pp) for costs in plans)
+    plans = [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
+    if not plans:
+        return Study()
+    # As the published study replays: with the waits and transfers that were recorded.
+    stragglers = slowdowns([costs.as_recorded() for costs in plans])
+    reasons, plans = detect((*SHARED, *SINGLE), plans, Known(hot_spot, uncertainty_ns))
+    steps = np.concatenate([np.unique(costs.step) for costs in plans]).tolist()
+    return Study(stragglers, reasons, gains_of_places(plans), tuple(steps), noise_of(plans))

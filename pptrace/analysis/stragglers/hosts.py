@@ -13,9 +13,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE
 from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
-from pptrace.analysis.stragglers.reason import Reason, gains, gains_if_sooner, time_by_rank, where_most
+from pptrace.analysis.stragglers.reason import (
+    LEAST_ANYWHERE,
+    LEAST_SHARE,
+    Reason,
+    gains,
+    gains_if_sooner,
+    time_by_rank,
+    where_most,
+)
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 
@@ -49,12 +56,12 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
     where = where_most(time_by_rank(plans, late))
     if not where and not _knows_messages(plans):
         return None
-    place = f"rank {where['rank']}" if where else "several ranks"
+    who = f"because rank {where['rank']} begins it late" if where else "because several ranks begin it late"
     return Reason(
         LATE_START,
         ("host", "unexplained"),
         where,
-        "Late start: {share} is lost because " + f"{place} begin{'s' if where else ''} it late",
+        f"Late start: {{share}} is lost {who}",
         f"{counted(len(times), 'time')} the first op of a rank in a step began late with all inputs there, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
         gains_if_sooner(plans, late_firsts(plans)),

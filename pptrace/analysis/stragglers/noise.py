@@ -95,13 +95,8 @@ class _Medians:
         return cls(median, _MEDIAN * deviation**2 / count, rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Excess:
-    """Excess of a place over its like in a step, ns, and its variance."""
-
-    place: Place
-    ns: float
-    variance: float
+_Excess = tuple[Place, float, float]
+"""A place, its excess over its like in a step, ns, and the variance of that."""
 
 
 def _beyond_chance(places: Iterator[_Excess]) -> frozenset[Place]:
@@ -110,7 +105,7 @@ def _beyond_chance(places: Iterator[_Excess]) -> frozenset[Place]:
     if not every:
         return frozenset()
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / len(every))
-    return frozenset(entry.place for entry in every if entry.ns > limit * np.sqrt(entry.variance))
+    return frozenset(place for place, ns, variance in every if ns > limit * np.sqrt(variance))
 
 
 def _ranks(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
@@ -126,8 +121,8 @@ def _ranks(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
         ns = medians.rows * (medians.median[index] - usual)
         variance = medians.rows**2 * (medians.variance[index] + spread)
         for place, rank in enumerate(costs.ranks[windows[0]].tolist()):
-            own = place_of_cell == place
-            yield _Excess(("rank", rank), float(ns[own].sum()), float(variance[own].sum()))
+            of_rank = place_of_cell == place
+            yield ("rank", rank), float(ns[of_rank].sum()), float(variance[of_rank].sum())
 
 
 def _stages(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
@@ -143,7 +138,7 @@ def _stages(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
                 of_others = float(spread[others].mean()) * _of_median(len(others))
                 ns += medians.rows[cell] * (cost[cell] - float(np.median(cost[others])))
                 variance += medians.rows[cell] ** 2 * (spread[cell] + of_others)
-        yield _Excess(("stage", number), ns, variance)
+        yield ("stage", number), ns, variance
 
 
 def _median_of(medians: _Medians, pipelines: np.typing.NDArray[np.intp]) -> tuple[Floats, Floats]:

@@ -113,7 +113,13 @@ def chains_of(rows: Slice, step: Int64, num_pp_ranks: int, side: int) -> Chains 
         column[order].reshape(shape)
         for column in (rank, rows["name"], rows["match"], rows["start"], rows["end"], rows["work"], of_step)
     )
-    first = _first_of_match(match)
+    # for each item the first one of its step that has the same match, itself where it has none
+    at = np.broadcast_to(np.arange(match.shape[1]), match.shape)
+    first = at.copy()
+    for row in range(len(match)):
+        known = np.flatnonzero(match[row] >= 0)
+        _, begins, inverse = np.unique(match[row, known], return_index=True, return_inverse=True)
+        first[row, known] = known[begins][inverse]
     if (index != np.arange(len(steps))[:, np.newaxis]).any() or any(
         (column != column[:1]).any() for column in (ranks, names, first)
     ):
@@ -158,17 +164,6 @@ def _barriers(rank: Int64, name: np.typing.NDArray[np.str_], match: Int64, start
 
 _MOST_OVERLAP = 0.05
 """Share of an item: more of it at the time of the one before it means that a rank does several things at once."""
-
-
-def _first_of_match(match: Int64) -> Int64:
-    """For each item the first one of its step that has the same match, itself where it has none."""
-    index = np.broadcast_to(np.arange(match.shape[1]), match.shape)
-    first = index.copy()
-    for row in range(len(match)):
-        known = np.flatnonzero(match[row] >= 0)
-        _, begins, inverse = np.unique(match[row, known], return_index=True, return_inverse=True)
-        first[row, known] = known[begins][inverse]
-    return first
 
 
 def _levels(rank: Int64, first: Int64) -> tuple[tuple[Int64, Int64, Int64], ...] | None:

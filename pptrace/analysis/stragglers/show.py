@@ -68,7 +68,10 @@ def _shares(stragglers: Stragglers) -> str:
         f"{units.counted(stragglers.num_steps, 'step')} replayed {verb} {stragglers.slowdown:.3f} times as long as with every op "
         "and message at its kind's typical cost"
     )
-    shares = {_slowest(len(stragglers.workers)): stragglers.m_w, "last stage": stragglers.m_s}
+    shares = {
+        "slowest worker" if len(stragglers.workers) < _THREE_PER_CENT else "slowest 3 % of workers": stragglers.m_w,
+        "last stage": stragglers.m_s,
+    }
     known = [f"the {name} explains {_part(share)} of it" for name, share in shares.items() if share is not None]
     return "; ".join((line, *known))
 
@@ -82,7 +85,3 @@ def _part(share: float) -> str:
 
 _THREE_PER_CENT = 34
 """Number of workers below which 3 % of them are one."""
-
-
-def _slowest(num_workers: int) -> str:
-    return "slowest worker" if num_workers < _THREE_PER_CENT else "slowest 3 % of workers"

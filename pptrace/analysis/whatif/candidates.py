@@ -17,6 +17,8 @@ from pptrace.schedule.registry import SCHEDULES
 _MOST_PLAN_OPS = 200_000
 """Larger plans of other schedules are built only where one is asked for by its name."""
 _PREFETCH_DEPTHS = (1, 2)
+REPAIRED = "receives posted later"
+"""The name of the change of the order of sends and receives."""
 
 
 def all_changes(study: Study) -> list[tuple[str, Change]]:
@@ -34,6 +36,8 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     if study.baseline.messaging is not Messaging.AHEAD:
         depths = [depth for depth in _PREFETCH_DEPTHS if depth < max(map(len, plan.ranks))]
         changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in depths]
+    if study.order is not None:
+        changes.append((REPAIRED, Change(order=study.order.repaired)))
     split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))

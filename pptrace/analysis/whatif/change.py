@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
-from pptrace.analysis.whatif.stage_map import StageMap, most_in_ends, stage_map
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, StageMap, most_in_ends, stage_map
 from pptrace.errors import ScheduleError, ShapeError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
@@ -31,7 +31,8 @@ class Change:
     ``microbatch_size`` is that of a microbatch in parts of today's, and ``microbatches`` how many there are in a step: where both
     are given and their product is today's number, a step does the same work. ``split`` are the layers of each stage of the
     model, ``link_speed`` how many times as fast messages are, ``placement`` the pipeline rank of today that each rank of the
-    pipeline then is. ``prefetch``: receives are posted so many ops before they are needed.
+    pipeline then is. ``prefetch``: receives are posted so many ops before they are needed. ``order`` is today's plan with its
+    sends and receives in another order.
     """
 
     schedule: str | None = None
@@ -43,6 +44,7 @@ class Change:
     link_speed: float = 1.0
     placement: tuple[int, ...] | None = None
     prefetch: int | None = None
+    order: Plan | None = None
 
     @property
     def keeps_plan(self) -> bool:
@@ -61,6 +63,8 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
             receives cannot be posted so far ahead.
         UsageError: the run's own schedule is none of the catalogue, and its size changes.
     """
+    if change.order is not None:
+        return change.order
     plan = costs.plan if change.keeps_plan else _other_plan(change, schedule, costs)
     most = max(map(len, plan.ranks))
     if change.prefetch is not None and change.prefetch >= most:
@@ -199,6 +203,11 @@ def _layers_before_and_after(
         return [sum(split) / costs.num_stages] * costs.num_stages, split
     if sum(split) != sum(costs.layers):
         raise UsageError(f"{wanted}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
+    if costs.num_stages < FEWEST_STAGES and not all(split) and all(costs.layers):
+        raise UsageError(
+            f"{wanted}: what the embedding or the head alone would take is not known of a run of {costs.num_stages} stages; it "
+            f"follows from stages between them, of which a run of {FEWEST_STAGES} has one"
+        )
     return measured, split
 
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from pptrace.analysis.whatif.change import Change, layers_of_stages
 from pptrace.analysis.whatif.stage_costs import StageCosts
+from pptrace.schedule.layout import as_layout
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 
@@ -30,6 +31,8 @@ class Framework:
         """The reason why a change that makes a plan is none for this framework; "" where it is one."""
         if self.name == PPTRACE:
             return ""
+        if change.order is not None and self.name != TORCH:
+            return f"not in {self.name}"
         if change.prefetch is not None or (change.schedule is not None and change.schedule not in self.schedules):
             return f"not in {self.name}"
         makes_stages = change.schedule is not None or change.chunks is not None or change.microbatches is not None
@@ -53,7 +56,7 @@ _V_SCHEDULE = "--zero-bubble-v-schedule"
 _V_MEMORY = f"{_V_SCHEDULE} --zero-bubble-v-schedule-mem-setup"
 
 FRAMEWORKS: Mapping[str, Framework] = {
-    "pptrace": Framework(PPTRACE, {name: f"--schedule {name}" for name in SCHEDULES}, (PPTRACE,)),
+    "pptrace": Framework(PPTRACE, {name: f"--schedule {name}" for name in SCHEDULES}, (PPTRACE, MEGATRON)),
     "torch.distributed.pipelining": Framework(
         TORCH,
         {name: f"Schedule{entry.torch_name}" for name, entry in SCHEDULES.items() if entry.torch_name},
@@ -128,6 +131,8 @@ def options_of(
         costs: those of the measured run, with the layers of its stages where they are known.
         sequences: in a microbatch of the measured run, None where that is not known.
     """
+    if change.order is not None:
+        return {PPTRACE: "--schedule FILE.csv", TORCH: 'schedule._load_csv("FILE.csv", format="compute_comms")'}
     if change.ideals or change.link_speed != 1 or change.placement is not None:
         return {}
     plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
@@ -221,6 +226,8 @@ def _of_torchtitan(change: Change, schedule: str, plan: Plan, split: tuple[int, 
         "--parallelism.pipeline_parallel_schedule": name if change.schedule is not None else None,
         "--parallelism.pipeline_parallel_microbatch_size": size,
     }
+    if split is not None and not all(split):
+        return ""  # its stages have a layer each
     return "; ".join(part for part in (_joined(options), "" if split is None else split_points(split)) if part)
 
 
@@ -235,16 +242,12 @@ def goes_round(plan: Plan) -> bool:
 
 def megatron_layout(split: Sequence[int], *, has_chunks: bool) -> str:
     """Megatron-LM's options for a split: its layout and, with one stage on each rank, the first and last stage's layers."""
-    layout = "|".join(
-        f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
-        for stage, count in enumerate(split)
-    )
     ends = (
         f" or --decoder-first-pipeline-num-layers {split[0]} --decoder-last-pipeline-num-layers {split[-1]}"
-        if len(set(split[1:-1])) == 1 and not has_chunks
+        if len(set(split[1:-1])) == 1 and all(split) and not has_chunks
         else ""
     )
-    return f'--pipeline-model-parallel-layout "{layout}"{ends}'
+    return f'--pipeline-model-parallel-layout "{as_layout(split)}"{ends}'
 
 
 def split_points(split: Sequence[int]) -> str:
@@ -270,9 +273,11 @@ def paste_lines(
 
 
 def paste_options(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> list[tuple[str, str]]:
-    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone."""
+    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone, torchtitan
+    split points of stages with a layer at least.
+    """
     return [
         (PPTRACE, f"--split {','.join(map(str, split))}"),
         *([(MEGATRON, megatron_layout(split, has_chunks=has_chunks))] if goes_round else []),
-        (TORCHTITAN, split_points(split)),
+        *([(TORCHTITAN, split_points(split))] if all(split) else []),
     ]

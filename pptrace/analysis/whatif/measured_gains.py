@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pptrace.analysis.findings.reasons import explained_steps
-from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.steps.outside_pipeline import OTHER, OVERLAP, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.stragglers.alike import Place, gain_of_place
+from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.stragglers.detectors import SHARED, Known, detect
-from pptrace.analysis.stragglers.waits import LATE_RECEIVES
+from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.result import Scenario
+from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.errors import UsageError
 from pptrace.model.tables import Int64
 from pptrace.model.wording import listed

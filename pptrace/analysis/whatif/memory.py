@@ -78,7 +78,7 @@ def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, chan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMemory:
-    """Bytes of each layer, the embedding counted with the first one and the head with the last.
+    """Bytes of each layer, between those of the embedding and of the head: two more than there are layers.
 
     ``base`` is what each rank has whatever its layers, ``state`` is there before a step (weights, optimizer), and one microbatch
     keeps ``activations`` from its forward to its backward.
@@ -90,7 +90,9 @@ class LayerMemory:
 
     def peaks(self, rank: int, begins: Int64, end: int, activations: float) -> Floats:
         """The rank's peak with the layers from each of ``begins`` to before ``end``, and so many activations, bytes."""
+        first, last = rank == 0, rank == len(self.base) - 1
         state, kept = (np.concatenate(([0.0], np.cumsum(part))) for part in (self.state, self.activations))
+        begins, end = np.where(first, 0, begins + 1), end + 2 if last else end + 1
         peaks: Floats = self.base[rank] + state[end] - state[begins] + activations * (kept[end] - kept[begins])
         return peaks
 
@@ -98,7 +100,8 @@ class LayerMemory:
         """The peak of each rank of a plan whose stages have the layers of a split; ``activations`` are those of one stage that
         each rank holds, which are shared out over its stages.
         """
-        bounds = np.concatenate(([0.0], np.cumsum(split)))
+        bounds = np.concatenate(([0.0], 1 + np.cumsum(split)))
+        bounds[-1] += 1  # the head
         state, kept = (
             np.diff(np.interp(bounds, np.arange(len(part) + 1), np.concatenate(([0.0], np.cumsum(part)))))
             for part in (self.state, self.activations)
@@ -121,17 +124,15 @@ def layer_memory(uses: Mapping[int, RankUse], layers: Sequence[int] | None) -> L
     if layers is None or len(in_order) != len(layers) or len(bases) != len(layers):
         return None
     base = np.array(bases)
-    whole = np.array([(use.start - use.base, use.per_activation) for use in in_order if use.base is not None])
-    ends, counts = end_shares(whole, layers), np.array(layers)
-    by_layer = []
-    for column in range(whole.shape[1]):
-        of_ends = np.zeros(len(layers))
-        of_ends[0] = ends[0, column] * whole[0, column]
-        of_ends[-1] += ends[1, column] * whole[-1, column]
-        of_layers = np.repeat((whole[:, column] - of_ends) / counts, counts)
-        of_layers[0] += of_ends[0]
-        of_layers[-1] += of_ends[-1]
-        by_layer.append(of_layers)
+    whole = np.array(
+        [(use.start - use.base, use.per_activation) for use in in_order if use.base is not None], dtype=np.float64
+    )
+    of_ends, counts = end_shares(whole, layers) * whole[[0, -1]], np.array(layers)
+    of_stages = whole.copy()
+    of_stages[0] -= of_ends[0]
+    of_stages[-1] -= of_ends[1]
+    of_layers = np.repeat(of_stages / np.maximum(counts, 1)[:, np.newaxis], counts, axis=0)
+    by_layer = np.concatenate((of_ends[:1], of_layers, of_ends[1:])).T
     return LayerMemory(base, *by_layer)
 
 

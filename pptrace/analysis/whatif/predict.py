@@ -18,7 +18,7 @@ from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, wi
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.schedule.message_graph import Messaging
+from pptrace.schedule.message_graph import BESIDE_EACH_OTHER, Messaging
 from pptrace.schedule.plan import Plan
 
 FEWEST_STEPS = 5
@@ -46,11 +46,15 @@ class Baseline:
     """The run as it was: its costs, and the lengths of its steps, ns.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; 0 where it is not known.
+    ``posted`` is the run's plan with its sends and receives in their order, where that is another than lowering makes, and
+    ``ways`` are those in which they may wait for each other.
     """
 
     costs: StageCosts
     measured: Int64
     core_wait: float = 0.0
+    posted: Plan | None = None
+    ways: tuple[Messaging, ...] = BESIDE_EACH_OTHER
 
     @property
     def between_runs(self) -> float:
@@ -79,9 +83,9 @@ class Baseline:
     @cached_property
     def _replays(self) -> dict[Messaging, Replayed]:
         replays = {}
-        for messaging in Messaging:
+        for messaging in self.ways:
             with suppress(ScheduleError):
-                own = Target(self.costs.plan, identity_map(self.costs), messaging, graphs=self.graphs)
+                own = Target(self.posted or self.costs.plan, identity_map(self.costs), messaging, graphs=self.graphs)
                 replays[messaging] = replay(self.costs, own)
         return replays
 
@@ -178,6 +182,9 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         UsageError: a split or an ideal does not fit the run.
     """
     costs = baseline.costs
+    graphs = baseline.graphs if plan is costs.plan else {}
+    if plan is costs.plan and change.prefetch is None:
+        plan = baseline.posted or plan
     target = Target(
         plan,
         stage_map_of(costs, change, plan.chain_length, plan.name),
@@ -186,7 +193,7 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
-        graphs=baseline.graphs if plan is costs.plan else {},
+        graphs=graphs,
     )
     for ideal in change.ideals:
         costs = apply_ideal(costs, ideal)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.whatif.memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
-from pptrace.analysis.whatif.stage_map import Floats, end_shares
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, Floats, end_shares
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
@@ -25,23 +25,24 @@ _ALIKE = 0.05
 
 
 def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tuple[int, ...]]:
-    """The layers of each stage with which the rank that has most work has the least, at least one layer each: all of the splits,
-    up to 64, that are as good.
+    """The layers of each stage with which the rank that has most work has the least: all splits, up to 64, that are as good.
 
-    Layers of a measured stage cost alike, the embedding and the head stay at the ends, and what ops take however much they do is
-    the same in all stages, so that it decides nothing. With one stage on each rank it is exact, by dynamic programming over
-    stages (the linear partition problem); of several such splits those whose squares sum to the least. With several stages, it is
-    where no layer can move to another stage for the better. [] where the layers of the stages are not known, or no split fits
-    into the limit of memory.
+    Every stage has a layer at least, but the first and the last may have none where there are stages between them, which tell
+    what the embedding and the head cost; splits without such stages come first. Layers of a measured stage cost alike, the
+    embedding and the head stay at the ends, and what ops take however much they do is the same in all stages, so that it decides
+    nothing. With one stage on each rank it is exact, by dynamic programming over stages (the linear partition problem); of
+    several such splits those whose squares sum to the least. With several stages, it is where no layer can move to another stage
+    for the better. [] where the layers of the stages are not known, or no split fits into the limit of memory.
     """
     plan = costs.plan
     if costs.layers is None or len(costs.layers) < 2 or plan.num_chains > 1:
         return []
     layers, ends = layer_costs(costs.of_layers(), costs.layers)
     if plan.num_chunks > 1:
-        layers[[0, -1]] += ends
-        return _of_chunks(layers, np.array(plan.placement), costs.layers)
-    return _partitions(layers, ends, len(costs.layers), limit)
+        splits = _of_chunks(layers, ends, np.array(plan.placement), costs.layers)
+    else:
+        splits = _partitions(layers, ends, len(costs.layers), limit)
+    return sorted(splits, key=lambda split: split.count(0))
 
 
 def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[float, float]]:
@@ -52,7 +53,8 @@ def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[f
     work, shares = typical.sum(axis=1), end_shares(typical, layers)
     first, last = (float((typical[stage] * shares[end]).sum()) for end, stage in ((0, 0), (1, -1)))
     work = work - np.array([first, *[0.0] * (len(layers) - 2), last])
-    usual, of_layer = work.sum() / sum(layers), work / np.array(layers)
+    counts = np.array(layers)
+    usual, of_layer = work.sum() / sum(layers), np.divide(work, counts, out=np.zeros(len(counts)), where=counts > 0)
     alike = np.abs(of_layer - usual) <= _ALIKE * usual
     return np.repeat(np.where(alike, usual, of_layer), layers), (first, last)
 
@@ -64,11 +66,12 @@ def _partitions(
     before, num_layers = np.concatenate(([0.0], np.cumsum(layers))), len(layers)
 
     def loads(stage: int, end: int) -> Floats:
-        """Work of a stage by the layer with which it begins."""
+        """Work of a stage by the layer with which it begins; ``end`` is that of a stage of none."""
         extra = ends[0] * (stage == 0) + ends[1] * (stage == num_stages - 1)
-        of_stage: Floats = before[end] - before[:end] + extra
+        of_stage: Floats = before[end] - before[: end + 1] + extra
+        of_stage[end] += 0.0 if _may_have_none(stage, num_stages) else np.inf
         if limit is not None:
-            of_stage[~limit.fits(stage, np.arange(end), end)] = np.inf
+            of_stage[~limit.fits(stage, np.arange(end + 1), end)] = np.inf
         return of_stage
 
     most = _least(loads, num_stages, num_layers, np.maximum)
@@ -86,7 +89,7 @@ def _partitions(
         if stage == 0:
             yield ()
             return
-        sums = least[stage - 1, :end] + squares(stage - 1, end)
+        sums = least[stage - 1, : end + 1] + squares(stage - 1, end)
         for begin in np.flatnonzero(sums <= least[stage, end] * (1 + _AS_GOOD)).tolist():
             yield from ((*first, end - begin) for first in cut(stage - 1, begin))
 
@@ -98,46 +101,60 @@ def _least(of_stage: Callable[[int, int], Floats], num_stages: int, num_layers: 
     least = np.full((num_stages + 1, num_layers + 1), np.inf)
     least[0, 0] = 0.0
     for stage in range(num_stages):
-        for end in range(stage + 1, num_layers - (num_stages - stage - 1) + 1):
-            least[stage + 1, end] = join(least[stage, :end], of_stage(stage, end)).min()
+        for end in range(num_layers + 1):
+            least[stage + 1, end] = join(least[stage, : end + 1], of_stage(stage, end)).min()
     return least
 
 
-def _of_chunks(layers: Floats, placement: npt.NDArray[np.int64], measured: Sequence[int]) -> list[tuple[int, ...]]:
+def _may_have_none(stage: int, num_stages: int) -> bool:
+    """Return whether a stage may have no layer: it has the embedding or the head, and what that costs is known."""
+    return stage in (0, num_stages - 1) and num_stages >= FEWEST_STAGES
+
+
+def _of_chunks(
+    layers: Floats, ends: tuple[float, float], placement: npt.NDArray[np.int64], measured: Sequence[int]
+) -> list[tuple[int, ...]]:
     """The best splits over ranks with several stages; the measured one first where none is better."""
     num_layers, num_stages = len(layers), len(measured)
-    if comb(num_layers - 1, num_stages - 1) <= _MOST_TRIED:
-        cuts = np.array(list(combinations(range(1, num_layers), num_stages - 1)))
+    if comb(num_layers + 1, num_stages - 1) <= _MOST_TRIED:
+        cuts = np.array(list(combinations(range(num_layers + 1), num_stages - 1)))
         tried = np.diff(np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_layers))), axis=1)
     else:
         share, rest = divmod(num_layers, num_stages)
         even = [share + (stage < rest) for stage in range(num_stages)]
-        tried = np.array([_improved(layers, placement, start) for start in (measured, even)])
+        tried = np.array([_improved(layers, ends, placement, start) for start in (measured, even)])
     tried = np.concatenate(([measured], tried))
-    scores = _score(tried, layers, placement)
+    scores = _score(tried, layers, ends, placement)
     best = scores[:, np.lexsort(scores[::-1])[0]]
     as_good = tried[(scores == best[:, np.newaxis]).all(axis=0)].tolist()
     return list(dict.fromkeys(map(tuple, as_good)))[:_MOST_AS_GOOD]
 
 
-def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[int]) -> tuple[int, ...]:
+def _improved(
+    layers: Floats, ends: tuple[float, float], placement: npt.NDArray[np.int64], split: Sequence[int]
+) -> tuple[int, ...]:
     """Move one layer after the other between stages while the heaviest rank, or else a sum of squares, gets less."""
     moves = np.eye(len(split), dtype=np.int64)[:, np.newaxis] - np.eye(len(split), dtype=np.int64)
     moves = moves.reshape(-1, len(split))
     best = np.array(split)
-    score = _score(best[np.newaxis], layers, placement)[:, 0]
+    score = _score(best[np.newaxis], layers, ends, placement)[:, 0]
+    fewest = [0, *[1] * (len(split) - 2), 0]
     while True:
-        splits = best + moves[(best + moves >= 1).all(axis=1)]
-        scores = _score(splits, layers, placement)
+        splits = best + moves[(best + moves >= fewest).all(axis=1)]
+        scores = _score(splits, layers, ends, placement)
         first = np.lexsort(scores[::-1])[0]
         if tuple(scores[:, first]) >= tuple(score):
             return tuple(best.tolist())
         best, score = splits[first], scores[:, first]
 
 
-def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray[np.int64]) -> Floats:
+def _score(
+    splits: npt.NDArray[np.int64], layers: Floats, ends: tuple[float, float], placement: npt.NDArray[np.int64]
+) -> Floats:
     """(work of the heaviest rank, sums of the squares of ranks and of stages), in parts of the whole work; shape (3, splits)."""
     bounds = np.cumsum(np.pad(splits, ((0, 0), (1, 0))), axis=1)
-    of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1) / layers.sum()
+    of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1)
+    of_stages[:, [0, -1]] += ends
+    of_stages /= layers.sum() + sum(ends)
     loads = of_stages @ (placement[:, np.newaxis] == np.arange(placement.max() + 1))
     return np.round([loads.max(axis=1), (loads**2).sum(axis=1), (of_stages**2).sum(axis=1)], _DIGITS)

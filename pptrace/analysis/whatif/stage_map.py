@@ -1,7 +1,7 @@
 """Another division of the model into stages: the part of each measured stage's work that every new stage has.
 
 Layers of one stage cost alike. The first stage has the embedding besides its layers and the last one the head with its loss: what
-they take beyond as many layers of the stages between them stays with the ends, wherever layers go.
+they take beyond as many layers of the stages between them stays with the ends, wherever layers go. These two may have no layer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def stage_map(
         ends: as :func:`end_shares` has them, which are taken where none are given.
     """
     overlap = layer_overlap(measured, wanted)
-    parts = overlap / np.array(measured, dtype=np.float64)
+    counts = np.array(measured, dtype=np.float64)
+    parts = np.divide(overlap, counts, out=np.zeros(overlap.shape), where=counts > 0)
     ends = end_shares(typical, measured) if ends is None else ends
     shares = np.empty((typical.shape[1], *parts.shape))
     for output in range(typical.shape[1]):
@@ -59,7 +60,9 @@ def stage_map(
         shares[output] = parts * (1 - kept)
         shares[output, 0, 0] += first
         shares[output, -1, -1] += last
-    return StageMap(shares, overlap.argmax(axis=1))
+    source = overlap.argmax(axis=1)
+    source[-1] = source[-1] if wanted[-1] else len(measured) - 1
+    return StageMap(shares, source)
 
 
 def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
@@ -70,10 +73,10 @@ def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
 
 def end_shares(typical: Floats, layers: Sequence[float]) -> Floats:
     """Part of the first and of the last stage's work that is not that of its layers, shape (2, outputs)."""
-    if len(layers) < FEWEST_STAGES:
-        return np.zeros((2, typical.shape[1]))
-    of_layer = np.median(typical[1:-1] / np.array(layers[1:-1])[:, np.newaxis], axis=0)
     ends, counts = typical[[0, -1]], np.array([layers[0], layers[-1]])[:, np.newaxis]
+    if len(layers) < FEWEST_STAGES:
+        return np.where(counts > 0, np.zeros(ends.shape), 1.0)
+    of_layer = np.median(typical[1:-1] / np.array(layers[1:-1])[:, np.newaxis], axis=0)
     beyond = np.divide(ends - counts * of_layer, ends, out=np.zeros(ends.shape), where=ends > 0)
     shares: Floats = np.clip(beyond, 0.0, 1.0)
     return shares
@@ -83,7 +86,7 @@ def most_in_ends(typical: Floats, layers: Sequence[float]) -> Floats | None:
     """:func:`end_shares` of two stages whose layers all cost the same: what one takes beyond the other's is its embedding or
     head. None where there are not two.
     """
-    if len(layers) != 2:
+    if len(layers) != 2 or not all(layers):
         return None
     works = np.array(layers)[:, np.newaxis] * (typical / np.array(layers)[:, np.newaxis]).min(axis=0)
     shares: Floats = 1 - np.divide(works, typical, out=np.ones(typical.shape), where=typical > 0)

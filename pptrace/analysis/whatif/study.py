@@ -12,12 +12,14 @@ from types import MappingProxyType
 import numpy as np
 
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
-from pptrace.analysis.gain_interval import gain_interval
-from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.early_receives.repair import RepairedOrder
+from pptrace.analysis.early_receives.types import EarlyReceives
+from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import typical_of
-from pptrace.analysis.stragglers.waits import LATE_RECEIVES
+from pptrace.analysis.stragglers.communication import LATE_RECEIVES
+from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework, options_of
 from pptrace.analysis.whatif.measured_gains import MeasuredGains, OutsideTimes
@@ -48,6 +50,7 @@ from pptrace.errors import PptraceError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
+from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation, peak_inflight
 
@@ -81,6 +84,10 @@ class Study:
     doubts: tuple[str, ...] = ()
     clocks_ns: int = 0
     shares_device: bool = False
+    order: RepairedOrder | None = None
+    """A better order of sends and receives, where some hold up others."""
+    early_receives: EarlyReceives | None = None
+    """The report's part on them."""
 
     @property
     def costs(self) -> StageCosts:
@@ -252,10 +259,12 @@ def study_run(
     memory_limit: int | None = None,
     latencies: Latencies = MappingProxyType({}),
     assumed: Assumed = NOTHING_ASSUMED,
+    order: RepairedOrder | None = None,
 ) -> Study:
     """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
 
-    ``latencies`` are those of links that are known from elsewhere, ``assumed`` is what a user takes for granted.
+    ``latencies`` are those of links that are known from elsewhere, ``assumed`` is what a user takes for granted. ``order`` is
+    that of the run's sends and receives, and a better one.
 
     Raises:
         PptraceError: there is no whole step with a plan.
@@ -280,6 +289,8 @@ def study_run(
     measured = np.array([spans[number] for number in numbers], dtype=np.int64)
     core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
     baseline = Baseline(with_assumed(costs, assumed), measured, core_wait)
+    if order is not None:
+        baseline = replace(baseline, posted=order.posted, ways=tuple(dict.fromkeys((order.messaging, *Messaging))))
     of_plan = set(of_most.step.tolist())
     steps, typical_step = [step for step in report.steps if step.step in of_plan], report.typical_step
     if len(whole) > 1 or typical_step is None or typical_step.step not in of_plan:  # others do other work
@@ -298,6 +309,8 @@ def study_run(
         doubts=doubts,
         clocks_ns=report.clock.uncertainty_ns or 0 if InDoubt.CLOCK in in_doubt else 0,
         shares_device=InDoubt.DEVICE in in_doubt,
+        order=order,
+        early_receives=report.early_receives,
     )
 
 

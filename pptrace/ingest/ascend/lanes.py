@@ -1,4 +1,5 @@
-"""Categories of the events of a ``trace_view.json``, by lane and, on a device, by task.
+"""Events of a ``trace_view.json``: their categories by lane and, on a device, by task; the calls that launched device work; and
+the arguments of collectives.
 
 Python            operators and ranges of the program, Python calls, Enqueue and Dequeue of the task queue
 CANN              calls of AscendCL, runtime and HCCL
@@ -6,18 +7,34 @@ MsprofTx          ranges of mstx
 Ascend Hardware   a lane for each stream: tasks
 HCCL | Communication   a lane for each group: collectives; planes: their parts
 Overlap Analysis, HBM, …   sums over other lanes, and counters: no events of their own
+
+    Enqueue (thread of the operator) ─ correlation_id ─ Dequeue (thread of the queue) ⊃ call ─ HostToDevice ─ task
+
+Without a task queue the call is on the operator's thread. At profiler level 0 calls are not recorded: the beginning of the
+arrow says where and when each was.
+
+    hcom_allReduce__586_0_1 { data_type: FP32, count: 4097000 }       on the lane "Group <name> Communication"
+
+The name ends with the last digits of a hash of the group's name, which is the same on all ranks, and numbers. ``count`` is the
+number of elements that a rank hands in; of a reduce-scatter those that it gets (``HcclReduceScatter``, ``recvCount``).
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from pptrace.ingest.ascend.trace_rows import Collected, Rows
-from pptrace.model.tables import Int8
+from pptrace.ingest.ascend.trace_rows import Collected, Flows, Rows
+from pptrace.ingest.common.rank_names import DTYPE_BYTES, CommRecord, comm_args_table
+from pptrace.ingest.common.sort_events import SortedEvents
+from pptrace.model.tables import Int8, Int64
 from pptrace.model.traces import Category
 
 Mask = npt.NDArray[np.bool_]
@@ -106,3 +123,132 @@ def _task_categories(collected: Collected, rows: Rows) -> Int8:
         text = types[task_type] or names[name]
         kinds.append(next((kind for pattern, kind in patterns if pattern.search(text)), Category.KERNEL))
     return np.array(kinds, dtype=np.int8)[inverse.reshape(-1)]
+
+
+def launches_of(
+    rows: Rows, lanes: Lanes, is_device: np.ndarray[tuple[int], np.dtype[np.bool_]], starts: Flows, ends: Flows
+) -> tuple[Int64, tuple[Int64, Int64, Int64]]:
+    """Join device work to its launches along the arrows that end where it begins.
+
+    Returns:
+        A number of each row that joins device work to the row that launched it, -1 for other rows; and (thread, start in ns,
+        number) of launches that are no row.
+    """
+    number = np.full(len(rows), -1, dtype=np.int64)
+    work = np.flatnonzero(is_device)
+    places = np.stack((rows.process[work], rows.thread[work], rows.start_ns[work]))
+    flow = _index_in(*_codes(np.stack((ends.process, ends.thread, ends.t_ns)), places))
+    work, flow = work[flow >= 0], flow[flow >= 0]
+    begin = _index_in(starts.id, ends.id[flow])
+    work, begin = work[begin >= 0], begin[begin >= 0]
+    thread, t_ns = starts.thread[begin], starts.t_ns[begin]
+    launcher = _enqueued(rows, lanes, thread, t_ns)
+    direct = np.flatnonzero(launcher < 0)
+    calls = np.flatnonzero(lanes.is_call)
+    begins = np.stack((rows.thread[calls], rows.start_ns[calls]))
+    index = _index_in(*_codes(begins, np.stack((thread[direct], t_ns[direct]))))
+    launcher[direct[index >= 0]] = calls[index[index >= 0]]
+    is_row = launcher >= 0
+    _, group = np.unique(launcher[is_row], return_inverse=True)
+    number[work[is_row]] = group + 1
+    number[launcher[is_row]] = group + 1
+    alone = np.flatnonzero(~is_row)
+    first_free = int(number.max(initial=0)) + 1
+    own = first_free + np.arange(len(alone))
+    number[work[alone]] = own
+    return number, (thread[alone], t_ns[alone], own)
+
+
+def _index_in(values: Int64, others: Int64) -> Int64:
+    """The index in ``values`` of each of the others, -1 where it is not there."""
+    if not len(values):
+        return np.full(len(others), -1, dtype=np.int64)
+    order = np.argsort(values, kind="stable")
+    at = np.minimum(np.searchsorted(values[order], others), len(values) - 1)
+    found: Int64 = np.where(values[order][at] == others, order[at], -1)
+    return found
+
+
+def _codes(values: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[Int64, Int64]:
+    """Codes of the columns of two tables, shape (n,) and (m,): equal where the columns are."""
+    _, code = np.unique(np.concatenate((values, others), axis=1), axis=1, return_inverse=True)
+    code = code.reshape(-1)
+    return code[: values.shape[1]], code[values.shape[1] :]
+
+
+def _enqueued(rows: Rows, lanes: Lanes, thread: Int64, t_ns: Int64) -> Int64:
+    """The Enqueue of the Dequeue around each time on its thread, -1 where there is none."""
+    dequeued = np.flatnonzero(lanes.is_dequeue)
+    enqueued = np.flatnonzero(lanes.is_enqueue)
+    found = np.full(len(thread), -1, dtype=np.int64)
+    for queue in np.unique(rows.thread[dequeued]).tolist():
+        of_queue = dequeued[rows.thread[dequeued] == queue]
+        of_queue = of_queue[np.argsort(rows.start_ns[of_queue], kind="stable")]
+        at = np.flatnonzero(thread == queue)
+        before = np.searchsorted(rows.start_ns[of_queue], t_ns[at], side="right") - 1
+        around = of_queue[np.maximum(before, 0)]
+        is_inside = (before >= 0) & (t_ns[at] <= rows.start_ns[around] + rows.dur_ns[around])
+        index = _index_in(rows.number[enqueued], rows.number[around[is_inside]])
+        found[at[is_inside]] = np.where(index >= 0, enqueued[np.maximum(index, 0)], -1) if len(enqueued) else -1
+    return found
+
+
+_NAME = re.compile(r"hcom_(?P<kind>[A-Za-z0-9]+)_*(?:__(?P<group>\w+?)_\d+_\d+)?(?:@(?P<hash>\w+))?")
+_DTYPES = re.compile(r"(BFP|FP|U?INT)(\d{1,3})", re.ASCII)
+_OF_ONE_SIZE = frozenset({"allreduce", "broadcast", "reduce", "send", "receive"})
+_LANE = re.compile(r"Group (?P<name>\S+) (?:Aicpu )?Communication")
+
+
+def collectives_table(
+    collected: Collected,
+    rows: Rows,
+    chosen: npt.NDArray[np.intp],
+    events: SortedEvents,
+    groups: Sequence[Mapping[str, Any]],
+) -> pd.DataFrame:
+    """Make one row for each collective that is left.
+
+    Args:
+        rows: the rows that are collectives.
+        chosen: their places among the events before sorting.
+        groups: the process groups of the job.
+    """
+    by_name = {str(group["pg_name"]): group for group in groups}
+    names, dtypes = collected.names.texts, collected.dtypes.texts
+    columns = (rows.name, rows.process, rows.thread, rows.dtype, rows.count)
+    records: list[CommRecord] = []
+    for event, name, process, thread, dtype, count in zip(
+        events.sorted_rows(chosen.tolist()).tolist(), *(column.tolist() for column in columns), strict=True
+    ):
+        if event < 0:  # it was left out
+            continue
+        match = _NAME.fullmatch(names[name])
+        kind = match["kind"] if match else ""
+        lane = _LANE.fullmatch(collected.thread_names.get((process, thread), ""))
+        group_id = (match and (match["hash"] or match["group"])) or ""
+        if lane and not lane["name"].isdecimal():  # a number is what each rank counts itself
+            group_id = lane["name"]
+        group = by_name.get(group_id, {})
+        ranks = group.get("ranks", [])
+        item = _DTYPES.fullmatch(dtypes[dtype])
+        item_bytes = int(item[2]) // 8 if item else DTYPE_BYTES.get(dtypes[dtype].lower(), -1)
+        sent, received = _bytes(kind, count, item_bytes, len(ranks))
+        description, text = str(group.get("pg_desc", "")), json.dumps(ranks) if ranks else ""
+        size = len(ranks) or -1
+        records.append((event, kind, sent, received, group_id, description, text, size, -1, -1, -1, -1, ""))
+    return comm_args_table(records)
+
+
+def _bytes(kind: str, count: int, item: int, size: int) -> tuple[int, int]:
+    """(bytes handed in, bytes got), -1 where they are not known."""
+    if count < 0 or item < 1:
+        return -1, -1
+    num_bytes, kind = count * item, kind.lower()
+    of_all = num_bytes * size if size > 0 else -1
+    if num_bytes >= 2**63 or of_all >= 2**63:
+        return -1, -1
+    if kind in _OF_ONE_SIZE:
+        return num_bytes, num_bytes
+    if kind == "allgather":
+        return num_bytes, of_all
+    return (of_all, num_bytes) if kind == "reducescatter" else (-1, -1)

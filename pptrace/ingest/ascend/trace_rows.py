@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.ingest.common.codes import Codes
-from pptrace.ingest.common.exact_numbers import Integers, Scalar, nanoseconds
+from pptrace.ingest.common.json_texts import Integers, Scalar, nanoseconds
 from pptrace.ingest.kineto.event_types import (
     Complete,
     Event,
@@ -28,7 +28,7 @@ from pptrace.ingest.kineto.event_types import (
     Metadata,
     text_of,
 )
-from pptrace.ingest.kineto.json_repair import args_of_each
+from pptrace.ingest.kineto.salvage import args_of_each
 from pptrace.model.tables import Int32, Int64
 
 HOST_TO_DEVICE = "HostToDevice"
@@ -102,7 +102,14 @@ class Collected:
         for kind in (FlowStart, FlowEnd):
             flows = [event for event in events if type(event) is kind and event.cat == HOST_TO_DEVICE]
             if flows:
-                self._add_flows(kind, flows)
+                ids = [self._flow_ids.setdefault(str(flow.id), len(self._flow_ids)) for flow in flows]
+                columns = (
+                    np.array(ids, dtype=np.int64),
+                    self.processes.of([str(flow.pid) for flow in flows]),
+                    self._integers([flow.tid for flow in flows]),
+                    nanoseconds([flow.ts for flow in flows]),
+                )
+                self._flows.setdefault(kind, []).append(columns)
         for event in events:
             if type(event) is not Metadata or event.args is None:
                 continue
@@ -151,13 +158,3 @@ class Collected:
                 count,
             )
         )
-
-    def _add_flows(self, kind: type[FlowStart], flows: Sequence[FlowStart]) -> None:
-        ids = [self._flow_ids.setdefault(str(flow.id), len(self._flow_ids)) for flow in flows]
-        columns = (
-            np.array(ids, dtype=np.int64),
-            self.processes.of([str(flow.pid) for flow in flows]),
-            self._integers([flow.tid for flow in flows]),
-            nanoseconds([flow.ts for flow in flows]),
-        )
-        self._flows.setdefault(kind, []).append(columns)

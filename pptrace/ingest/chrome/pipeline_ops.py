@@ -20,9 +20,7 @@ import pandas as pd
 from pptrace.axes import WITHIN_STAGE
 from pptrace.ingest.chrome.ranges import Range
 from pptrace.ingest.ops.build import comms_table, ops_table
-from pptrace.ingest.ops.mesh import Facts, mesh_facts
-from pptrace.ingest.ops.stages import assign_stages, number_chunks
-from pptrace.ingest.ops.steps import number_by_repetition
+from pptrace.ingest.ops.steps import Facts, assign_stages, mesh_facts, number_by_repetition, number_chunks
 from pptrace.marks import P2P
 from pptrace.model.tables import COMPUTE_KINDS
 

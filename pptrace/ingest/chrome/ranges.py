@@ -19,7 +19,7 @@ import msgspec
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.common.exact_numbers import LIMIT_NS, exact_nanoseconds
+from pptrace.ingest.common.json_texts import LIMIT_NS, exact_nanoseconds
 from pptrace.ingest.common.rank_names import coordinates_of_label, rank_of_value
 from pptrace.ingest.kineto.event_stream import EventStream
 from pptrace.ingest.kineto.event_types import Decoders

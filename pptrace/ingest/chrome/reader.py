@@ -20,7 +20,7 @@ from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
 from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
 from pptrace.ingest.common.codes import CategoryCodes
 from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
-from pptrace.ingest.ops.mesh import Facts
+from pptrace.ingest.ops.steps import Facts
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
 

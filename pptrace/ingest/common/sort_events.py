@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.ingest.common.exact_numbers import ABSURD, LIMIT_NS, MISSING
+from pptrace.ingest.common.json_texts import ABSURD, LIMIT_NS, MISSING
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import COMM_ARGS, Int32, Int64, empty_table
 from pptrace.model.traces import Category, Events

@@ -28,8 +28,7 @@ from typing import Any
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.comm_args import DTYPE_BYTES
-from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
+from pptrace.ingest.common.rank_names import DTYPE_BYTES, rank_of_dump_name, rank_of_value
 from pptrace.marks import P2P
 from pptrace.regular import read_regular
 
@@ -139,7 +138,19 @@ def read_dump(path: Path) -> Dump:
     Raises:
         TraceError: the file is damaged, or holds more than plain values.
     """
-    document = _document(path)
+    try:
+        content = read_regular(path)
+    except OSError as err:
+        raise unreadable(path, err) from err
+    try:
+        document = _PlainUnpickler(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
+    except _UNPICKLING_ERRORS as err:
+        reason = str(err).split("\n", 1)[0][:100]
+        raise TraceError(f"{path}: damaged dump ({reason}); expected plain values of torch's flight recorder") from err
+    except (MemoryError, RecursionError, ImportError) as err:
+        raise TraceError(f"{path}: damaged dump; expected plain values of torch's flight recorder") from err
+    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
+        raise TraceError(f"{path}: no list of entries in it; expected a dump of torch's flight recorder; dump it again")
     groups = _groups(document.get("pg_config"))
     entries = document["entries"]
     calls = tuple(_calls(entries, groups))
@@ -191,23 +202,6 @@ class _PlainUnpickler(pickle.Unpickler):
 _UNPICKLING_ERRORS = (
     *(pickle.UnpicklingError, EOFError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError),
 )
-
-
-def _document(path: Path) -> Mapping[str, Any]:
-    try:
-        content = read_regular(path)
-    except OSError as err:
-        raise unreadable(path, err) from err
-    try:
-        document = _PlainUnpickler(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
-    except _UNPICKLING_ERRORS as err:
-        reason = str(err).split("\n", 1)[0][:100]
-        raise TraceError(f"{path}: damaged dump ({reason}); expected plain values of torch's flight recorder") from err
-    except (MemoryError, RecursionError, ImportError) as err:
-        raise TraceError(f"{path}: damaged dump; expected plain values of torch's flight recorder") from err
-    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
-        raise TraceError(f"{path}: no list of entries in it; expected a dump of torch's flight recorder; dump it again")
-    return document
 
 
 def _groups(config: object) -> dict[str, DumpGroup]:

@@ -32,7 +32,7 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.ingest.common.comm_args import DTYPE_BYTES, CommRecord, comm_args_table
+from pptrace.ingest.common.rank_names import DTYPE_BYTES, CommRecord, comm_args_table
 from pptrace.ingest.kineto.event_types import Args, int_of, text_of, value_of
 from pptrace.model.tables import Int64
 

@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from msgspec.structs import replace as structs_replace
 
 from pptrace.ingest.common.codes import CategoryCodes, Codes
-from pptrace.ingest.common.exact_numbers import Integers, nanoseconds
+from pptrace.ingest.common.json_texts import Integers, nanoseconds
 from pptrace.ingest.common.sort_events import EventColumns
 from pptrace.ingest.kineto.comm_args import SHAPED, CommRow
 from pptrace.ingest.kineto.event_types import (
@@ -30,10 +30,10 @@ from pptrace.ingest.kineto.event_types import (
     Instant,
     Metadata,
     Skipped,
+    memory_columns,
     text_of,
 )
-from pptrace.ingest.kineto.json_repair import args_of, args_of_each
-from pptrace.ingest.kineto.memory_events import memory_columns
+from pptrace.ingest.kineto.salvage import args_of, args_of_each
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category
 

@@ -28,8 +28,7 @@ from pptrace.ingest.kineto.event_types import (
     WITHOUT_FLOWS,
     Decoders,
 )
-from pptrace.ingest.kineto.json_repair import event_of, repaired_text
-from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, walk
+from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, event_of, repaired_text, walk
 
 HEAD_LIMIT_BYTES = 64 * 1024 * 1024
 TAIL_LIMIT_BYTES = 64 * 1024 * 1024
@@ -98,7 +97,16 @@ class EventStream:
                     self._buffer += piece
                 self.tail = bytes(self._buffer)
                 return
-        last = self._read_last()
+        # Decode the rest of the text, repaired as far as it belongs to the events
+        text = bytes(self._buffer)
+        result = walk(text, self._separators, self._decoders, is_last_text=True)
+        is_complete = result.ended and not result.num_lost
+        num_used = len(text) - len(result.rest) if is_complete else len(text)
+        clean, num_repairs = repaired_text(text[:num_used])
+        if num_repairs:
+            rewalked = walk(clean, self._separators, self._decoders, is_last_text=True)
+            result = replace(rewalked, rest=rewalked.rest + text[num_used:])
+        last = self._count_damage(result, num_repairs)
         yield last.events
         self.damage.early_end = not last.ended
         self.tail = last.rest
@@ -189,18 +197,6 @@ class EventStream:
         self.damage.lost_events += result.num_lost
         self.damage.repaired += result.repaired + num_repairs
         return result
-
-    def _read_last(self) -> Walk:
-        """Decode the rest of the text, repaired as far as it belongs to the events."""
-        text = bytes(self._buffer)
-        result = walk(text, self._separators, self._decoders, is_last_text=True)
-        is_complete = result.ended and not result.num_lost
-        num_used = len(text) - len(result.rest) if is_complete else len(text)
-        clean, num_repairs = repaired_text(text[:num_used])
-        if num_repairs:
-            rewalked = walk(clean, self._separators, self._decoders, is_last_text=True)
-            result = replace(rewalked, rest=rewalked.rest + text[num_used:])
-        return self._count_damage(result, num_repairs)
 
 
 def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | None:

@@ -23,16 +23,15 @@ from typing import Any
 from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest.common.byte_source import ByteSource, num_text_bytes
-from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.json_texts import object_of
+from pptrace.ingest.common.json_texts import LIMIT_NS, object_of
 from pptrace.ingest.common.rank_names import producer_of, rank_of_file_name, rank_of_labels, rank_of_value
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.kineto.comm_args import comm_table, rank_of_comms
 from pptrace.ingest.kineto.decode_pool import MIN_TEXT_BYTES, DecodePool, WorkerError
 from pptrace.ingest.kineto.event_columns import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
-from pptrace.ingest.kineto.json_repair import repaired_text
-from pptrace.ingest.kineto.memory_events import memory_table
+from pptrace.ingest.kineto.event_types import memory_table
+from pptrace.ingest.kineto.salvage import repaired_text
 from pptrace.marks import METADATA_KEY
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 from pptrace.model.wording import counted, listed

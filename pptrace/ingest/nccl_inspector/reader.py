@@ -23,8 +23,7 @@ import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.json_texts import close_brackets, split_values
+from pptrace.ingest.common.json_texts import LIMIT_NS, close_brackets, split_values
 from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, empty_table, make_table
 from pptrace.model.traces import COMMUNICATORS, InputFormat, Trace, no_events
 from pptrace.model.wording import counted

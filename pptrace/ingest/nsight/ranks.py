@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.json_texts import object_of
+from pptrace.ingest.common.json_texts import LIMIT_NS, object_of
 from pptrace.ingest.common.rank_names import rank_of_labels, rank_of_value
 from pptrace.ingest.common.sqlite import Database
 from pptrace.marks import METADATA_TABLE

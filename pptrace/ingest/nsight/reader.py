@@ -5,17 +5,21 @@
 A report can hold several processes; each of them with device work is a rank with a separate trace. Times are converted to UTC by
 the start of the session. Facts about the machine and its users are not passed on: see
 :mod:`pptrace.ingest.nsight.ranks`.
+
+Recordings (``.nsys-rep``, ``.qdrep``, ``.qdstrm``) are exported to SQLite with nsys.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
@@ -25,11 +29,57 @@ from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import Database
 from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_memory, read_tables
 from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded_facts, session_of
-from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.marks import is_mark
-from pptrace.model.tables import MEMORY, Int32, empty_table
+from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
+from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
 from pptrace.regular import open_regular
+
+STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
+REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
+RECORDED_MAGIC = (*REPORT_MAGIC, STREAM_MAGIC)
+RECORDED_SUFFIXES = (*REPORT_SUFFIXES, STREAM_SUFFIX)
+
+
+def is_recorded(path: Path, start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a report or its stream, which only nsys can read."""
+    return start.startswith(RECORDED_MAGIC) or path.name.endswith(RECORDED_SUFFIXES)
+
+
+@contextmanager
+def exported(report: Path) -> Iterator[Path]:
+    """Context of the SQLite export of a report or a stream; it is deleted at the end.
+
+    Raises:
+        TraceError: there is no nsys, or it cannot import or export the file.
+    """
+    nsys = shutil.which("nsys")
+    with open_regular(report) as file:
+        start = file.read(len(STREAM_MAGIC))
+    is_stream = start == STREAM_MAGIC or (report.name.endswith(STREAM_SUFFIX) and not start.startswith(REPORT_MAGIC))
+    if nsys is None and not is_stream:
+        raise TraceError(
+            f"{report}: a report of Nsight Systems, which only its own nsys can read, and there is no 'nsys' on PATH; run "
+            f"'nsys export --type sqlite {report.name}' where Nsight Systems is installed, and give the .sqlite file"
+        )
+    if nsys is None:
+        raise TraceError(
+            f"{report}: a recording of Nsight Systems that its nsys did not import, and there is no 'nsys' on PATH; run "
+            f"'QdstrmImporter -i {report.name}' and then 'nsys export --type sqlite' where Nsight Systems is installed, and "
+            "give the .sqlite file"
+        )
+    with tempfile.TemporaryDirectory(prefix="pptrace-") as folder:
+        source = report
+        if is_stream:
+            source = Path(folder) / "report.nsys-rep"
+            import_stream(nsys, report, source)
+        target = Path(folder) / "report.sqlite"
+        try:
+            export_report(nsys, source, target)
+        except TraceError as err:
+            raise TraceError(str(err).replace(str(source), str(report))) from err
+        yield target
+
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
@@ -218,7 +268,16 @@ def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
         rows = np.flatnonzero(block.process < 0)
         launching_pids = np.full(len(rows), -1, dtype=np.int32)
         if len(pids) > 1 and calls:
-            launching_pids = _launching_process(calls, block.correlation[rows])
+            # The pid of the call with each correlation id; -1 if none has it, or several processes do
+            correlation_ids = block.correlation[rows]
+            correlation = np.concatenate([block.correlation for block in calls])
+            process = np.concatenate([block.process for block in calls])
+            order = np.lexsort((process, correlation))
+            correlation, process = correlation[order], process[order]
+            low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
+            high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
+            is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
+            launching_pids = np.where(is_unique, process[low], -1).astype(np.int32)
         num_unknown += int(np.count_nonzero(launching_pids < 0)) if len(pids) > 1 else 0
         block.process[rows] = np.where(launching_pids < 0, pids[0], launching_pids)
     if num_unknown:
@@ -226,15 +285,3 @@ def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
             f"{num_unknown} events lack their process, and {len(pids)} were recorded: they count for the "
             "first, whose compute may be too high"
         )
-
-
-def _launching_process(calls: Sequence[EventColumns], correlation_ids: npt.NDArray[np.int64]) -> Int32:
-    """The pid of the call with each correlation id; -1 if none has it, or several processes do."""
-    correlation = np.concatenate([block.correlation for block in calls])
-    process = np.concatenate([block.process for block in calls])
-    order = np.lexsort((process, correlation))
-    correlation, process = correlation[order], process[order]
-    low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
-    high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
-    is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
-    return np.where(is_unique, process[low], -1).astype(np.int32)

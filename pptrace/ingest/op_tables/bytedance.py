@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.exact_numbers import to_ns
+from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.op_tables.rows import Reader
 from pptrace.ingest.ops.build import Tables, comms_table, ops_table
 from pptrace.model.tables import Int64

@@ -25,10 +25,9 @@ import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.exact_numbers import to_ns
-from pptrace.ingest.common.json_texts import object_in
+from pptrace.ingest.common.json_texts import object_in, to_ns
 from pptrace.ingest.ops.build import Tables, ops_table
-from pptrace.ingest.ops.stages import assign_stages, stages_of_chunks
+from pptrace.ingest.ops.steps import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table
 from pptrace.regular import read_regular
 

@@ -2,7 +2,7 @@
 
 CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` next to ``ops``
                  ByteDance's straggler traces (:mod:`pptrace.ingest.op_tables.bytedance`)
-JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.pptrace_json`)
+JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.files`)
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
-from pptrace.ingest.common.exact_numbers import to_ns
+from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.op_tables.bytedance import bytedance_tables
-from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
-from pptrace.ingest.op_tables.pptrace_json import read_pptrace_json
+from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, read_pptrace_json, sniff_rows
 from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
-from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
-from pptrace.ingest.ops.stages import assign_stages, number_chunks
+from pptrace.ingest.ops.steps import assign_stages, mesh_facts, number_chunks, pp_ranks
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, MEMORY, empty_table, make_table
 from pptrace.model.traces import OP_TABLE, Trace

@@ -37,7 +37,7 @@ import pandas as pd
 
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
-from pptrace.ingest.common.exact_numbers import UNITS, to_ns
+from pptrace.ingest.common.json_texts import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
@@ -113,7 +113,12 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     ops, notes = assign_steps(rows_where(rows, ~is_comm), is_gap, has_microbatches)
     ops = with_microbatches(ops, has_microbatches)
     _refuse_doubles(path, ops)
-    _check_pairs(path, ops)
+    pairs = ops[ops["kind"] == "OVERLAP_F_B"]
+    for row, text in zip(pairs.index, pairs["pair"] if "pair" in pairs else [""] * len(pairs), strict=True):
+        try:
+            parse_action(text)
+        except ScheduleError as err:
+            raise TraceError(f"{path}: row {row + 1}: pair: {err}") from None
     return Checked(ops, _comm_steps(rows_where(rows, is_comm), is_gap[is_comm], ops), has, notes=notes)
 
 
@@ -310,15 +315,6 @@ def _first_double(rows: pd.DataFrame, key: list[str]) -> tuple[int, int]:
     """The first row with the key of the first row that repeats one, and that row."""
     row = int(rows.index[rows.duplicated(key)][0])
     return int(rows.index[(rows[key] == rows.loc[row, key]).all(axis=1)][0]), row
-
-
-def _check_pairs(path: Path, ops: pd.DataFrame) -> None:
-    pairs = ops[ops["kind"] == "OVERLAP_F_B"]
-    for row, text in zip(pairs.index, pairs["pair"] if "pair" in pairs else [""] * len(pairs), strict=True):
-        try:
-            parse_action(text)
-        except ScheduleError as err:
-            raise TraceError(f"{path}: row {row + 1}: pair: {err}") from None
 
 
 def tables_of(checked: Sequence[Checked]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -1,19 +1,30 @@
-"""Assign training steps to the ops of a table whose step column is incomplete or missing.
+"""Assign what an op table lacks: steps, stages and the mesh.
 
 column with gaps                the step of the neighbouring ops on its rank, if this op is missing there
 no column, but microbatches     an op that repeats on its rank begins the next step
 neither                         a step ends where the whole pipeline has drained
+
+    interleaved   stage = chunk · p + r                  (Megatron-LM's virtual pipeline)
+    V             stage = r, and 2p − 1 − r for chunk 1  (zbv, v-half, DualPipeV)
+
+The first microbatch shows the placement: its chunk 1 begins on the rank of stage p.
+
+The mesh comes from columns of coordinates, else from the members of collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
-from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS
-from pptrace.slices import rows_where
+from pptrace.axes import MESH_ORDER
+from pptrace.marks import P2P
+from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, Int64
+from pptrace.schedule.placement import loop, zigzag
+from pptrace.slices import group_codes, rows_where
 
 StepsAndNotes = tuple[pd.DataFrame, tuple[str, ...]]
 """(ops with steps, notes on steps that were inferred from the order of ops)."""
@@ -108,3 +119,142 @@ def _drained_starts(rows: pd.DataFrame) -> dict[int, int]:
     forwards, backwards = rows["kind"].isin(FORWARD_KINDS).cumsum(), rows["kind"].isin(BACKWARD_KINDS).cumsum()
     starts = (rows["kind"] == "F") & (forwards - 1 == backwards) & (backwards > 0)
     return dict(zip(backwards[starts].tolist(), rows.loc[starts, "start_ns"].tolist(), strict=True))
+
+
+def assign_stages(ops: pd.DataFrame, pp_rank_of: Mapping[int, int]) -> Int64:
+    """Stage of each op, shape (n,); -1 where it has no chunk.
+
+    Args:
+        ops: columns rank, kind, chunk and start_ns of all ranks of a run, roughly on one clock.
+        pp_rank_of: pipeline rank by rank.
+    """
+    pp = max(pp_rank_of.values(), default=0) + 1
+    pp_rank = np.array([pp_rank_of.get(rank, 0) for rank in ops["rank"].tolist()], dtype=np.int64)
+    chunk = ops["chunk"].to_numpy(dtype=np.int64)
+    is_chunk_1 = ((ops["kind"] == "F") & (ops["chunk"] == 1)).to_numpy()
+    is_v = False  # a V: two chunks, and chunk 1 of the first microbatch begins on the last rank
+    if len(set(pp_rank.tolist())) > 1 and chunk.max() == 1 and is_chunk_1.any():
+        first = ops["start_ns"].to_numpy()[is_chunk_1].argmin()
+        is_v = bool(pp_rank[is_chunk_1][first] == pp - 1)
+    return stages_of_chunks(chunk, pp_rank, pp, is_v)
+
+
+def stages_of_chunks(chunk: Int64, pp_rank: Int64, pp: int, is_v: bool) -> Int64:
+    """Stage of each chunk of each pipeline rank, shape (n,), under loop placement or a V; -1 where either is -1."""
+    chunks, ranks = cast(Any, chunk), cast(Any, pp_rank)  # the formulas of single stages hold for arrays of them
+    stage = np.where(is_v & (chunk == 1), zigzag(1, ranks, pp), loop(chunks, ranks, pp))
+    return np.where((chunk >= 0) & (pp_rank >= 0), stage, -1)
+
+
+def number_chunks(ops: pd.DataFrame) -> Int64:
+    """The index of each op's stage among the stages of its rank, shape (n,); −1 without a stage."""
+    pair_of_row, pairs = pd.factorize(group_codes([ops["rank"], ops["stage"]]))
+    row_of_pair = np.empty(len(pairs), dtype=np.int64)
+    row_of_pair[pair_of_row] = np.arange(len(ops))
+    of_pair = ops[["rank", "stage"]].iloc[row_of_pair]
+    staged = of_pair["stage"].where(of_pair["stage"] >= 0)
+    index = staged.groupby(of_pair["rank"]).rank(method="dense").fillna(0).to_numpy().astype(np.int64) - 1
+    return index[pair_of_row]
+
+
+_AXES = tuple(map(str, MESH_ORDER))
+
+_COORDINATES = tuple(f"{axis}_rank" for axis in _AXES)
+
+Facts = tuple[dict[str, Any], dict[int, dict[str, Any]]]
+"""(facts of all ranks, facts by rank), with the keys of pptrace's metadata."""
+
+
+def mesh_facts(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
+    """Facts of the mesh; ({}, {}) where the table has no coordinates and no matched collectives, or is that of one rank alone,
+    of whose run it shows only a part.
+    """
+    if ops["rank"].nunique() == 1:
+        return {}, {}
+    columns = [name for name in ("rank", *_COORDINATES) if name in ops or name in comms]
+    tables = [table[[name for name in columns if name in table]] for table in (ops, comms)]
+    is_in_table = len(columns) > 1
+    coordinates = _coordinates(pd.concat(tables, ignore_index=True)) if is_in_table else pd.DataFrame(index=[])
+    return _from_coordinates(coordinates, ops) if len(coordinates.columns) else _from_groups(ops, comms)
+
+
+def pp_ranks(table: pd.DataFrame) -> dict[int, int]:
+    """Pipeline rank by rank: the coordinate, else the index among the ranks with equal other coordinates."""
+    coordinates = _coordinates(table)
+    if "pp" in coordinates:
+        return dict(zip(coordinates.index.tolist(), coordinates["pp"].tolist(), strict=True))
+    other_axes = [axis for axis in coordinates.columns if axis != "pp"]
+    ranks = sorted(table["rank"].unique().tolist())
+    if not other_axes:
+        return {rank: index for index, rank in enumerate(ranks)}
+    nth = coordinates.sort_index().groupby(other_axes).cumcount()
+    return dict(zip(nth.index.tolist(), nth.tolist(), strict=True))
+
+
+def _coordinates(table: pd.DataFrame) -> pd.DataFrame:
+    """Coordinates: index rank, a column per axis in the table."""
+    names = [name for name in _COORDINATES if name in table]
+    complete = table[(table[names] >= 0).all(axis=1)] if names else table
+    coordinates = complete.groupby("rank")[names].first().astype("int64") if names else pd.DataFrame(index=[])
+    return coordinates.rename(columns=lambda name: name.removesuffix("_rank"))
+
+
+def _from_coordinates(coordinates: pd.DataFrame, ops: pd.DataFrame) -> Facts:
+    sizes = {axis: int(coordinates[axis].max()) + 1 for axis in coordinates.columns}
+    if "pp" not in sizes:
+        pp_rank_by_rank = pp_ranks(ops)
+        coordinates = coordinates.assign(pp=[pp_rank_by_rank.get(int(rank), 0) for rank in coordinates.index])
+        sizes["pp"] = int(coordinates["pp"].max()) + 1
+    other_axes = [axis for axis in _AXES if axis != "pp" and axis in sizes]
+    groups = coordinates.sort_values("pp").groupby(other_axes) if other_axes else [((), coordinates.sort_values("pp"))]
+    facts_of = {
+        int(rank): {"pp_ranks": [int(member) for member in part.index]} for _, part in groups for rank in part.index
+    }
+    strides = {axis: _stride(coordinates, axis) for axis in sizes}
+    return {"mesh": _mesh(sizes, strides, ops), "world_size": len(coordinates)}, facts_of
+
+
+def _stride(coordinates: pd.DataFrame, axis: str) -> int:
+    """Distance in ranks of two neighbours on an axis; 0 where it has one member."""
+    other_axes = [name for name in coordinates.columns if name != axis]
+    for _, part in (
+        coordinates.sort_values(axis).groupby(other_axes) if other_axes else [((), coordinates.sort_values(axis))]
+    ):
+        if len(part) > 1:
+            return int(part.index[1]) - int(part.index[0])
+    return 0
+
+
+def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
+    """Derive the sizes of the axes from collectives with matched members."""
+    matched = comms[(comms["match"] >= 0) & ~comms["kind"].isin(P2P) & comms["axis"].isin(_AXES)]
+    sizes: dict[str, int] = {}
+    strides: dict[str, int] = {}
+    for axis, rows in matched.groupby("axis"):
+        members = rows.groupby("match")["rank"].unique().iloc[0]
+        sizes[str(axis)] = len(members)
+        strides[str(axis)] = int(np.diff(np.sort(members)).min()) if len(members) > 1 else 0
+    if not sizes:
+        return {}, {}
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    rank_by_stages: dict[tuple[int, ...], int] = {}
+    for rank, stages_of_rank in sorted(compute.groupby("rank")["stage"].unique().to_dict().items()):
+        rank_by_stages.setdefault(tuple(sorted(stages_of_rank.tolist())), int(str(rank)))
+    first = sorted(rank_by_stages.values())
+    sizes["pp"] = len(first)
+    strides["pp"] = int(first[1] - first[0]) if len(first) > 1 else 0
+    num_ranks = ops["rank"].nunique()
+    if int(np.prod(list(sizes.values()))) != num_ranks:
+        return {}, {}
+    return {"mesh": _mesh(dict.fromkeys(_AXES, 1) | sizes, strides, ops), "world_size": num_ranks}, {}
+
+
+def _mesh(sizes: Mapping[str, int], strides: Mapping[str, int], ops: pd.DataFrame) -> dict[str, Any]:
+    chunks = ops[ops["kind"].isin(COMPUTE_KINDS)].groupby("rank")["stage"].nunique()
+    by_stride = sorted(_AXES, key=lambda axis: (strides.get(axis, 0), _AXES.index(axis)))
+    return {
+        **{axis: sizes.get(axis) for axis in _AXES},
+        "vpp": int(chunks.max()) if len(chunks) else None,
+        "ep": None,
+        "order": "-".join(by_stride),
+    }

@@ -19,7 +19,10 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import split_values
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
-from pptrace.ingest.otlp.process_facts import (
+from pptrace.ingest.otlp.spans import (
+    Attributes,
+    SpanColumns,
+    attributes_of,
     distributed_of,
     one_clock_of,
     parallel_of,
@@ -27,7 +30,6 @@ from pptrace.ingest.otlp.process_facts import (
     rank_of,
     run_id_of,
 )
-from pptrace.ingest.otlp.spans import Attributes, SpanColumns, attributes_of
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import PARALLEL, Category, InputFormat, Trace
 from pptrace.model.wording import counted

@@ -2,28 +2,251 @@
 
 Times are those of the node's clock since its start, which the processes of a node share. The environments of processes, which
 are in the file, tell ranks and are not passed on.
+
+    rocpd_region           start, end, name_id, event_id                 calls of HIP, HSA and RCCL, ranges of rocTX
+    rocpd_kernel_dispatch  start, end, kernel_id, event_id
+    rocpd_memory_copy      start, end, name_id, event_id, size
+        where it was:      pid, tid, agent_id, queue_id, stream_id       until schema 4, then in rocpd_track
+    rocpd_event            category_id, stack_id, extdata                the same stack_id: a call and what it launched
+    rocpd_string, rocpd_info_{process,thread,agent,kernel_symbol,node,category}
+
+Every table's name ends with the id of the process that it is of: a file that several were merged into has several of each.
+(rocm-systems, ``projects/rocprofiler-sdk``: ``rocpd_tables.sql`` 3.0.0 to 4.1.0, ``generateRocpd.cpp``.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.codes import Codes
+from pptrace.ingest.common.codes import Codes, RangeCodes
 from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
-from pptrace.ingest.common.sqlite import Database
+from pptrace.ingest.common.sqlite import NONE, Database, as_integers
 from pptrace.ingest.nsight.ranks import RANK_VARIABLES
-from pptrace.ingest.rocpd.tables import read_tables, suffixes_of
-from pptrace.model.tables import MEMORY, empty_table
+from pptrace.model.tables import MEMORY, Int64, empty_table
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
 from pptrace.model.wording import counted
+
+REGIONS, KERNELS, COPIES, EVENTS = "rocpd_region", "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_event"
+_TABLE = re.compile(rf"({REGIONS}|{KERNELS}|{COPIES}|rocpd_info_process)((?:_[0-9a-fA-F]+)*)")
+_PLACES = ("pid", "tid", "agent_id", "queue_id", "stream_id")
+_RUNTIME, _LIBRARY, _MARKER = re.compile(r"HIP|HSA"), re.compile(r"RCCL"), re.compile(r"MARKER|ROCTX", re.IGNORECASE)
+_ENDS = {"HOST": "Host", "DEVICE": "Device"}
+_COPY = re.compile(r"(?:MEMORY_COPY_)?(HOST|DEVICE)_TO_(HOST|DEVICE)")
+
+
+def suffixes_of(db: Database) -> list[str]:
+    """The ends of the names of the tables, one for each process that recorded."""
+    found = (_TABLE.fullmatch(table) for table in db.tables)
+    return sorted({match[2] for match in found if match})
+
+
+def read_tables(db: Database, suffix: str, names: Codes, warnings: list[str]) -> list[EventColumns]:
+    """All events of a process, table by table; ``process`` is an id of ``rocpd_info_process``, -1 if unknown."""
+    events = _EventTable.of(db, suffix)
+    agents = db.all_rows(f"rocpd_info_agent{suffix}", ("id", "type", "type_index"))
+    devices = {key: index for key, kind, index in agents if kind == "GPU" and type(index) is int and 0 <= index < 2**31}
+    read = (
+        _regions(db, suffix, names, events, warnings),
+        _work(db, suffix, KERNELS, names, events, devices, warnings),
+        _work(db, suffix, COPIES, names, events, devices, warnings),
+    )
+    return [columns for columns in read if columns is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _EventTable:
+    """``rocpd_event``: by id, sorted, the stack and the category of each event."""
+
+    id: Int64
+    stack: Int64
+    category: Int64
+    categories: Mapping[int, str]
+
+    @classmethod
+    def of(cls, db: Database, suffix: str) -> _EventTable:
+        table = f"{EVENTS}{suffix}"
+        if not db.has(table, "id", "stack_id", "category_id"):
+            none = np.zeros(0, dtype=np.int64)
+            return cls(none, none, none, {})
+        key, stack, category = _keyed(db, table, ("stack_id", "category_id"))
+        order = np.argsort(key, kind="stable")
+        source = (f"rocpd_info_category{suffix}", "name")
+        if not db.has(source[0], "id", "name"):
+            source = (f"rocpd_string{suffix}", "string")
+        categories = db.texts(*source, [number for number in np.unique(category).tolist() if number != NONE])
+        return cls(key[order], stack[order], category[order], categories)
+
+    def rows_of(self, ids: Int64) -> npt.NDArray[np.intp]:
+        """The row of each event, -1 where there is none."""
+        if not len(self.id):
+            return np.full(len(ids), -1, dtype=np.intp)
+        at = np.minimum(np.searchsorted(self.id, ids), len(self.id) - 1)
+        return np.where(self.id[at] == ids, at, -1)
+
+    def of_rows(self, column: Int64, rows: npt.NDArray[np.intp]) -> Int64:
+        return np.where(rows >= 0, column[np.maximum(rows, 0)], NONE) if len(column) else np.full(len(rows), NONE)
+
+
+def _columns(
+    db: Database, table: str, suffix: str, chosen: Sequence[str], warnings: list[str]
+) -> dict[str, Int64] | None:
+    """Columns of a table, with where its rows were; None where the table is not there, or has no times."""
+    if table + suffix not in db.tables:
+        return None
+    if not db.has(table + suffix, "start", "end"):
+        warnings.append(f"left out table {table}: it has no columns start and end")
+        return None
+    needed = ("start", "end", *chosen, "event_id")
+    on_track = db.has(table + suffix, "track_id") and not db.has(table + suffix, "pid")
+    places = ("track_id",) if on_track else _PLACES
+    present = [name if db.has(table + suffix, name) else None for name in (*needed, *places)]
+    columns = dict(zip((*needed, *places), db.integers(table + suffix, present), strict=True))
+    if on_track:
+        columns |= _places_of(db, suffix, columns.pop("track_id"))
+    is_complete = (columns["start"] != NONE) & (columns["end"] != NONE)
+    if not is_complete.all():
+        warnings.append(f"left out {np.count_nonzero(~is_complete)} rows of table {table} without a start or an end")
+    return {name: column[is_complete] for name, column in columns.items()}
+
+
+def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
+    """The process, thread, device, queue and stream of the track of each row."""
+    table = f"rocpd_track{suffix}"
+    if not db.has(table, "id"):
+        return {name: np.full(len(track), NONE) for name in _PLACES}
+    present = [name for name in _PLACES if db.has(table, name)]
+    key, *columns = _keyed(db, table, present)
+    if not len(key):
+        return {name: np.full(len(track), NONE) for name in _PLACES}
+    order = np.argsort(key, kind="stable")
+    at = np.minimum(np.searchsorted(key[order], track), len(key) - 1)
+    is_known = key[order][at] == track
+    found = {name: np.where(is_known, column[order][at], NONE) for name, column in zip(present, columns, strict=True)}
+    return {name: found.get(name, np.full(len(track), NONE)) for name in _PLACES}
+
+
+def _keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
+    """The ids of a table's rows, and columns. SQLite reads them: an id that is its own number of the row is in no record."""
+    chunks = [tuple(map(as_integers, chunk)) for chunk in db.rows(table, ("id", *columns))]
+    none = tuple(np.zeros(0, dtype=np.int64) for _ in range(len(columns) + 1))
+    return tuple(np.concatenate(parts) for parts in zip(none, *chunks, strict=True))
+
+
+def _regions(db: Database, suffix: str, names: Codes, events: _EventTable, warnings: list[str]) -> EventColumns | None:
+    """Calls and ranges of the host; a range of rocTX is named by its message."""
+    columns = _columns(db, REGIONS, suffix, ("name_id",), warnings)
+    if columns is None or not len(columns["start"]):
+        return None
+    row = events.rows_of(columns["event_id"])
+    kinds = events.of_rows(events.category, row)
+    category = np.full(len(kinds), Category.ANNOTATION, dtype=np.int8)
+    marker_kinds = []
+    for kind in np.unique(kinds).tolist():
+        text = events.categories.get(kind, "")
+        if _MARKER.search(text):
+            marker_kinds.append(kind)
+        elif _RUNTIME.search(text) and not _LIBRARY.search(text):
+            category[kinds == kind] = Category.RUNTIME
+    name = db.text_codes(f"rocpd_string{suffix}", "string", columns["name_id"], names)
+    codes_of_texts = RangeCodes(names)
+    if marker_kinds:
+        codes = {
+            key: codes_of_texts[message.encode("utf-8", "replace")]
+            for key, message in _messages(db, suffix, marker_kinds)
+        }
+        marked = np.flatnonzero(np.isin(kinds, marker_kinds))
+        found = [codes.get(key, -1) for key in columns["event_id"][marked].tolist()]
+        name[marked] = np.where(np.array(found) >= 0, found, name[marked])
+    category[np.isin(name, list(codes_of_texts.torch_ops)) & (category == Category.ANNOTATION)] = Category.CPU_OP
+    is_call = category == Category.RUNTIME
+    correlation = np.where(is_call, _positive(events.of_rows(events.stack, row)), -1)
+    return EventColumns(
+        category,
+        name,
+        columns["start"],
+        columns["end"] - columns["start"],
+        np.full(len(kinds), -1, dtype=np.int32),
+        np.where(columns["tid"] == NONE, -1, columns["tid"]),
+        correlation,
+        np.where(columns["pid"] == NONE, -1, columns["pid"]),
+    )
+
+
+def _messages(db: Database, suffix: str, kinds: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """The messages of rocTX ranges by the event that has them."""
+    table = f"{EVENTS}{suffix}"
+    if not db.has(table, "extdata"):
+        return
+    for keys, texts in db.rows(table, ("id", "extdata"), f"WHERE category_id IN ({','.join(map(str, kinds))})"):
+        for key, text in zip(keys, texts, strict=True):
+            message = object_of(text).get("message")
+            if isinstance(message, str) and message:
+                yield key, message
+
+
+def _work(
+    db: Database,
+    suffix: str,
+    table: str,
+    names: Codes,
+    events: _EventTable,
+    devices: Mapping[int, int],
+    warnings: list[str],
+) -> EventColumns | None:
+    """Kernels or copies."""
+    is_copy = table == COPIES
+    needed = ("name_id", "src_agent_id", "dst_agent_id") if is_copy else ("kernel_id",)
+    columns = _columns(db, table, suffix, needed, warnings)
+    if columns is None or not len(columns["start"]):
+        return None
+    if is_copy:  # its device is where it goes to, or from where it comes if that is the host
+        name = db.text_codes(f"rocpd_string{suffix}", "string", columns["name_id"], names, _copy_name)
+        source, target = columns["src_agent_id"], columns["dst_agent_id"]
+        agent = np.where(np.isin(target, list(devices)), target, source)
+    else:
+        symbols = f"rocpd_info_kernel_symbol{suffix}"
+        column = "display_name" if db.has(symbols, "display_name") else "kernel_name"
+        name = db.text_codes(symbols, column, columns["kernel_id"], names)
+        agent = columns["agent_id"]
+    agents, of_agent = np.unique(agent, return_inverse=True)
+    return EventColumns(
+        np.full(len(name), Category.MEMCPY if is_copy else Category.KERNEL, dtype=np.int8),
+        name,
+        columns["start"],
+        columns["end"] - columns["start"],
+        np.array([devices.get(key, -1) for key in agents.tolist()], dtype=np.int32)[of_agent],
+        _streams(columns),
+        _positive(events.of_rows(events.stack, events.rows_of(columns["event_id"]))),
+        np.where(columns["pid"] == NONE, -1, columns["pid"]),
+    )
+
+
+def _streams(columns: Mapping[str, Int64]) -> Int64:
+    """The stream of each row; the queue where HIP's streams were not recorded, that is where all rows are of one."""
+    stream, queue = columns["stream_id"], columns["queue_id"]
+    chosen = queue if len(np.unique(stream)) == 1 < len(np.unique(queue)) else stream
+    return np.where(chosen < 0, -1, chosen)
+
+
+def _positive(values: Int64) -> Int64:
+    return np.where(values > 0, values, -1)
+
+
+def _copy_name(text: str) -> str:
+    """The name that Kineto gives such a copy."""
+    match = _COPY.fullmatch(text)
+    return text if match is None else f"Memcpy {match[1][0]}to{match[2][0]} ({_ENDS[match[1]]} -> {_ENDS[match[2]]})"
+
 
 EXPECTED_INPUT = "expected the database that 'rocprofv3 --output-format rocpd' writes; copy it anew or record again"
 

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.codes import Codes
-from pptrace.ingest.common.exact_numbers import LIMIT_NS
+from pptrace.ingest.common.json_texts import LIMIT_NS
 from pptrace.ingest.common.sort_events import EventColumns, joined_columns, sorted_events
-from pptrace.ingest.sniff import XPLANE_SUFFIX
+from pptrace.ingest.formats import XPLANE_SUFFIX
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace

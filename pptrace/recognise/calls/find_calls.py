@@ -35,7 +35,7 @@ from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs
 from pptrace.recognise.calls.host_calls import host_calls
 from pptrace.recognise.calls.kernels import with_kernels
 from pptrace.recognise.calls.works import with_works
-from pptrace.recognise.device.communication_names import KINDS
+from pptrace.recognise.device.work import KINDS
 from pptrace.slices import Slice
 
 _LAYERS = {

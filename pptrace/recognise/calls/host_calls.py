@@ -7,7 +7,7 @@ A message of gloo's has its range on the calling thread, until somebody waits fo
 done but a monitored barrier, which waits inside.
 
 The events of a trace's calls nest in a few ways only. The events of each thread are cut where nothing lasts across the cut; what
-nests alike is joined alike, once for all of them (:mod:`pptrace.recognise.calls.nesting`).
+nests alike is joined alike, once for all of them (:mod:`pptrace.recognise.calls.call_columns`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,18 @@ import numpy.typing as npt
 
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
-from pptrace.recognise.calls.nesting import EVENTS_OF_CALL, LASTING_ROLES, Nesting, RangeName, Role, join_nested
-from pptrace.recognise.device.communication_names import kind_of
+from pptrace.recognise.calls.call_columns import (
+    CODE_OF_KIND,
+    EVENTS_OF_CALL,
+    LASTING_ROLES,
+    CommArgs,
+    Nesting,
+    RangeName,
+    Role,
+    join_nested,
+    make_calls,
+)
+from pptrace.recognise.device.work import kind_of
 from pptrace.slices import Slice, distinct_of, distinct_rows, places_of_each, reduce_groups
 
 _WORK = re.compile(
@@ -41,7 +50,7 @@ _NOT_COMMUNICATION = RangeName(Role.NONE)
 
 
 def host_calls(events: Events, args: CommArgs) -> Slice:
-    """The calls of all threads (columns of :data:`~pptrace.recognise.calls.call_columns.COLUMNS`), thread by thread as their
+    """The calls of all threads (columns of :data:`~pptrace.recognise.calls.find_calls.COLUMNS`), thread by thread as their
     events end them. Works are not joined yet.
     """
     read = [read_name(name) for name in events.names]

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
-from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of_kernel
-from pptrace.recognise.device.work import communication_rows, launch_calls
+from pptrace.recognise.device.work import communication_rows, hint_of_kernel, kind_of_kernel, launch_calls
 from pptrace.slices import Slice
 
 _SEND, _RECV, _SEND_RECV = (CODE_OF_KIND[kind] for kind in ("send", "recv", "send_recv"))

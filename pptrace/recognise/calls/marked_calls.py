@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.intervals import find_interval
+from pptrace.intervals import find_interval, union
 from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
-from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.slices import Slice, last_like
 
 FAILED_KEY = "failed_calls"
@@ -48,7 +48,9 @@ def calls_with_marks(
     described = np.unique(np.concatenate([marks.transfers["at"], marks.collectives["at"], marks.links["at"]]))
     described_ns = (marks.start_ns[described], marks.end_ns[described])
     host_ns = calls["host_ns"].to_numpy()
-    outside = calls[find_interval(*described_ns, host_ns, until=host_ns) < 0]
+    described_by = find_interval(*described_ns, host_ns, until=host_ns)
+    with_calls = described[np.unique(described_by[described_by >= 0])]
+    outside = calls[(described_by < 0) & ~_are_late_works(calls, marks, marks.collectives, with_calls)]
     if not len(marks.calls):
         return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
     watched = marks.calls.where(_innermost(marks))
@@ -66,7 +68,8 @@ def calls_with_marks(
     if failed:
         succeeded[:] = [call not in failed for call in zip(*columns, strict=True)]
     table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
-    unmarked = _as_hooks_describe(outside[mark_of_call < 0], metadata)
+    is_late = _are_late_works(outside, marks, watched, watched["at"][first_of])
+    unmarked = _as_hooks_describe(outside[(mark_of_call < 0) & ~is_late], metadata)
     known = table[(table["worker"] >= 0) & (table["group_id"] != "")].groupby("worker")["group_id"]
     sure = known.first()[known.nunique() == 1]  # of worker threads with one group
     only_group = dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
@@ -74,6 +77,24 @@ def calls_with_marks(
     parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
+
+
+def _are_late_works(
+    calls: pd.DataFrame, marks: MarkedRanges, posted: Slice, with_calls: Int64
+) -> npt.NDArray[np.bool_]:
+    """Mask of the works of ``posted`` collectives that begin on the backend's thread after these were posted.
+
+    A light recording has no record of the posting: of a collective without any (``with_calls`` are the ranges with one) the work
+    is a call of its own, between the posting and the end of the wait.
+    """
+    awaited = last_like([posted["handle"]], [marks.awaits["handle"]])
+    is_late = (posted["handle"] >= 0) & (awaited >= 0) & ~np.isin(posted["at"], with_calls)
+    if not is_late.any():
+        return np.zeros(len(calls), dtype=np.bool_)
+    starts, waits = posted["at"][is_late], marks.awaits["at"][awaited[is_late]]
+    windows, host_ns = union(marks.start_ns[starts], marks.end_ns[waits]), calls["host_ns"].to_numpy()
+    is_host_collective: npt.NDArray[np.bool_] = ((calls["clock"] == "host") & ~calls["kind"].isin(P2P)).to_numpy()
+    return is_host_collective & (find_interval(windows[:, 0], windows[:, 1], host_ns, until=host_ns) >= 0)
 
 
 def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:

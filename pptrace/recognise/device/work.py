@@ -1,17 +1,94 @@
-"""Device work by category (compute, communication, memory), each with the host call that launched it."""
+"""Device work by category (compute, communication, memory), each with the host call that launched it; kinds of communication by
+the names of calls and kernels; and work that was launched and is not in the trace.
+
+CUPTI drops what its buffers cannot hold, Kineto the first of a session. Every launch of a kernel has a correlation, which its
+kernel has too. A launch without is of a kernel that was lost, if not of one
+that was captured into a graph. What lost kernels did is not known: nor is when their rank computed, in the steps they were in.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from pptrace.intervals import intersect, lengths_within, merge, subtract
-from pptrace.model.device import DeviceBreakdown, DeviceWork, Rows
+from pptrace.intervals import Int64, earliest_from, intersect, lengths_within, merge, subtract
+from pptrace.marks import P2P
+from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels, Rows
 from pptrace.model.traces import Bool, Category, Events
-from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.device.idle import idle_time
+
+COMMUNICATION_KERNEL = re.compile(
+    r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
+    r"|symmetric_memory::|hybrid_ep::(?!scan)|elastic::(?:hybrid_)?(?:dispatch|combine)_impl"
+    r"|internode(?:_ll)?::(?!get_dispatch_layout|\w+_mask_buffer)|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
+    r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel"
+    r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
+    r"|^(?:void )?(?:\w+::)*allreduce_fusion"
+    r"|^%?(?:all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast)|send|recv)"
+    r"(?:-start|-done)?(?:\.\d+)*$",
+    re.IGNORECASE,
+)
+"""Kernels that carry data between devices: NCCL, RCCL and MSCCL (names that go on with a capital letter), MSCCL++, HCCL, NVSHMEM,
+DeepEP, MORI, Transformer Engine's user buffers, vLLM, AITER, TensorRT-LLM and FlashInfer, torch's symmetric memory; operations of
+XLA, as TPUs record them."""
+
+_KINDS = (
+    ("all_reduce", re.compile(r"allreduce|crossdevicereduce|quickreduce")),
+    ("all_gather", re.compile(r"allgather")),
+    ("reduce_scatter", re.compile(r"reducescatter")),
+    ("all_to_all", re.compile(r"all(?:to|2)all")),
+    ("broadcast", re.compile(r"broadcast|bcast")),
+    ("barrier", re.compile(r"barrier")),
+    ("send_recv", re.compile(r"sendrecv|pushsend|pushrecv|collectivepermute")),
+    ("recv", re.compile(r"^i?recv|receive")),
+    ("send", re.compile(r"^i?send")),
+    ("gather", re.compile(r"^gather")),
+    ("scatter", re.compile(r"^scatter")),
+    ("reduce", re.compile(r"^reduce")),
+)
+KINDS = ("", *(kind for kind, _ in _KINDS), "unknown")
+"""All kinds of calls and kernels; "" is no communication."""
+_EXPERTS = re.compile(
+    r"(?:internode|internode_ll|intranode|hybrid_ep|elastic)::"
+    r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel",
+    re.IGNORECASE,
+)
+_AWAITS_EXPERTS = re.compile(
+    r"::(?:cached_)?notify(?:_dispatch|_combine)?\b|::rdma_sync_kernel|node::barrier\b|::clean_low_latency_buffer",
+    re.IGNORECASE,
+)
+"""Kernels of DeepEP that end when all ranks have arrived, and move next to nothing."""
+_TENSORS = re.compile(
+    r"userbuffers|cross_device_reduce|quick_?reduce(?:_|::)|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE
+)
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> str:
+    """The kind of a call such as ``_allgather_base``, ``allreduce_coalesced_`` or ``AllToAll``; "" for no communication."""
+    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((kind for kind, pattern in _KINDS if pattern.search(squeezed)), "")
+
+
+@lru_cache(maxsize=4096)
+def kind_of_kernel(name: str) -> str:
+    """The kind of a communication kernel: send_recv where it may be any of send, receive and all-to-all."""
+    if _EXPERTS.search(name):
+        return "barrier" if _AWAITS_EXPERTS.search(name) else "all_to_all"
+    base = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
+    base = re.sub(r"^nccl(?:Sym\w*?|Dev)?Kernel_|^hcom_", "", base)
+    kind = kind_of(base)
+    return "send_recv" if kind in P2P else kind or "unknown"
+
+
+@lru_cache(maxsize=4096)
+def hint_of_kernel(name: str) -> str:
+    """The axis that a library's kernels serve; "" where it may be any."""
+    return "ep" if _EXPERTS.search(name) else "tp" if _TENSORS.search(name) else ""
+
 
 _NCCL_CALL = re.compile(r"^(?:(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z])")
 """Names of NCCL's host calls, without the range of a batch, which may never end."""
@@ -137,3 +214,39 @@ def breakdowns(work: DeviceWork, starts_ns: Sequence[int], ends_ns: Sequence[int
             starts_ns, ends_ns, *lengths, strict=True
         )
     ]
+
+
+_LAUNCHES_KERNEL = re.compile(r"^(?:cuda|hip|cu)(?!\w*Graph)\w*Launch(?!HostFunc)")
+_MUCH, _MANY = 1e-3, 10
+"""Part of the kernels, and number of them, from which on what is lost is more than the figures may be off by."""
+
+
+def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
+    """(calls that launched a kernel, those of them whose kernel is not among the device work ``rows``), by start."""
+    calls = events.rows_named(_LAUNCHES_KERNEL, Category.RUNTIME)
+    calls = calls[events.correlation[calls] >= 0]
+    has_kernel = np.isin(events.correlation[calls], events.correlation[rows])
+    if not has_kernel.any() and (events.category[rows] == Category.KERNEL).any():
+        return calls, calls[:0]  # kernels have no correlation
+    return calls, calls[~has_kernel]
+
+
+def lost_kernels(launch_ns: Int64, num_launches: int, work: DeviceWork) -> LostKernels:
+    """The kernels that were launched at ``launch_ns`` and are lost, of so many launches.
+
+    Each began after its launch, and after the end of what was launched before it and is known; it had ended when what was
+    launched behind it, and is known, began.
+    """
+    order = work.launch_order
+    launched = work.launch_ns[order]
+    ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[order]))
+    begun = earliest_from(work.start_ns[order])
+    start = np.maximum(launch_ns, ended[np.searchsorted(launched, launch_ns)])
+    end = np.maximum(start, begun[np.searchsorted(launched, launch_ns, side="right")])
+    return LostKernels(np.sort(start), np.sort(end), num_launches)
+
+
+def is_much(lost: LostKernels, number: int | None = None) -> bool:
+    """Return whether so much is lost, or of that so many kernels, that figures would be wrong by it."""
+    number = len(lost) if number is None else number
+    return number >= _MANY or number > _MUCH * lost.num_launches

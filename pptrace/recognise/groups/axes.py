@@ -14,13 +14,13 @@ import pandas as pd
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
 from pptrace.model.wording import listed
-from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import (
     UNKNOWN,
     CallKey,
     Chain,
     Group,
     KeyedCalls,
+    axis_of_description,
     chains_of,
     edges_of,
     exchanges,

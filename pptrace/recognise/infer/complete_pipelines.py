@@ -27,8 +27,7 @@ from pptrace.recognise.infer.stages import (
     with_actions,
     with_stages,
 )
-from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, kinds_by_pp_rank, steps_of
-from pptrace.recognise.schedule.registry_plans import match_registry
+from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, kinds_by_pp_rank, match_registry, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action
 from pptrace.schedule.placement import loop, zigzag

@@ -11,12 +11,13 @@ from itertools import pairwise
 
 from pptrace.recognise.infer.candidates import (
     CandidatePlan,
+    Detail,
+    TracedRank,
     candidates_by_kinds,
     has_kinds,
     num_leading,
     variants_of,
 )
-from pptrace.recognise.infer.traced_ranks import Detail, TracedRank
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.schedule.replay import replay, unit_cost

@@ -18,8 +18,6 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, What
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
-from pptrace.recognise.groups.communicators import Members, with_members
-from pptrace.recognise.groups.descriptions import framework_of_descriptions
 from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
@@ -29,10 +27,12 @@ from pptrace.recognise.groups.mesh import (
     mesh_with_groups,
     mesh_with_messages,
     stages_by_rank,
+    with_layout,
 )
-from pptrace.recognise.groups.rank_layout import with_layout
-from pptrace.recognise.infer.chunk_checks import contradiction_of_chunks
+from pptrace.recognise.groups.topology import framework_of_descriptions
+from pptrace.recognise.groups.usage import Members, with_members
 from pptrace.recognise.infer.complete_pipelines import stages_of_complete
+from pptrace.recognise.infer.match_checks import contradiction_of_chunks
 from pptrace.recognise.infer.match_ranks import (
     JointMatch,
     alone_with_messages,

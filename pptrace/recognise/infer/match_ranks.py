@@ -18,10 +18,9 @@ from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
 from pptrace.recognise.infer.evidence import Evidence, MismatchError, Result, evidence_of, outcome_of
-from pptrace.recognise.infer.match import Match, RankMatch
+from pptrace.recognise.infer.match import Match, RankMatch, with_matches
 from pptrace.recognise.infer.match_chain import match_chain
 from pptrace.recognise.infer.match_lone_rank import match_alone
-from pptrace.recognise.infer.match_tables import with_matches
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
 

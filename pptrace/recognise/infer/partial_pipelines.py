@@ -15,6 +15,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN
 from pptrace.recognise.groups.axes import configured_groups
 from pptrace.recognise.groups.topology import multiply_up
+from pptrace.recognise.infer.candidates import Detail, TracedRank, find_traced_ranks, peers_of
 from pptrace.recognise.infer.explanations import (
     Explanation,
     PartialPipeline,
@@ -22,15 +23,8 @@ from pptrace.recognise.infer.explanations import (
     pipeline_lengths_of_stages,
     strides,
 )
-from pptrace.recognise.infer.stages import (
-    JoinedRanks,
-    StageAssignment,
-    messages_of_plan,
-    with_actions,
-    with_stages,
-)
-from pptrace.recognise.infer.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
-from pptrace.recognise.schedule.registry_plans import with_num_microbatches
+from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment, messages_of_plan, with_actions, with_stages
+from pptrace.recognise.schedule.measured_steps import with_num_microbatches
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 from pptrace.slices import rows_where

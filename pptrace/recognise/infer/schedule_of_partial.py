@@ -10,9 +10,9 @@ import pandas as pd
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
+from pptrace.recognise.infer.candidates import message_kinds_of
 from pptrace.recognise.infer.explanations import Explanation, agreed_explanation, strides
 from pptrace.recognise.infer.stages import StageAssignment
-from pptrace.recognise.infer.traced_ranks import message_kinds_of
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
 from pptrace.recognise.schedule.recognise_schedule import (
     closest_to_step,

@@ -57,7 +57,7 @@ class Label:
     ``flushes_weight_grads`` marks a range that holds every weight gradient of its chunk that is still outstanding. ``step`` is
     None where the name does not number it; ``may_start_before_range``: the ops of a step may begin before its range.
     ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: such a message
-    belongs to the op next to it, not to the k-th (:mod:`pptrace.recognise.messages.match_by_adjacent_ops`). ``inferred`` marks
+    belongs to the op next to it, not to the k-th (:mod:`pptrace.recognise.messages.messages_from_plan`). ``inferred`` marks
     what is in no name, ``marked`` a span that pptrace's launcher wrote. ``phase`` is that of everything inside the range. A
     label that has nothing but its framework names that one.
     """

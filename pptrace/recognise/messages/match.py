@@ -63,7 +63,19 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
         in_block = (steps >= least) & (steps <= most)
         _match_messages(rows_where(p2p, in_block).assign(row=row[in_block]), numbers)
     if mesh is not None and not is_p2p.all():
-        _match_collectives(comms.assign(row=np.arange(len(comms)))[~is_p2p], mesh, numbers)
+        # Number the collectives of which all members are there
+        ordered = comms.assign(row=np.arange(len(comms)))[~is_p2p].sort_values("start_ns", kind="stable")
+        of_group = ("rank", "axis", "group_size")
+        index, first = distinct_of([ordered[name] for name in of_group])
+        calls = ordered[list(of_group)].iloc[first].itertuples(index=False)
+        members = [tuple(mesh.group_of(*call) or ()) for call in calls]
+        number_of = {ranks: number for number, ranks in enumerate(dict.fromkeys(members))}
+        group = np.array([number_of[ranks] if ranks else -1 for ranks in members], dtype=np.int64)[index]
+        code = group_codes([*(ordered[name] for name in ("step", "kind", "axis")), group])
+        nth = pd.DataFrame({"code": code, "rank": ordered["rank"].to_numpy()}).groupby(["code", "rank"]).cumcount()
+        number = pd.Series(code).groupby([code, nth.to_numpy()], sort=False).ngroup().to_numpy()
+        is_complete = (group >= 0) & (np.bincount(number)[number] == ordered["group_size"].to_numpy())
+        numbers.give_groups(ordered["row"].to_numpy()[is_complete], number[is_complete])
     return comms.assign(match=numbers.of_row)
 
 
@@ -125,22 +137,6 @@ def _number_in_order(ends: Sequence[Slice], numbers: MatchNumbers) -> None:
     shifts_of_ends = shifts_by_sizes([end["bytes"].tolist() for end in ends], exact=True)
     if shifts_of_ends is not None:
         numbers.give([end["row"][shift:] for end, shift in zip(ends, shifts_of_ends, strict=True)])
-
-
-def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, numbers: MatchNumbers) -> None:
-    """Number the collectives of which all members are there."""
-    ordered = collectives.sort_values("start_ns", kind="stable")
-    of_group = ("rank", "axis", "group_size")
-    index, first = distinct_of([ordered[name] for name in of_group])
-    calls = ordered[list(of_group)].iloc[first].itertuples(index=False)
-    members = [tuple(mesh.group_of(*call) or ()) for call in calls]
-    number_of = {ranks: number for number, ranks in enumerate(dict.fromkeys(members))}
-    group = np.array([number_of[ranks] if ranks else -1 for ranks in members], dtype=np.int64)[index]
-    code = group_codes([*(ordered[name] for name in ("step", "kind", "axis")), group])
-    nth = pd.DataFrame({"code": code, "rank": ordered["rank"].to_numpy()}).groupby(["code", "rank"]).cumcount()
-    number = pd.Series(code).groupby([code, nth.to_numpy()], sort=False).ngroup().to_numpy()
-    is_complete = (group >= 0) & (np.bincount(number)[number] == ordered["group_size"].to_numpy())
-    numbers.give_groups(ordered["row"].to_numpy()[is_complete], number[is_complete])
 
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:

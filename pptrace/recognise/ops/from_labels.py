@@ -15,8 +15,7 @@ from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Int64, empty_table
 from pptrace.model.traces import Events, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.labels import Label
-from pptrace.recognise.ops.evaluation_passes import without_evaluations
-from pptrace.recognise.ops.host_compute import HostCompute
+from pptrace.recognise.ops.host_compute import HostCompute, without_evaluations
 from pptrace.recognise.ops.infer_between_messages import ops_between_messages
 from pptrace.recognise.ops.infer_from_launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.ops.infer_from_operators import (
@@ -26,11 +25,16 @@ from pptrace.recognise.ops.infer_from_operators import (
     messages_in_ranges,
 )
 from pptrace.recognise.ops.label_actions import num_sequences, steps_of_ranges, with_microbatches
-from pptrace.recognise.ops.label_columns import Range, Ranges
+from pptrace.recognise.ops.label_columns import (
+    LabelledPhases,
+    Range,
+    Ranges,
+    framework_of,
+    labelled_ops,
+    labelled_ranges,
+)
 from pptrace.recognise.ops.label_rows import CarriedMessages, spans_table, tables_of_labels
-from pptrace.recognise.ops.label_steps import num_outside_steps, spans_of_steps
-from pptrace.recognise.ops.labelled_ranges import LabelledPhases, framework_of, labelled_ops, labelled_ranges
-from pptrace.recognise.ops.tables import LaunchIndex, RankTables
+from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables, num_outside_steps, spans_of_steps
 from pptrace.schedule.actions import Kind
 from pptrace.slices import last_like, rows_where
 

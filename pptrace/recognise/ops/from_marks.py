@@ -13,8 +13,8 @@ from pptrace.marks import P2P, SpanKind
 from pptrace.model.categories import as_category, category_of_codes, same_category
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Int64, make_table
+from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables
 from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
-from pptrace.recognise.ops.tables import LaunchIndex, RankTables
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice, last_like
 

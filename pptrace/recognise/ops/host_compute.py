@@ -1,19 +1,34 @@
-"""Compute time of host threads inside ranges that include waiting.
+"""Compute time of host threads inside ranges that include waiting; places of ops that launch nothing; and evaluation passes.
 
 Ranges of other frameworks hold the wait for an op's input, and the posting of its output, besides the op itself: label times
 were up to 1.8 times the compute. Without device events the operators that ran say when that was.
+
+Of ops that launch nothing: the input gradient of a first stage needs none: torch's runtime runs the op, and nothing of it on the
+device. The host runs ahead, so that the times of its range lie before the device work of ops that the rank ran first.
+
+``schedule.eval()`` of torch.distributed.pipelining opens the ranges of backwards and of their messages as training does, and
+runs nothing inside them.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from pptrace.intervals import Int64, reduce_ranges, union
+from pptrace.intervals import reduce_ranges, union
+from pptrace.model.device import DeviceWork
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Int64
 from pptrace.model.traces import Category, Events
+from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.ops.label_columns import Bool, Ranges
+from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
+from pptrace.schedule.actions import Kind
+from pptrace.slices import last_like, rows_among
 
 _NOT_COMPUTE = re.compile(r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:")
 
@@ -65,3 +80,108 @@ def host_work(events: Events) -> HostWork:
     rows = _computing(events)
     spans = union(events.start_ns[rows], events.ends_of(rows))
     return HostWork(np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1]))
+
+
+def with_places_on_device(ops: pd.DataFrame, comms: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
+    """The ops of one rank, of which those that launch nothing take no time, where the device came to them: when the host
+    had begun them, the compute launched before them was over, and their message was there.
+
+    Only ops of a kind and stage that never launches are moved, and only up to later compute: where other ops of the
+    kind have kernels, or none follows, device events may be lost, and the host's times stay. Their ``clock`` stays "host",
+    since no device event shows them.
+    """
+    rows = _launching_nothing(ops) if len(work) else np.empty(0, dtype=np.int64)
+    if not len(rows):
+        return ops
+    start, end = ops["start_ns"].to_numpy(copy=True), ops["end_ns"].to_numpy(copy=True)
+    before, after, is_followed = LaunchIndex(work).compute_around(start[rows], end[rows])
+    rows, before, after = rows[is_followed], before[is_followed], after[is_followed]
+    reached = np.maximum(np.maximum(start[rows], before), _arrivals(ops.iloc[rows], comms))
+    start[rows] = end[rows] = np.minimum(reached, after)
+    return ops.assign(start_ns=start, end_ns=end)
+
+
+def _launching_nothing(ops: pd.DataFrame) -> Int64:
+    """Rows of ops of which none of the same kind and stage launched anything."""
+    is_compute, on_device = rows_among(ops["kind"], COMPUTE_KINDS), rows_among(ops["clock"], ("device",))
+    if not (is_compute & ~on_device).any():
+        return np.empty(0, dtype=np.int64)
+    number = ops.groupby(["kind", "stage", "chunk"], observed=True, sort=False).ngroup().to_numpy()
+    launches = np.bincount(number, weights=on_device) > 0
+    return np.flatnonzero(is_compute & ~launches[number])
+
+
+def _arrivals(ops: pd.DataFrame, comms: pd.DataFrame) -> Int64:
+    """Ends of the kernels that received what each op reads; 0 where it reads no message or none is known."""
+    received = comms[rows_among(comms["kind"], ("recv",)) & rows_among(comms["clock"], ("device",))]
+    read = _reading(ops, rows_among(ops["kind"], (Kind.F,)))
+    moved = _reading(received, rows_among(received["direction"], ("F",)))
+    return np.append(received["end_ns"].to_numpy(), 0)[last_like(read, moved)]
+
+
+def _reading(table: pd.DataFrame, is_forward: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:
+    """Columns that an op and its message share. Messages have a chunk only where no label names the stage."""
+    step, stage, chunk, microbatch = (table[name].to_numpy() for name in ("step", "stage", "chunk", "microbatch"))
+    return [step, stage, np.where(stage < 0, chunk, UNKNOWN), microbatch, is_forward]
+
+
+_BACKWARD = [kind.code for kind in (Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B)]
+
+
+def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -> tuple[Ranges, tuple[str, ...]]:
+    """Drop passes whose backwards ran nothing; if no pass trained, drop only the backwards. With a warning.
+
+    A stage whose backwards compute nothing (it is frozen, say) receives gradients in them nevertheless.
+    """
+    is_backward = np.isin(ranges.kind, _BACKWARD)
+    if not is_backward.any():
+        return ranges, ()
+    is_forward = ranges.kind == Kind.F.code
+    ran = _ran(events, ranges, launches, np.flatnonzero(is_backward | is_forward))
+    if ran[is_backward].all() or not ran[is_forward].any():
+        return ranges, ()
+    order = np.argsort(ranges.start_ns, kind="stable")
+    number = np.empty(len(ranges), dtype=np.int64)
+    number[order] = counted_steps(ranges.where(order))
+    passes, pass_of = np.unique(number[ranges.has_actions], return_inverse=True)
+    of_pass = np.full(len(ranges), -1)
+    of_pass[ranges.has_actions] = pass_of
+
+    def has(chosen: Bool) -> Bool:
+        return np.bincount(of_pass[chosen], minlength=len(passes)) > 0
+
+    is_evaluation = has(is_backward) & has(is_forward & ran) & ~has(is_backward & ran)
+    if not is_evaluation.any():
+        return ranges, ()
+    left_out = np.append(is_evaluation, False)[of_pass]
+    if not is_evaluation.all():
+        line = f"left out {is_evaluation.sum()} of {len(passes)} passes as evaluation: their backwards run nothing"
+    else:
+        left_out &= is_backward
+        line = "the ranges of backwards hold nothing: forwards alone ran (evaluation or inference)"
+    return ranges.where(~left_out), (line,)
+
+
+def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> Bool:
+    """Return whether anything ran inside each of some ranges: an operator of its thread, autograd's engine on any, or a kernel it
+    launched.
+    """
+    chosen = ranges.where(rows)
+    is_operator = events.category == Category.CPU_OP
+    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
+    ran = _any_begins(events.start_ns[engine], chosen.start_ns, chosen.end_ns)
+    for thread, operators in events.rows_by_thread(np.flatnonzero(is_operator)).items():
+        of_thread = np.flatnonzero(chosen.thread == thread)
+        stretch = (chosen.start_ns[of_thread], chosen.end_ns[of_thread])
+        ran[of_thread] |= _any_begins(events.start_ns[operators], *stretch)
+    for is_communication in (True, False):
+        ran |= launches.spans(chosen.start_ns, chosen.end_ns, is_communication).launched
+    of_all = np.zeros(len(ranges), dtype=np.bool_)
+    of_all[rows] = ran
+    return of_all
+
+
+def _any_begins(times: Int64, starts: Int64, ends: Int64) -> Bool:
+    """Return whether any of the times is in each stretch [start, end)."""
+    begins: Bool = np.searchsorted(times, starts) != np.searchsorted(times, ends)
+    return begins

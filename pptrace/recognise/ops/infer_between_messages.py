@@ -19,8 +19,7 @@ from statistics import median
 import numpy as np
 
 from pptrace.recognise.labels import Label, LabelledAction
-from pptrace.recognise.ops.label_columns import Range, Ranges
-from pptrace.recognise.ops.labelled_ranges import LabelledPhases
+from pptrace.recognise.ops.label_columns import LabelledPhases, Range, Ranges
 from pptrace.schedule.actions import Kind, Phase
 
 _MADE_BY = {Kind.SEND_F: Kind.F, Kind.SEND_B: Kind.B}

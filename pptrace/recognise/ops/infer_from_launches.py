@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
+from pptrace.recognise.device.work import COMMUNICATION_KERNEL
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.infer_from_operators import (
     Inference,

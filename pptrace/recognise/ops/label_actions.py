@@ -10,9 +10,8 @@ import pandas as pd
 from pptrace.model.tables import Int64
 from pptrace.recognise.labels import Label
 from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
-from pptrace.recognise.ops.label_columns import NONE, Bool, LabelTable, Ranges
+from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, Bool, LabelTable, Ranges
 from pptrace.recognise.ops.label_steps import SteppedRanges, with_steps
-from pptrace.recognise.ops.labelled_ranges import BACKWARD_KINDS
 from pptrace.schedule.actions import Kind
 from pptrace.slices import Slice, group_codes, last_like
 

@@ -16,10 +16,8 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import LabelledActions
-from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, Ranges
-from pptrace.recognise.ops.label_steps import SteppedRanges
-from pptrace.recognise.ops.labelled_ranges import LabelledPhases
-from pptrace.recognise.ops.tables import LaunchedWork, LaunchIndex
+from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, LabelledPhases, Ranges
+from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex, SteppedRanges
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice, distinct_rows, last_like
 

@@ -1,19 +1,101 @@
-"""The pieces of a rank's compute: its kernels, or on hosts without a device its innermost operators, in disjoint times."""
+"""The pieces of a rank's compute, in disjoint times: its kernels, or on hosts without a device its innermost operators and what
+ranges that name parts of the model take outside of these; and their classes by their names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
-from pptrace.marks import PREFIX
+from pptrace.marks import PART, PREFIX
 from pptrace.model.device import DeviceWork, Rows
-from pptrace.model.pieces import Pieces
-from pptrace.model.tables import Int32, Int64
+from pptrace.model.pieces import CLASSES, Pieces, WorkClass
+from pptrace.model.tables import Int8, Int32, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.pieces.classes import classes_of
+
+_KERNELS: Sequence[tuple[WorkClass, re.Pattern[str]]] = [
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        (WorkClass.ELEMENTWISE, r"^triton_poi_"),  # the names of neighbours that were fused stand behind it
+        (WorkClass.REDUCTION, r"^triton_(?:red|per)_"),
+        (
+            WorkClass.COPY,
+            r"(?i)^mem(?:cpy|set)|copy_kernel|copy_device|CatArray|direct_copy|FillFunctor|transpose_?kernel|n(?:chw|hwc)ToN",
+        ),
+        (WorkClass.ATTENTION, r"(?i)fmha|flash|attention|_attn|attn_|sdpa|compute_dot_do_o|convert_dq_"),
+        (
+            WorkClass.MATMUL,
+            r"(?i)gemm|gemv|nvjet|Cijk_|wgmma|xmma|splitK|cublas|cutlass|matmul|_mm_|\bdot_kernel|grouped_mm",
+        ),
+        (WorkClass.MATMUL, r"(?i)scudnn|[dw]grad|winograd|conv(?:olve|olution|\d?d)"),
+        (WorkClass.LOSS, r"(?i)softmax|cross_?entropy|nll_?loss|NLLCriterion"),
+        (WorkClass.NORM, r"(?i)(?:layer|rms|batch|group)_?norm|GammaBeta|RowwiseMoments|\bbn_[bf]w"),
+        (WorkClass.NORM, r"\bln_[bf]wd|cu(?:ComputeGradInput|ApplyLayerNorm|ComputePartGrad)"),
+        (WorkClass.OPTIMIZER, r"(?i)multi_tensor|adamw?|lamb_|_sgd|fused_?optim"),
+        (
+            WorkClass.EMBEDDING,
+            r"(?i)embedding|compute_grad_weight|krn_partial|sum_and_scatter|indexSelect|index_select|indexing_backward|vectorized_gather|scatter_gather",
+        ),
+        (WorkClass.RANDOM, r"(?i)dropout|masked_scale|philox|distribution_|bernoulli|curand"),
+        (
+            WorkClass.REDUCTION,
+            r"(?i)reduce_kernel|triton_(?:red|per)_|reduce_1Block|DeviceReduce|cub::.*[Rr]educe|\bsum_",
+        ),
+        (
+            WorkClass.ELEMENTWISE,
+            r"(?i)elementwise|pointwise|triton_poi|gelu|silu|swiglu|scalePackedTensor|rope|rotary|arange|elementWise",
+        ),
+    )
+]
+"""The first that matches is a kernel's class."""
+_OPERATORS: Mapping[WorkClass, str] = {
+    WorkClass.MATMUL: "mm bmm addmm baddbmm addbmm addmv addr mv dot linear matmul einsum grouped_mm scaled_mm convolution "
+    "conv1d conv2d conv3d mkldnn_linear mkldnn_convolution slow_conv2d_forward slow_conv2d thnn_conv2d cudnn_convolution "
+    "miopen_convolution convolution_overrideable",
+    WorkClass.NORM: "layer_norm native_layer_norm batch_norm native_batch_norm group_norm native_group_norm rms_norm "
+    "fused_rms_norm",
+    WorkClass.LOSS: "softmax log_softmax nll_loss nll_loss_forward nll_loss_nd cross_entropy cross_entropy_loss "
+    "mse_loss binary_cross_entropy binary_cross_entropy_with_logits smooth_l1_loss l1_loss huber_loss kl_div",
+    WorkClass.EMBEDDING: "embedding embedding_dense embedding_renorm index index_select index_put index_put_impl gather "
+    "scatter scatter_add index_add",
+    WorkClass.RANDOM: "dropout native_dropout bernoulli random normal uniform rand randn randint randperm",
+    WorkClass.REDUCTION: "sum mean max min amax amin argmax argmin norm linalg_vector_norm any all cumsum var var_mean std "
+    "logsumexp prod topk sort",
+    WorkClass.COPY: "copy to to_copy clone contiguous cat stack fill zero zeros zeros_like ones ones_like full full_like "
+    "new_zeros new_empty new_empty_strided empty empty_like empty_strided resize select slice narrow_copy repeat pad "
+    "constant_pad_nd local_scalar_dense item",
+    WorkClass.ELEMENTWISE: "add sub mul div neg exp log log2 pow sqrt rsqrt tanh gelu silu relu sigmoid where masked_fill "
+    "maximum minimum clamp clamp_min threshold eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or "
+    "bitwise_not arange tril triu ceil floor abs reciprocal addcmul addcdiv lerp sin cos cumprod square rsub",
+}
+_OF_OPERATORS = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
+_BARE = re.compile(r"^(?:aten|torch|prims)::_*|(?:_backward|_backward_data|_out|_jvp)?_?$")
+_ATTENTION = re.compile(r"(?i)scaled_dot_product|(?:flash|efficient|cudnn|fused|self)_?attn|attention")
+_OPTIMIZER = re.compile(r"Optimizer\.|aten::_(?:foreach|fused_adam|fused_sgd)")
+
+
+def classes_of(names: Sequence[str], *, on_device: bool) -> Int8:
+    """The class of each kernel, or on hosts of each operator, as its index in :data:`CLASSES`."""
+
+    def class_of_kernel(name: str) -> WorkClass:
+        return next((kind for kind, pattern in _KERNELS if pattern.search(name)), WorkClass.OTHER)
+
+    found = map(class_of_kernel if on_device else _class_of_operator, names)
+    return np.array([CLASSES.index(kind) for kind in found], dtype=np.int8)
+
+
+def _class_of_operator(name: str) -> WorkClass:
+    if _OPTIMIZER.match(name):
+        return WorkClass.OPTIMIZER
+    if _ATTENTION.search(name):
+        return WorkClass.ATTENTION
+    return _OF_OPERATORS.get(_BARE.sub("", name), WorkClass.OTHER)
+
 
 _MODULE = "nn.Module: "
 _NO_OPERATOR = re.compile(
@@ -23,11 +105,12 @@ _NO_OPERATOR = re.compile(
 call is overhead."""
 _NO_PART = re.compile(rf"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d|ProfilerStep|Optimizer\.|## |{re.escape(PREFIX)}")
 """Ranges that are no part of a model: communication, steps, what the compiler writes, this project's marks."""
+_PYTHON = CLASSES.index(WorkClass.PYTHON)
 
 
 def pieces_of(events: Events, work: DeviceWork) -> Pieces:
-    """The pieces of the kernels that compute, or of the innermost operators of all threads of a rank without device events; of
-    two at once the one that began first.
+    """The pieces of the kernels that compute, or of the innermost operators and parts of all threads of a rank without device
+    events; of two at once the one that began first.
     """
     if work.missing_device_events or not len(events):
         return Pieces()
@@ -38,9 +121,11 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
         start, end = events.start_ns[rows], events.ends_of(rows)
     else:
         computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
-        rows = np.flatnonzero((events.category == Category.CPU_OP) & computes[events.name_id])
-        if not len(rows):
+        is_operator = (events.category == Category.CPU_OP) & computes[events.name_id]
+        is_part = (events.category == Category.ANNOTATION) & _may_be_part(events)[events.name_id]
+        if not is_operator.any() and not any(name.startswith(PART) for name in events.names):
             return Pieces()
+        rows = np.flatnonzero(is_operator | is_part)
         parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
         start, end, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(start, kind="stable")
@@ -52,7 +137,13 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
     name_id = events.name_id[rows[chosen]]
     part, names = _parts(events, callers[chosen])
     work_class = classes_of(events.names, on_device=on_device)[name_id]
+    work_class[events.category[rows[chosen]] == Category.ANNOTATION] = _PYTHON
     return Pieces(begin[chosen], end[chosen], work_class, part, name_id.astype(np.int32), names)
+
+
+def _may_be_part(events: Events) -> npt.NDArray[np.bool_]:
+    """By name, whether a range of it may name a part of the model."""
+    return np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
 
 
 def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
@@ -74,9 +165,8 @@ def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     codes: dict[str, int] = {"": 0}
     known = np.flatnonzero(calls >= 0)
     has_module_name = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
-    may_be_part = np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
     modules = np.flatnonzero((events.category == Category.PYTHON) & has_module_name[events.name_id])
-    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & may_be_part[events.name_id])
+    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & _may_be_part(events)[events.name_id])
     of_threads = [(True, *part) for part in events.rows_by_thread(modules).items()]
     of_threads += [(False, *part) for part in events.rows_by_thread(annotations).items()]
     for is_module, thread, ranges in of_threads:

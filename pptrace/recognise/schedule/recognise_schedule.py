@@ -13,8 +13,14 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.model.wording import numbered
-from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
-from pptrace.recognise.schedule.registry_plans import match_registry, match_reversed, plans_by_step
+from pptrace.recognise.schedule.measured_steps import (
+    MeasuredStep,
+    match_registry,
+    match_reversed,
+    measured_steps,
+    most_complete,
+    plans_by_step,
+)
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import Cause
 from pptrace.model.units import milliseconds, percent
 from pptrace.report.charts.base import add_bars, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import BUBBLE, COMMUNICATION, GAIN, KIND_COLOURS, OTHER, PART_COLOURS

@@ -1,17 +1,22 @@
-"""Changes of a run by what they gain and what memory they take, with the front that nothing beats in both."""
+"""Changes of a run by what they gain and what memory they take, with the front that nothing beats in both.
+
+Two runs compared: the causes of their typical steps side by side, and the parts that changed most.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from pptrace.analysis.compare.compare import part_label
+from pptrace.analysis.compare.figures import CAUSE
+from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
-from pptrace.model.units import milliseconds
+from pptrace.model.units import milliseconds, signed_milliseconds
 from pptrace.model.wording import counted
-from pptrace.report.charts.base import QUIET, lay_out
-from pptrace.report.colours import COMPUTE, IDEAL, OTHER
+from pptrace.report.charts.base import QUIET, add_bars, label_bars, lay_out, names_axis, plain
+from pptrace.report.colours import COMPUTE, GAIN, IDEAL, OTHER, PART_COLOURS
 
 _MOST_NAMES = 8
 _NAME_PX = (6.2, 14.0)
@@ -71,7 +76,7 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     x = (
         "activations of a microbatch (in 1/p of the model) held by a rank"
         if unit is None
-        else f"{unit.name}, peak of the fullest rank"
+        else f"{unit[0]}, peak of the fullest rank"
     )
     if len(choices) < len(every):
         figure.add_annotation(
@@ -124,12 +129,8 @@ def _add(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """The unit of memory: its name, and how many bytes it has."""
-
-    name: str
-    num_bytes: float
+_Unit = tuple[str, float]
+"""The unit of memory: its name, and how many bytes it has."""
 
 
 def _unit(shown: Sequence[Scenario]) -> _Unit | None:
@@ -137,11 +138,11 @@ def _unit(shown: Sequence[Scenario]) -> _Unit | None:
     peaks = [one.peak_memory_bytes for one in shown if one.peak_memory_bytes is not None]
     if len(peaks) < len(shown):
         return None
-    return _Unit("GB", 1e9) if max(peaks) >= 1e9 else _Unit("MB", 1e6)
+    return ("GB", 1e9) if max(peaks) >= 1e9 else ("MB", 1e6)
 
 
 def _size(one: Scenario, unit: _Unit | None) -> float:
-    return one.activations if unit is None else (one.peak_memory_bytes or 0) / unit.num_bytes
+    return one.activations if unit is None else (one.peak_memory_bytes or 0) / unit[1]
 
 
 def _bounds(one: Scenario) -> tuple[int, int]:
@@ -179,7 +180,10 @@ class _Names:
         for occupied in ([*self._taken, *self._whiskers], self._taken):
             for place, box in boxes.items():
                 is_inside = box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
-                if is_inside and not any(_overlap(box, other) for other in occupied):
+                if is_inside and not any(
+                    (box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3])
+                    for other in occupied
+                ):
                     self._taken.append(box)
                     return place
         return None
@@ -197,5 +201,56 @@ class _Names:
         return x, y
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+A_COLOUR, B_COLOUR = "#56708F", "#E69F00"
+_MOST_PARTS = 14
+_TEXT_PART = 0.8
+"""Room for the texts beyond the ends of bars, in parts of what the bars take: names take half of the picture."""
+
+
+def causes_of_both(comparison: Comparison) -> go.Figure | None:
+    """The causes of a typical step of A and of B, ms each; None where they are not known of both."""
+    causes = [part for part in comparison.parts if part.name == CAUSE]
+    if not causes:
+        return None
+    order = list(PART_COLOURS)
+    causes.sort(key=lambda part: order.index(str(part.where["cause"])) if part.where["cause"] in order else len(order))
+    names = [plain(part.where["cause"]) for part in causes]
+    figure = go.Figure()
+    for label, colour, values in (
+        ("A", A_COLOUR, [part.a_ns for part in causes]),
+        ("B", B_COLOUR, [part.b_ns for part in causes]),
+    ):
+        hover = f"<b>{label}</b>: %{{x:,.2f}} ms<extra></extra>"
+        add_bars(figure, [value / 1e6 for value in values], label, colour=colour, hovertemplate=hover)
+    return lay_out(figure, 46 * len(names) + 110, "ms, median over steps", barmode="group", yaxis=names_axis(names))
+
+
+def changes_of_parts(comparison: Comparison) -> go.Figure | None:
+    """The parts of a step that changed most, ms; those that differ by more than chance are filled. None without parts."""
+    parts = [part for part in comparison.parts if part.name != CAUSE and part.change_ns][:_MOST_PARTS]
+    if not parts:
+        return None
+    values = [part.change_ns / 1e6 for part in parts]
+    colours = []
+    for part in parts:
+        colour = PART_COLOURS["jitter"] if part.change_ns > 0 else GAIN
+        colours.append(colour if part.significant else OTHER)
+    figure = go.Figure()
+    add_bars(figure, values, colour=colours, hovertemplate="%{x:+,.2f} ms<extra></extra>")
+    texts = [f"{signed_milliseconds(part.change_ns)}{' *' if part.significant else ''}" for part in parts]
+    label_bars(figure, values, texts)
+    low, high = min(0, *values), max(0, *values)
+    room = _TEXT_PART * (high - low)
+    return lay_out(
+        figure,
+        28 * len(parts) + 80,
+        "ms, B − A",
+        showlegend=False,
+        margin={"l": 16, "r": 16, "t": 10, "b": 46},
+        xaxis={
+            "range": [low - room if low else 0, high + room if high else 0],
+            "zeroline": True,
+            "zerolinecolor": COMPUTE,
+        },
+        yaxis=names_axis([plain(part_label(part)) for part in parts]),
+    )

@@ -11,12 +11,11 @@ from pptrace.analysis.questions import tables_of_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.model.report_table import Amount, Bar, Cell, ReportTable
-from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table, host_window_table
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
-from pptrace.report.tables.steps import steps_table
-from pptrace.report.tables.waterfall import waterfall_table
+from pptrace.report.tables.step_series import steps_table
+from pptrace.report.tables.waterfall import blame_table, waterfall_table
 
 __all__ = [
     "Amount",

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.compare.compare import _shows, _verdict, compare_runs
+from pptrace.analysis.compare.compare import _verdict, compare_runs, shows
 from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
-from pptrace.analysis.compare.recording import RecordedApart, Recording
+from pptrace.analysis.compare.recording import RecordedBoth, Recording
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.report_table import Amount
@@ -259,11 +259,11 @@ def test_a_run_is_slower_or_faster_where_no_change_is_outside_the_interval(
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "shows"),
+    ("a", "b", "is_shown"),
     [([0, 0], [0, 3], True), ([2, np.nan], [0, 0], True), ([0, 0.4], [0, 0], False), ([np.nan], [0], False)],
 )
-def test_a_part_shows_where_it_is_not_0_in_any_step(a: list[float], b: list[float], shows: bool) -> None:
-    assert _shows(np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)) is shows
+def test_a_part_shows_where_it_is_not_0_in_any_step(a: list[float], b: list[float], is_shown: bool) -> None:
+    assert shows(np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)) is is_shown
 
 
 def test_where_ranks_waited_for_cores_steps_are_compared_without_what_disturbed_them(tmp_path: Path) -> None:
@@ -329,17 +329,21 @@ def test_what_differs_because_one_run_has_no_messages_is_not_marked(tmp_path: Pa
     assert not any("transfers are known" in line for line in both.warnings)
 
 
-_WITHOUT, _WITH, _ON_DEVICES = Recording(0.0, False), Recording(1.0, False), Recording(1.0, True)
+def recorded(known_transfers: float | None, *, has_devices: bool = False) -> Recording:
+    return Recording(known_transfers=known_transfers, has_devices=has_devices)
+
+
+_WITHOUT, _WITH, _ON_DEVICES = recorded(0.0), recorded(1.0), recorded(1.0, has_devices=True)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "hidden"),
     [
         (_WITH, _WITH, set()),
-        (_WITH, Recording(0.995, False), set()),
-        (_WITH, Recording(None, False), set()),
+        (_WITH, recorded(0.995), set()),
+        (_WITH, recorded(None), set()),
         (_WITH, _WITHOUT, {"compute", "bubble", "unexplained", "structural"}),
-        (_ON_DEVICES, Recording(0.0, True), {"bubble", "unexplained"}),
+        (_ON_DEVICES, recorded(0.0, has_devices=True), {"bubble", "unexplained"}),
         (_ON_DEVICES, _WITH, {"compute", "bubble", "exposed communication", "unexplained", "structural"}),
     ],
 )
@@ -349,6 +353,6 @@ def test_parts_that_the_recording_changes_are_those_of_waits_or_of_all_ops(
     causes = ("unexplained", "structural")
     places: dict[str, tuple[str, Place]] = {cause: ("cause", (("cause", cause),)) for cause in causes}
     places |= {name: (name, ()) for name in ("compute", "bubble", "exposed communication", "range", "device idle")}
-    for pair in (RecordedApart(a, b), RecordedApart(b, a)):
+    for pair in (RecordedBoth(a, b), RecordedBoth(b, a)):
         assert {name for name, place in places.items() if pair.hides(*place)} == hidden
         assert len(list(pair.lines())) == bool(hidden)

@@ -33,7 +33,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
-from pptrace.analysis.step_parts import Bubble, Cause
+from pptrace.analysis.whole_run import Bubble, Cause
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.bootstrap import Typical, p_value, relative_difference
-from pptrace.analysis.compare.run_to_run import typical_of_sides
-from pptrace.analysis.compare.side import Order
+from pptrace.analysis.compare.run_to_run import Order, typical_of_sides
 
 USUAL = 100_000_000
 

@@ -15,7 +15,8 @@ from pptrace.analysis.compare.facts import differing
 from pptrace.analysis.compare.figures import CAUSE, EXPOSED, Place, StepFigures
 from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.result import Comparison
-from pptrace.analysis.compare.side import ComparedRun, Order, order_of, side_of
+from pptrace.analysis.compare.run_to_run import Order
+from pptrace.analysis.compare.side import ComparedRun, order_of, side_of
 from pptrace.errors import TraceError
 from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables

@@ -11,7 +11,7 @@ from pptrace.analysis.compare.bootstrap import LASTING, NOTHING_KNOWN, USUAL_DEV
 from pptrace.analysis.compare.compare import compare_runs
 from pptrace.analysis.compare.result import ChangeVerdict
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.steadiness import Steadiness
+from pptrace.analysis.compare.undisturbed import Steadiness
 from pptrace.workflow.compare import read_compared
 from tests.support.noisy_runs import Noise, NoisyRun
 

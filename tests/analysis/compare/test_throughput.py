@@ -13,8 +13,8 @@ import pytest
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, relative_difference
 from pptrace.analysis.compare.compare import compare_runs, compare_sides
 from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.compare.run_to_run import MeanStep, changes_otherwise, mean_step_of
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.throughput import MeanStep, changes_otherwise, mean_step_of
 from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.compare import compare_runs
-from pptrace.analysis.compare.recording import RecordedBoth, RecordingCost, of_runs, recording_cost_of
+from pptrace.analysis.compare.recording import RecordedBoth, Recording, of_runs, recording_of
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.recording_parts import RecordingReport
@@ -35,11 +35,11 @@ BLOCK = RecordingReport(
 SHAPES = replace(BLOCK, settings={"record_shapes": True})
 
 
-def cost(block: RecordingReport = BLOCK, steps: int = 0, format_name: str = "kineto") -> RecordingCost:
-    return recording_cost_of(block, [format_name], np.full(steps, STEP))
+def cost(block: RecordingReport = BLOCK, steps: int = 0, format_name: str = "kineto") -> Recording:
+    return recording_of(block, [format_name], np.full(steps, STEP))
 
 
-def deviation(a: RecordingCost, b: RecordingCost) -> float:
+def deviation(a: Recording, b: Recording) -> float:
     there, back = RecordedBoth(a, b).deviation, RecordedBoth(b, a).deviation
     assert there == pytest.approx(back)
     return there
@@ -104,10 +104,10 @@ def test_a_recorded_step_is_off_by_what_it_may_be_longer() -> None:
 
 
 def test_where_nothing_is_known_of_the_cost_nothing_is_added() -> None:
-    unknown = recording_cost_of(RecordingReport(reason="no host events"), ["oplog"], NONE)
+    unknown = recording_of(RecordingReport(reason="no host events"), ["oplog"], NONE)
     assert unknown.deviation is None
     assert deviation(unknown, unknown) == 0
-    assert deviation(unknown, recording_cost_of(None, ["oplog"], NONE)) == 0
+    assert deviation(unknown, recording_of(None, ["oplog"], NONE)) == 0
     assert unknown.settings == ""
 
 
@@ -147,7 +147,7 @@ def test_settings_are_named_in_words(settings: dict[str, object], words: str) ->
         (cost(), cost(RecordingReport(), format_name="nsys-sqlite"), "may be that of the recording alone"),
     ],
 )
-def test_recordings_that_differ_are_one_line(a: RecordingCost, b: RecordingCost, words: str) -> None:
+def test_recordings_that_differ_are_one_line(a: Recording, b: Recording, words: str) -> None:
     (line,) = RecordedBoth(a, b).lines()
     assert line.startswith(f"the recordings differ: {a.settings} in A, {b.settings} in B")
     assert words in line
@@ -175,8 +175,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparedRun, Compar
     return usual, slower
 
 
-def compared(table: tuple[ComparedRun, ComparedRun], a: RecordingCost, b: RecordingCost) -> Comparison:
-    return compare_runs(replace(table[0], recording_cost=a), replace(table[1], recording_cost=b))
+def compared(table: tuple[ComparedRun, ComparedRun], a: Recording, b: Recording) -> Comparison:
+    return compare_runs(replace(table[0], recording=a), replace(table[1], recording=b))
 
 
 def test_what_is_not_known_of_the_cost_widens_the_interval_and_unmarks_parts(
@@ -198,7 +198,7 @@ def test_what_is_not_known_of_the_cost_widens_the_interval_and_unmarks_parts(
 def test_steps_that_were_timed_unrecorded_are_the_typical_ones(table: tuple[ComparedRun, ComparedRun]) -> None:
     period = table[0].figures.lengths
     both = [replace(run, figures=replace(run.figures, period=run.figures.lengths)) for run in table]
-    measured = RecordingCost("torch.profiler", is_unrecorded=True, measured=period // 2, deviation=0.0)
+    measured = Recording("torch.profiler", is_unrecorded=True, measured=period // 2, deviation=0.0)
     found = compared((both[0], both[1]), measured, cost())
     assert found.span.a_ns == np.sort(period // 2)[(len(period) - 1) // 2]
     assert found.num_steps.a == len(period)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
-from pptrace.analysis.experts.counts import RankCounts, ratios_of_layer, rows_and_ratios
+from pptrace.analysis.experts.counts import RankCounts, TokenSizes, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
-from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
-from pptrace.analysis.experts.places import with_model_stages
+from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.waits import Waits
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.slices import Slice

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from instrument.expert_counts import ExpertCounts
-from pptrace.analysis.experts.counts import read_counts
+from pptrace.analysis.experts.counts import TokenSizes, expert_flops, handed_in, passes_of, read_counts, sizes_of_run
 from pptrace.analysis.experts.exchanges import EXCHANGES
-from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of, sizes_of_run
 from pptrace.analysis.experts.loads import rank_loads
-from pptrace.analysis.experts.places import with_model_stages
+from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.waits import Waits
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
-from pptrace.analysis.experts.places import with_model_stages
+from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.types import ExpertStep
 from pptrace.analysis.experts.waits import Waits, expert_steps
 from pptrace.slices import Slice

@@ -7,7 +7,7 @@ import numpy as np
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import no_exchanges
 from pptrace.analysis.experts.loads import layer_loads
-from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages
+from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_stages
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice

@@ -7,10 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pptrace.analysis.experts import slowness
+from pptrace.analysis.experts import waits
 from pptrace.analysis.experts.exchanges import EXCHANGES
-from pptrace.analysis.experts.slowness import Floats, times_of_experts
-from pptrace.analysis.experts.waits import Waits
+from pptrace.analysis.experts.waits import Floats, Waits, times_of_experts
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -128,6 +127,6 @@ def test_the_work_grows_with_the_ranks_and_not_with_their_square(monkeypatch: py
             return argsort(values, **how)  # type: ignore[call-overload,no-any-return]
 
         with monkeypatch.context() as patch:
-            patch.setattr(slowness.np, "argsort", counted)
+            patch.setattr(waits.np, "argsort", counted)
             _ = Waits(given).slowness
     assert numbers[128] < 8 * numbers[32]

@@ -10,7 +10,7 @@ import pytest
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import no_exchanges
 from pptrace.analysis.experts.loads import layer_loads, spread_over_layers
-from pptrace.analysis.experts.places import with_model_stages
+from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread
 
 LAYER = LayerLoad(0, 0, 0, *(None,) * 9)

@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
+from pptrace.analysis.experts.counts import RankCounts, TokenSizes, counts_of_ranks, sizes_of_run
 from pptrace.analysis.experts.exchanges import join_exchanges, no_exchanges
-from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
-from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of
-from pptrace.analysis.experts.traffic import Traffic, traffic_of
+from pptrace.analysis.experts.traffic import SentRows, Traffic, sent_rows_of, traffic_of
 from pptrace.analysis.experts.types import MOST_PAIRS, TrafficMatrix, report_traffic
 from pptrace.model.splits import parse_splits, splits_by_size
 from pptrace.slices import Slice

@@ -24,7 +24,7 @@ from pptrace.analysis.explain.causes import (
     part_of,
 )
 from pptrace.analysis.explain.explain import _blames, _most_blamed, _parts, axes_inside_ops
-from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import Cause
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice, group_medians

@@ -18,7 +18,7 @@ from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.matrix.step_matrix import OUTSIDE, StepMatrix
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import Cause
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging, make_graph
 from pptrace.schedule.registry import build

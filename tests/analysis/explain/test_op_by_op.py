@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pptrace.analysis.explain.binding import _count, bindings_of
 from pptrace.analysis.explain.blame import _part_of, charge_bubbles, typical_of
 from pptrace.analysis.explain.critical_path import critical_paths
-from pptrace.analysis.explain.explain import _host_of_idle
+from pptrace.analysis.explain.explain import host_of_idle
 from pptrace.analysis.explain.slack import _Edges, _least, _of_meetings, _RankOrder, meetings_of, slacks_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE
@@ -159,7 +159,7 @@ def test_the_hosts_part_of_what_is_charged_to_idle_times_is_in_proportion() -> N
     charges, idle, host = (
         np.array(column) for column in ([0, 7, 7, 9, 5, 3], [0, 10, 10, 4, 8, 0], [3, 5, 0, 9, 3, 2])
     )
-    assert _host_of_idle(charges, idle, host).tolist() == [0, 3, 0, 9, 1, 0]
+    assert host_of_idle(charges, idle, host).tolist() == [0, 3, 0, 9, 1, 0]
 
 
 def test_ops_on_the_path_are_those_that_the_walk_back_passes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.measured import _moved_together, _receiving
+from pptrace.analysis.explain.measured import moved_together_of, receiving_of
 from pptrace.analysis.explain.step_times import (
     UNKNOWN,
     RankTimes,
@@ -175,7 +175,7 @@ def test_the_whole_windows_are_the_rows_of_those_that_have_every_op() -> None:
 def test_what_messages_cost_by_the_trace_alone_is_kept_where_it_differs() -> None:
     for seed in range(20):
         times = random_times(random.Random(seed))
-        found = _moved_together(times)
+        found = moved_together_of(times)
         expected = [
             (window, message, times.recorded[window, message])
             for window, message in np.ndindex(times.arrival.shape)
@@ -199,7 +199,7 @@ def test_a_kernel_still_receives_from_when_all_that_it_carries_had_been_sent_to_
                 longest = max(longest, min(received, begin) - max(sent, could_run))
             if longest:
                 expected.append((window, row, longest))
-        found = _receiving(times, bindings)
+        found = receiving_of(times, bindings)
         assert list(zip(found["window"], found["row"], found["ns"], strict=True)) == expected
         num_waits += len(expected)
     assert num_waits > 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.analysis.links.fit import fit_link
+from pptrace.analysis.links.peaks import fit_link
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(0, 1.0), (5_000, 12.5), (1_000_000, 400.0), (30_000, 0.25)])

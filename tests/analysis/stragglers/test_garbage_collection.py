@@ -11,8 +11,8 @@ import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
+from pptrace.analysis.stragglers.detectors import study_steps
 from pptrace.analysis.stragglers.hosts import garbage_collections
-from pptrace.analysis.stragglers.study import study_steps
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build

@@ -8,8 +8,8 @@ import pytest
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.report import Report
+from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.stragglers.hosts import LATE_START
-from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.analysis.whatif.study import study_run
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build

@@ -10,8 +10,8 @@ import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
+from pptrace.analysis.stragglers.communication import slow_link
 from pptrace.analysis.stragglers.hosts import host_pauses
-from pptrace.analysis.stragglers.links import slow_link
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.model.tables import Int64

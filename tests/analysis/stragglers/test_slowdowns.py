@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, joined
+from pptrace.analysis.stragglers.detectors import study_steps
 from pptrace.analysis.stragglers.slowdowns import slowdowns
-from pptrace.analysis.stragglers.study import study_steps
 from pptrace.analysis.whole_run import Stragglers
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -209,11 +209,11 @@ def test_a_large_run_is_studied_in_evenly_spaced_steps(monkeypatch: pytest.Monke
     table = build("1f1b", 2, 4).table
     costs = measured_costs(table, np.full((10, 1, len(table)), 1_000))
     replayed = 10 * len(table) * (2 + 2)
-    monkeypatch.setattr("pptrace.analysis.stragglers.study._MOST_REPLAYED", replayed // 3)
+    monkeypatch.setattr("pptrace.analysis.stragglers.detectors._MOST_REPLAYED", replayed // 3)
     stragglers = study_steps([costs]).stragglers
     assert stragglers is not None
     assert stragglers.num_steps == 3
-    monkeypatch.setattr("pptrace.analysis.stragglers.study._MOST_REPLAYED", replayed)
+    monkeypatch.setattr("pptrace.analysis.stragglers.detectors._MOST_REPLAYED", replayed)
     everything = study_steps([costs]).stragglers
     assert everything is not None
     assert everything.num_steps == 10

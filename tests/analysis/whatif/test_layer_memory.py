@@ -35,20 +35,21 @@ def uses(base: float | None = BASE) -> dict[int, RankUse]:
 def test_layers_of_the_ranks_between_tell_what_the_ends_have_besides_theirs() -> None:
     memory = layer_memory(uses(), LAYERS)
     assert memory is not None
-    assert memory.state == pytest.approx([STATE + EMBEDDING[0], *[STATE] * 10, STATE + HEAD[0]])
-    assert memory.activations == pytest.approx([ACTIVATIONS + EMBEDDING[1], *[ACTIVATIONS] * 10, ACTIVATIONS + HEAD[1]])
+    assert memory.state == pytest.approx([EMBEDDING[0], *[STATE] * 12, HEAD[0]])
+    assert memory.activations == pytest.approx([EMBEDDING[1], *[ACTIVATIONS] * 12, HEAD[1]])
 
 
 def test_the_peak_of_a_split_is_that_of_its_layers_and_the_microbatches_in_flight() -> None:
     memory, plan = layer_memory(uses(), LAYERS), build("1f1b", 4, 8)
     assert memory is not None
-    split = (4, 3, 3, 2)
-    expected = [
-        BASE + count * STATE + of_end[0] + held * (count * ACTIVATIONS + of_end[1])
-        for count, of_end, held in zip(split, [EMBEDDING, (0, 0), (0, 0), HEAD], peak_inflight(plan), strict=True)
-    ]
-    assert peak_of_layers(memory, plan, split, 1.0) == max(expected)
-    assert peak_of_layers(memory, plan, split, 0.5) < max(expected)
+    for split in ((4, 3, 3, 2), (0, 2, 2, 8), (6, 5, 1, 0)):
+        expected = [
+            BASE + count * STATE + of_end[0] + held * (count * ACTIVATIONS + of_end[1])
+            for count, of_end, held in zip(split, [EMBEDDING, (0, 0), (0, 0), HEAD], peak_inflight(plan), strict=True)
+        ]
+        assert memory.peaks_of(plan, split, peak_inflight(plan)).tolist() == pytest.approx(expected)
+        assert peak_of_layers(memory, plan, split, 1.0) == max(expected)
+        assert peak_of_layers(memory, plan, split, 0.5) < max(expected)
 
 
 @pytest.mark.parametrize(

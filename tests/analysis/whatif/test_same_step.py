@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import pptrace
-from pptrace.analysis.step_parts import OutsidePart
 from pptrace.analysis.whatif.measured_gains import OutsideTimes
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import MOST_ERROR
+from pptrace.analysis.whole_run import OutsidePart
 from pptrace.api.whatif import Predictions
 from pptrace.errors import UsageError
 from pptrace.model.report_table import Amount
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.changes import changes_chart
-from pptrace.report.tables.steps import steps_table
+from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from tests.support.programs import SAMPLES
 

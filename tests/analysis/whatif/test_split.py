@@ -16,11 +16,15 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from tests.support.measured import measured_costs
 
+ENDS = (0.0, 0.0)
+
 
 def all_splits(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
+    """All splits; of three stages or more the first and the last may have no layer."""
+    none = int(num_stages > 2)
     return [
         tuple(int(count) for count in np.diff((0, *cuts, num_layers)))
-        for cuts in combinations(range(1, num_layers), num_stages - 1)
+        for cuts in combinations(range(1 - none, num_layers + none), num_stages - 1)
     ]
 
 
@@ -64,10 +68,16 @@ def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
     num_layers, num_stages = int(rng.integers(4, 13)), int(rng.integers(2, 5))
     layers, state, activations = rng.integers(1, 20, (3, num_layers)).astype(float)
     base, held = rng.integers(0, 10, num_stages).astype(float), list(range(num_stages, 0, -1))
-    memory = LayerMemory(base, state, activations)
+    of_ends = rng.integers(0, 30, (2, 2)).astype(float)
+    memory = LayerMemory(
+        base,
+        *(np.array([first, *part, last]) for part, (first, last) in zip((state, activations), of_ends, strict=True)),
+    )
 
     def peaks(split: Sequence[int]) -> npt.NDArray[np.float64]:
-        return base + loads_of(split, state) + np.array(held) * loads_of(split, activations)
+        loads = np.array([loads_of(split, state), loads_of(split, activations)])
+        loads[:, [0, -1]] += of_ends
+        return base + loads[0] + np.array(held) * loads[1]
 
     splits = all_splits(num_layers, num_stages)
     assert memory.peaks_of(build("1f1b", num_stages, 8), splits[-1], held).tolist() == peaks(splits[-1]).tolist()
@@ -82,16 +92,17 @@ def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
 
 @pytest.mark.parametrize("placement", [[0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 0, 1, 2]])
 def test_layers_that_cost_alike_are_shared_out_over_chunks_as_well_as_they_can_be(placement: list[int]) -> None:
-    layers = np.ones(12)
-    layers[[0, -1]] += (1.5, 3.5)
+    layers, ends = np.ones(12), (1.5, 3.5)
 
     def heaviest(split: Sequence[int]) -> float:
-        return float(np.bincount(placement, loads_of(split, layers)).max())
+        loads = loads_of(split, layers)
+        loads[[0, -1]] += ends
+        return float(np.bincount(placement, loads).max())
 
     splits = all_splits(12, len(placement))
     least = min(map(heaviest, splits))
     for start in splits[:: len(splits) // 20]:
-        assert heaviest(_improved(layers, np.array(placement), start)) == least
+        assert heaviest(_improved(layers, ends, np.array(placement), start)) == least
 
 
 @pytest.mark.parametrize("seed", [7, 8, 10, 11])
@@ -103,9 +114,9 @@ def test_over_chunks_no_split_of_twelve_layers_has_a_lighter_heaviest_rank(seed:
     def heaviest(split: Sequence[int]) -> float:
         return float(np.bincount(placement, loads_of(split, layers)).max())
 
-    found, *others = _of_chunks(layers, np.array(placement), splits[(20 * seed) % len(splits)])
+    found, *others = _of_chunks(layers, ENDS, np.array(placement), splits[(20 * seed) % len(splits)])
     assert {heaviest(split) for split in (found, *others)} == {min(map(heaviest, splits))}
-    assert _of_chunks(layers, np.array(placement), found)[0] == found
+    assert _of_chunks(layers, ENDS, np.array(placement), found)[0] == found
 
 
 def test_over_chunks_many_layers_are_moved_from_the_measured_and_from_even_stages(
@@ -113,16 +124,15 @@ def test_over_chunks_many_layers_are_moved_from_the_measured_and_from_even_stage
 ) -> None:
     monkeypatch.setattr("pptrace.analysis.whatif.split._MOST_TRIED", 0)
     layers, placement = np.ones(12), np.array([0, 1, 0, 1])
-    found, *_ = _of_chunks(layers, placement, (9, 1, 1, 1))
+    found, *_ = _of_chunks(layers, ENDS, placement, (9, 1, 1, 1))
     assert np.bincount(placement, loads_of(found, layers)).tolist() == [6, 6]
 
 
 def test_where_one_rank_is_heaviest_anyhow_the_others_share_the_rest_evenly() -> None:
     layers, placement = np.ones(12), [0, 1, 2, 0, 1, 2]
-    layers[-1] += 20
     for start in all_splits(12, 6)[::20]:
-        found = _improved(layers, np.array(placement), start)
-        assert sorted(np.bincount(placement, loads_of(found, layers)).tolist()) == [5, 5, 22]
+        found = _improved(layers, (0.0, 20.0), np.array(placement), start)
+        assert sorted(np.bincount(placement, loads_of(found, layers)).tolist()) == [1, 5, 6]
 
 
 def test_over_chunks_the_heaviest_rank_has_least_work_as_well() -> None:
@@ -132,10 +142,9 @@ def test_over_chunks_the_heaviest_rank_has_least_work_as_well() -> None:
     durations = np.where(plan.table.kind == Kind.F.code, 20 + more // 3, 40 + more // 3 * 2)
     costs = stage_costs(plan, measured_costs(plan.table, np.tile(durations, (2, 1, 1))), (2, 2, 2, 2))
     layers = np.full(8, 30.0)
-    layers[[0, -1]] += (60, 120)
 
     def heaviest(split: Sequence[int]) -> float:
-        return float(np.bincount(plan.placement, loads_of(split, layers)).max())
+        return float(np.bincount(plan.placement, loads_of(split, layers) + np.array([60, 0, 0, 120])).max())
 
     found, *_ = best_splits(costs)
     assert heaviest(found) == min(map(heaviest, all_splits(8, 4))) == 210
@@ -151,7 +160,8 @@ def test_layers_that_cost_alike_are_shared_out_evenly_where_the_heaviest_stage_l
         (3, 2, 2, 3),
     }
     assert _partitions(np.ones(8), (0.0, 0.0), 4) == [(2, 2, 2, 2)]
-    assert set(_partitions(np.ones(8), (0.0, 3.0), 3)) == {(4, 3, 1), (3, 4, 1)}
+    assert set(_partitions(np.ones(8), (0.0, 3.0), 3)) == {(4, 3, 1), (3, 4, 1), (4, 4, 0)}
+    assert _partitions(np.ones(9), (0.0, 3.5), 4) == [(3, 3, 3, 0)]
     assert len(_partitions(np.ones(40), (0.0, 0.0), 16)) == 64
 
 

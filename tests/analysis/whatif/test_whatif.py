@@ -321,7 +321,7 @@ def test_few_steps_are_said_and_have_an_interval(tmp_path: Path) -> None:
         (Wishes(ideals=("stage=4",)), "--ideal stage=4: the run has stages 0 to 3"),
         (Wishes(ideals=("speed",)), "--ideal speed: expected stage=N"),
         (Wishes(split=(1, 2)), "--split 1,2: 2 numbers; expected 4"),
-        (Wishes(split=(1, 2, 3, 0)), "every stage has at least one layer"),
+        (Wishes(split=(1, 0, 3, 2)), "every stage but the first and the last has at least one layer"),
         (Wishes(placement=(0, 1, 2, 2)), "expected each of 0 to 3 once"),
         (Wishes(microbatches=0), "--microbatches is 0; expected at least 1"),
         (Wishes(link_speed=0.0), "--link-speed is 0; expected more than 0"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
-from pptrace.ingest.kineto.json_repair import repaired_text
+from pptrace.ingest.kineto.salvage import repaired_text
 from pptrace.model.traces import Trace
 from tests.support.extent import ALL
 

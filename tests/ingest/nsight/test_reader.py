@@ -21,8 +21,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.ingest.common.sqlite import NONE, Database
 from pptrace.ingest.common.sqlite_pages import PageReader
-from pptrace.ingest.nsight.reader import read_nsight
-from pptrace.ingest.nsight.report_export import STREAM_MAGIC
+from pptrace.ingest.nsight.reader import STREAM_MAGIC, read_nsight
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.schedule.registry import build

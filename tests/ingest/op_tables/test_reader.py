@@ -18,7 +18,7 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import first_bytes
-from pptrace.ingest.common.exact_numbers import to_ns
+from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.inputs.resolve import open_inputs
 from pptrace.ingest.job.read_job import read_traces

@@ -9,13 +9,11 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.ingest.formats import detect, named_format
-from pptrace.ingest.xplane.planes import read_space
+from pptrace.ingest.xplane.planes import WireError, fields, read_space, steps
 from pptrace.ingest.xplane.reader import read_xplane
-from pptrace.ingest.xplane.wire import WireError, fields, steps
 from pptrace.model.damage import KINDS, Damage
 from pptrace.model.traces import Category, Events, InputFormat
-from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL, kind_of_kernel
-from pptrace.recognise.device.work import breakdown, device_work
+from pptrace.recognise.device.work import COMMUNICATION_KERNEL, breakdown, device_work, kind_of_kernel
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.ingest.xplane.xplane_files import Event, PlaneWriter, content, number, space, varint

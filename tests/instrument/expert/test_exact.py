@@ -15,6 +15,7 @@ import pytest
 
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
+from pptrace.axes import Axis
 from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.predicted import routes_of
@@ -184,6 +185,17 @@ def test_sequences_that_context_ranks_share_are_balanced_as_wholes(pool: Pool, e
     check(
         pool, [replace(MIX, cp=2, dp=2, ep=ep), replace(MIX, cp=2, dp=2, ep=ep, zero=1)][: 2 if ALL or ep == 2 else 1]
     )
+
+
+def test_an_order_that_names_ep_trains_the_same(pool: Pool) -> None:
+    """Experts are shared by ranks that are far from each other: replicas of them vary faster."""
+    mix = replace(MIX, tp=2, dp=2, ep=2, order="dp-ep-tp-cp-pp")
+    assert (
+        mix.shape.groups_of(Axis.EP)
+        == [(0, 2), (1, 3)]
+        != replace(mix, order="tp-cp-ep-dp-pp").shape.groups_of(Axis.EP)
+    )
+    check(pool, [mix, replace(mix, order="tp-cp-ep-dp-pp", zero=1)])
 
 
 def test_all_axes_together(pool: Pool) -> None:

@@ -95,7 +95,7 @@ def save(model: GptConfig, parallel: Parallel, is_recomputed: bool = False, spli
     return Saved(
         layer,
         saved_by(lambda: embedding(tokens), embedding, (tokens,)),
-        saved_by(lambda: cross_entropy(head(x), targets, parallel.region.group), head, (targets,)),
+        saved_by(lambda: cross_entropy(head(x), targets, parallel.region.group, model.vocabulary), head, (targets,)),
         frozenset(seen.names),
     )
 
@@ -123,6 +123,8 @@ def sizes_of(form: RankForm) -> ActivationSizes:
         sequence_parallel=form.sequence,
         ulysses=form.context.ulysses,
         dropout=config.dropout,
+        vocabulary=config.vocabulary,
+        vocabulary_multiple=config.vocabulary_multiple,
     )
     return ActivationSizes(facts, form.tp, form.context.size, on_device=False)
 
@@ -161,6 +163,7 @@ MODELS = [
     for recompute in Recompute
     for dtype, dropout in ((torch.float64, 0.0), (torch.bfloat16, 0.1))
 ]
+MODELS.append({"vocabulary": 301, "vocabulary_multiple": 3})
 SHARDS, OVERLAPPED = ParallelOptions(sequence=True), ParallelOptions(sequence=True, overlap=True)
 WAYS = {
     "tensor": Way(tp=2),

@@ -49,6 +49,16 @@ def test_model_flops_are_the_matrix_products_of_forward_and_backward(splits: boo
     assert flops.model == flops.hardware == counted(Recompute.NONE, splits)
 
 
+def test_model_flops_of_a_padded_vocabulary_are_those_of_all_rows() -> None:
+    whole = replace(config(Recompute.NONE), vocabulary=300, vocabulary_multiple=16)
+    model, tokens = GptStage(whole, range(LAYERS)), torch.randint(300, (BATCH, SEQUENCE))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(model(tokens), tokens, vocabulary=300).backward()
+    assert counter.get_total_flops() == step_flops(whole, BATCH).model == step_flops(whole, BATCH, tp=1).hardware
+    head = 3 * 2 * BATCH * SEQUENCE * HIDDEN
+    assert step_flops(whole, BATCH, tp=3).model - step_flops(whole, BATCH).model == head * (336 - 304)
+
+
 def test_model_flops_of_experts_are_their_matrix_products() -> None:
     """Beside the formula's, the sum of each token's experts is a product of their weights and outputs: 3 · 2·B·s·k·h."""
     for every, num_with_experts, shared in ((1, 3, Shared.ADDED), (2, 2, Shared.GATED), (2, 2, Shared.RESIDUAL)):

@@ -14,6 +14,7 @@ import pytest
 
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
+from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, train_mixes
 from tests.support.extent import ALL
@@ -68,6 +69,22 @@ def test_every_mix_trains_as_one_process_does(pool: Pool, mix: Mix) -> None:
     for rank, (outcome,) in enumerate(check(pool, [mix])):
         predicted = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan)
         assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
+
+
+UNEVEN_ENDS = (
+    Mix(pp=2, tp=2, schedule="interleaved-1f1b", sequence=True, vocabulary=301, split=(0, 2, 2, 0)),
+    Mix(pp=2, tp=2, schedule="zbv", vocabulary=299, tied=False, split=(0, 3, 1, 0), recompute=Recompute.SELECTIVE),
+    Mix(pp=2, dp=2, vocabulary=300, zero=1, split=(4, 0), clip=0.3),
+    Mix(tp=4, sequence=True, vocabulary=301),
+)
+
+
+@pytest.mark.parametrize("mix", UNEVEN_ENDS, ids=name_of)
+def test_any_vocabulary_and_stages_of_the_ends_alone_train_as_one_process_does(pool: Pool, mix: Mix) -> None:
+    for rank, (outcome,) in enumerate(check(pool, [mix])):
+        volume = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan)
+        assert outcome.volumes == tuple(volume.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
+        assert outcome.weights == MemoryPrediction(volume, on_device=False).of_rank(rank).weights
 
 
 @pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])

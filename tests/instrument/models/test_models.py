@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stage
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.partition import Layout, partition
 from pptrace.errors import UsageError
+from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
 
 CONFIG = GptConfig(layers=4, hidden=8, heads=2, sequence=6, dtype=torch.float64)
 
@@ -29,8 +31,9 @@ def test_layers_are_shared_out_evenly_the_first_stages_taking_more() -> None:
     [
         (3, 4, None, "4 stages need at least 4 layers and the model has 3"),
         (4, 2, (4,), "split 4 names 1 stages; the pipeline has 2"),
-        (4, 2, (3, 2), "split 3,2 has 5 layers; expected at least 1 per stage and 4 in all"),
-        (4, 2, (4, 0), "split 4,0 has 4 layers; expected at least 1 per stage"),
+        (4, 2, (3, 2), "split 3,2 has 5 layers; expected 4 in all"),
+        (4, 3, (2, 0, 2), "split 2,0,2 has 4 layers; expected 4 in all, and at least 1 in each stage but the first"),
+        (4, 3, (-1, 4, 1), "split -1,4,1 has 4 layers; expected 4 in all, and at least 1 in each stage but the first"),
     ],
 )
 def test_a_cut_that_does_not_fit_is_one_line(
@@ -55,6 +58,9 @@ def test_a_cut_that_does_not_fit_is_one_line(
         (Layout(first=3, last=1), 4, 2, (3, 1)),
         (Layout(last=1, counts_embedding=True), 6, 3, (2, 3, 1)),
         (Layout(split=(4, 1, 2)), 7, 3, (4, 1, 2)),
+        (Layout(split=(0, 4, 3, 0)), 7, 4, (0, 4, 3, 0)),
+        (Layout(counts_embedding=True, counts_loss=True), 2, 4, (0, 1, 1, 0)),
+        (Layout(first=0), 4, 3, (0, 2, 2)),
     ],
 )
 def test_layouts_share_out_all_layers(layout: Layout, layers: int, stages: int, counts: tuple[int, ...]) -> None:
@@ -63,18 +69,95 @@ def test_layouts_share_out_all_layers(layout: Layout, layers: int, stages: int, 
 
 
 def test_layouts_that_do_not_fit_are_one_line() -> None:
-    with pytest.raises(UsageError, match="4 layers on 4 stages with 2 in the first leave 2 for 3 stages"):
+    with pytest.raises(UsageError, match="4 layers on 4 stages with 2 in the first rank leave 2 for 3 stages"):
         Layout(first=2).layers(4, 4)
     with pytest.raises(
-        UsageError, match="5 layers on 2 stages with 3 in the first, 1 in the last leave 1 for 0 stages"
+        UsageError, match="5 layers on 2 stages with 3 in the first rank, 1 in the last rank leave 1 for 0 stages"
     ):
         Layout(first=3, last=1).layers(5, 2)
     with pytest.raises(UsageError, match="give the split alone"):
         Layout(split=(1, 2), counts_loss=True)
     with pytest.raises(UsageError, match="give one of the two"):
         Layout(first=1, counts_embedding=True)
-    with pytest.raises(UsageError, match="split 1,2,0 has 3 layers; expected at least 1 per stage"):
-        partition(3, 3, Layout(counts_embedding=True, counts_loss=True).layers(3, 3))
+    with pytest.raises(
+        UsageError, match="rank 0 has 3 layers, which do not divide among its 2 stages; choose a multiple of 2"
+    ):
+        Layout(first=3).layers(8, 4, (0, 1, 0, 1))
+
+
+def layers_in_megatron(
+    layers: int, pp: int, vpp: int, first: int | None, last: int | None, embedding: bool, loss: bool
+) -> tuple[int, ...]:
+    """Layers of each stage by the rules of Megatron-LM's ``get_num_layers_to_build``: N on a rank, equally in all its chunks."""
+    left = layers + embedding + loss - (first or 0) - (last or 0)
+    middle = [rank for rank in range(pp) if not (rank == 0 and first) and not (rank == pp - 1 and last)]
+    of_rank = {rank: left // len(middle) for rank in middle} | ({0: first} if first else {})
+    of_rank |= {pp - 1: last} if last else {}
+    stages = [of_rank[stage % pp] // vpp for stage in range(pp * vpp)]
+    stages[0] -= embedding
+    stages[-1] -= loss
+    return tuple(stages)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "first", "last", "embedding", "loss"),
+    [
+        *((8, 2, 2, first, None, False, False) for first in (2, 4, 6)),
+        *((16, 4, 2, first, last, False, False) for first, last in ((4, 4), (2, 6), (6, 2))),
+        *((16, 4, vpp, 4, None, False, False) for vpp in (1, 2, 4)),
+        *((14, 4, vpp, None, None, True, True) for vpp in (1, 2, 4)),
+        *((7, 4, vpp, None, None, embedding, not embedding) for vpp in (1, 2) for embedding in (True, False)),
+    ],
+)
+def test_megatrons_options_mean_what_they_mean_there(
+    layers: int, pp: int, vpp: int, first: int | None, last: int | None, embedding: bool, loss: bool
+) -> None:
+    layout = Layout(None, embedding, loss, first, last)
+    placement = [stage % pp for stage in range(pp * vpp)]
+    expected = layers_in_megatron(layers, pp, vpp, first, last, embedding, loss)
+    assert layout.layers(layers, pp * vpp, placement) == expected
+    assert [len(part) for part in partition(layers, pp * vpp, expected)] == list(expected)
+
+
+def test_parameters_of_gpt2_345m_are_those_that_megatron_prints() -> None:
+    """A run of Megatron-LM: 24 layers, h = 1024, s = 2048, GPT-2's 50,257 tokens, tied, on four pipeline ranks."""
+    config = GptConfig(24, 1024, 16, 2048, tied=True, vocabulary=50257, vocabulary_multiple=128)
+    layer, embedding = 12 * 1024**2 + 13 * 1024, 50304 * 1024
+    closed = (6 * layer + embedding + 2048 * 1024, 6 * layer, 6 * layer, 6 * layer + embedding + 2 * 1024)
+    assert closed == (129_185_792, 75_577_344, 75_577_344, 127_090_688)
+    facts = GptFacts(
+        *(1024, 16, 16, 2048, 1, 50257, "float32", True, (6,) * 4, False, False, 1, "none", None, 0, 1, 0.0, "", 1),
+        vocabulary_multiple=128,
+    )
+    assert tuple(sum(p.numel for p in stage_parameters(facts, stage, 1)) for stage in range(4)) == closed
+    with torch.device("meta"):
+        stages = make_stages(config, partition(24, 4), range(4))
+    assert tuple(sum(p.numel() for p in stage.parameters()) for stage in stages.values()) == closed
+
+
+@pytest.mark.parametrize(("tp", "rows"), [(1, 50304), (2, 50432), (3, 50304), (8, 51200)])
+def test_a_vocabulary_is_padded_as_megatron_does(tp: int, rows: int) -> None:
+    config = GptConfig(1, 8, 2, 4, vocabulary=50257, vocabulary_multiple=128)
+    assert config.padded_vocabulary(tp) == rows
+    assert rows % (128 * tp) == 0
+    assert 0 <= rows - 50257 < 128 * tp
+
+
+def test_rows_beyond_the_vocabulary_take_no_part_in_the_loss() -> None:
+    padded = replace(CONFIG, vocabulary=300, vocabulary_multiple=128)
+    exact = replace(padded, vocabulary_multiple=1)
+    batch = TextData(1, 2, 6, seed=1).batch(0, 0)
+    losses = []
+    for config in (padded, exact):
+        model = GptStage(config, range(4))
+        loss = cross_entropy(model(batch.tokens[0]), batch.targets[0], vocabulary=300)
+        loss.backward()
+        losses.append(loss)
+        assert model.head is not None
+        gradient = model.head.projection.weight.grad
+        assert gradient is not None
+        assert not gradient[300:].any()
+    assert torch.equal(*losses)
 
 
 def test_a_sleeping_stage_sleeps_its_weight_part_when_the_weights_are_due() -> None:

@@ -59,6 +59,17 @@ def test_uneven_splits_are_exact(pool: Pool, schedule: str) -> None:
     check(pool, [Case(schedule, 4, 5, layers=7, split=split) for split in ((1, 2, 3, 1), (4, 1, 1, 1), (2, 2, 2, 1))])
 
 
+def test_stages_of_the_embedding_or_the_loss_alone_are_exact(pool: Pool) -> None:
+    ends = [Case("1f1b", 4, 5, layers=4, split=(0, 2, 2, 0), tied=tied, vocabulary=300) for tied in (False, True)]
+    check(
+        pool,
+        [*ends, Case("zb-h1", 4, 5, layers=5, split=(0, 3, 2, 0)), Case("1f1b", 4, 5, layers=3, split=(1, 1, 1, 0))],
+    )
+    chunks = Case("interleaved-1f1b", 2, 4, chunks=2, layers=3, split=(0, 2, 1, 0), tied=True, ahead=2, vocabulary=300)
+    check(pool, [chunks, replace(chunks, schedule="zbv", tied=False), Case("1f1b", 2, 3, layers=2, split=(2, 0))])
+    check(pool, [replace(chunks, schedule="dualpipe", split=(0, 2), layers=2, tied=False, ahead=0)])
+
+
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_tied_embeddings_are_exact(pool: Pool, schedule: str, mode: Mode) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.calls.find_calls import find_calls
-from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL, hint_of_kernel, kind_of, kind_of_kernel
-from pptrace.recognise.device.work import device_work
+from pptrace.recognise.device.work import COMMUNICATION_KERNEL, device_work, hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse

@@ -7,9 +7,9 @@ import pytest
 
 from pptrace.clock import ClockMethod
 from pptrace.model.traces import Category
+from pptrace.recognise.calls.call_columns import Role
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.host_calls import read_name
-from pptrace.recognise.calls.nesting import Role
 from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import analyse
 from tests.recognise.kineto_calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.marks import AwaitMark, Axis, CallMark, SpanKind, SpanMark
+from pptrace.marks import AwaitMark, Axis, CallMark, Collective, CollectiveMark, SpanKind, SpanMark
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Category, Trace
-from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
-from pptrace.recognise.groups.topology import Group, sizes_of
+from pptrace.recognise.groups.topology import Group, axis_of_description, sizes_of
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.run import recognise
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, marked
@@ -50,6 +49,26 @@ def test_a_mark_and_what_it_covers_are_one_call_with_the_facts_of_both() -> None
     times = [by_mark[name] - START for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")]
     assert times == [100, 120, 150, 180]  # the backend was done before the wait ended
     assert (by_engine["group_id"], by_engine["backward"], by_engine["bytes"]) == ("0", 1, -1)
+
+
+def test_a_work_that_begins_late_is_no_further_call_where_nothing_shows_who_posted_it() -> None:
+    """Without operators, as light recordings are, of the runtime's marks and of those of hooks."""
+    for posted in (
+        CallMark("all_reduce", "0", 4, 4096, 3, None, 7),
+        CollectiveMark(Collective.ALL_REDUCE, Axis.DP, 2, 4096, 3, 7),
+    ):
+        events = [
+            marked(SpanMark(SpanKind.STEP, 3), START, START + 1000),
+            marked(posted, START + 100, START + 120),
+            Event(Category.ANNOTATION, "gloo:all_reduce", START + 125, START + 180, thread=WORKER),
+            marked(AwaitMark(Axis.DP, 3, 7), START + 150, START + 190),
+            Event(Category.ANNOTATION, "gloo:all_reduce", START + 315, START + 380, thread=WORKER),
+        ]
+        comms = recognise([make_trace(events, rank, {"rank": rank, **FACTS}) for rank in range(2)]).comms
+        assert sorted(comms["start_ns"] - START) == [100, 100, 315, 315], (
+            "the second is posted by nothing that has a mark"
+        )
+        assert sorted(comms["end_ns"] - START) == [190, 190, 380, 380]
 
 
 def test_a_call_that_raised_is_no_communication() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import COMMS, UNKNOWN, empty_table
 from pptrace.model.traces import Trace
-from pptrace.recognise.infer.traced_ranks import Detail
+from pptrace.recognise.infer.candidates import Detail
 from pptrace.report.to_json import report_object
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan

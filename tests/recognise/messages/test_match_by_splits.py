@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.recognise.messages.match_calls import have_splits, shifts_by_splits
+from pptrace.recognise.messages.kernels_from_plan import have_splits, shifts_by_splits
 from pptrace.slices import Slice
 
 Matrix = Sequence[Sequence[int]]

@@ -13,10 +13,8 @@ from pptrace.model.traces import Category
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import steps_of_ranges, with_microbatches
-from pptrace.recognise.ops.label_columns import Range, Ranges
-from pptrace.recognise.ops.label_steps import counted_steps
-from pptrace.recognise.ops.labelled_ranges import outermost
-from pptrace.recognise.ops.tables import LaunchIndex
+from pptrace.recognise.ops.label_columns import Range, Ranges, outermost
+from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
 from pptrace.schedule.actions import Kind, Phase
 from tests.support.synthetic import START, Event, make_trace
 

@@ -6,7 +6,7 @@ import pytest
 
 from pptrace.model.tables import OPS, make_table
 from pptrace.model.traces import Category
-from pptrace.recognise.ops.named_ranges import with_named_ranges
+from pptrace.recognise.ops.mark_ranges import with_named_ranges
 from tests.support.synthetic import Event, make_trace
 
 NAMES = {

@@ -14,9 +14,8 @@ from pptrace.clock.result import ClockMethod
 from pptrace.model.tables import COMMS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.recognise.recording.boundaries import Boundaries
-from pptrace.recognise.recording.correct import Correction, corrected
 from pptrace.recognise.recording.graph import graph_of
-from pptrace.recognise.recording.replay import join_graphs
+from pptrace.recognise.recording.replay import Correction, corrected, join_graphs
 from tests.support.extent import ALL
 from tests.support.recorded_program import Backward, Launch, Meet, Op, Python, Synchronise, run_programs
 from tests.support.synthetic import Event, make_trace

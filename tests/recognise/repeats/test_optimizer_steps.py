@@ -12,8 +12,7 @@ from pptrace.model.tables import CALLS, make_table
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.repeats.cuda_graphs import capture_times
-from pptrace.recognise.repeats.loop import steps_of_loop
+from pptrace.recognise.repeats.loop import capture_times, steps_of_loop
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.recognise.run import recognise_ranks
 from pptrace.workflow.analyse import analyse

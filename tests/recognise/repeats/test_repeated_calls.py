@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.model.traces import Category
-from pptrace.recognise.repeats.cuda_graphs import capture_times
-from pptrace.recognise.repeats.period import find_period, occurs_in
-from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, repeated_steps
+from pptrace.recognise.repeats.loop import capture_times
+from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, find_period, occurs_in, repeated_steps
 from tests.support.synthetic import Event, make_trace
 
 STEP = "abcdef"

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
+from pptrace.analysis.compare.result import ChangeVerdict, Comparison, OfBoth, PartChange, SpanChange
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
 from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.op_samples import OpGroup, OpSample
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import Cause, StepChange, StepOutlier, StepSeries
 from pptrace.report.charts.base import columns_axis, plain
 from pptrace.report.charts.causes import blame_chart, causes_chart
-from pptrace.report.charts.changes import changes_chart
+from pptrace.report.charts.changes import causes_of_both, changes_chart, changes_of_parts
 from pptrace.report.charts.communication import (
     MOST_ROWS,
     OfLink,
@@ -31,7 +30,6 @@ from pptrace.report.charts.communication import (
     link_matrix,
     link_rates,
 )
-from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, unseen_parts
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.charts.steps import steps_chart
@@ -376,7 +374,7 @@ def test_names_of_changes_stand_clear_of_whiskers() -> None:
 
 
 def comparison(*parts: PartChange) -> Comparison:
-    return Comparison(ChangeVerdict.SLOWER, "", SpanChange(1, 2, 1.0, 0.5, 1.5), StepCounts(9, 9), parts, (), ())
+    return Comparison(ChangeVerdict.SLOWER, "", SpanChange(1, 2, 1.0, 0.5, 1.5), OfBoth(9, 9), parts, (), ())
 
 
 def test_two_runs_have_their_causes_side_by_side_and_only_certain_changes_in_colour() -> None:

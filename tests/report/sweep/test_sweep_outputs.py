@@ -11,8 +11,8 @@ from rich.console import Console
 
 from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.report.html import sweep_page
-from pptrace.report.sweep.columns import sweep_columns, sweep_csv, sweep_object
 from pptrace.report.sweep.figures import curves, heat_maps
+from pptrace.report.sweep.layout import sweep_columns, sweep_csv, sweep_object
 from pptrace.report.sweep.table import refused_lines, sweep_tables, sweep_text
 from pptrace.report.to_json import dump
 from pptrace.simulator.sweep.run import Sweep, run_sweep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Blame, BlamedOp, CriticalPath
+from pptrace.analysis.whole_run import Blame, BlamedOp, CriticalPath
 from pptrace.model.report_table import Bar, ReportTable
 from pptrace.report.tables import Amount, tables_of_step
 from pptrace.schedule.registry import build

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pptrace.analysis.step_parts import BlamedOp, Cause
-from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step_line
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

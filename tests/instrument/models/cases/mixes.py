@@ -81,6 +81,8 @@ class Mix:
     etp: int = 1
     experts: ExpertOptions | None = None
     steps: int = STEPS
+    vocabulary: int = 256
+    split: tuple[int, ...] | None = None
 
     @property
     def world(self) -> int:
@@ -113,7 +115,12 @@ class Mix:
             kv_heads=self.kv_heads,
             dropout=self.dropout,
             experts=self.experts,
+            vocabulary=self.vocabulary,
         )
+
+    @property
+    def cut(self) -> tuple[range, ...]:
+        return partition(self.layers, self.plan.chain_length, self.split)
 
     @property
     def plan(self) -> Plan:
@@ -143,17 +150,16 @@ class Outcome:
 
 def facts_of(mix: Mix, steps: int) -> GptFacts:
     """Facts that the training script would give of a mix."""
-    layers, stages = mix.layers, mix.plan.chain_length
     return GptFacts(
         hidden=HIDDEN,
         heads=HEADS,
         kv_heads=HEADS if mix.kv_heads is None else mix.kv_heads,
         sequence=SEQUENCE,
         microbatch_size=MICROBATCH_SIZE,
-        vocabulary=256,
+        vocabulary=mix.vocabulary,
         dtype="bfloat16" if mix.bfloat16 else "float64",
         tied=mix.tied,
-        layers_per_stage=(layers // stages,) * stages,
+        layers_per_stage=tuple(map(len, mix.cut)),
         sequence_parallel=mix.sequence,
         overlap=mix.overlap,
         ulysses=mix.ulysses,
@@ -198,8 +204,7 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     wiring = Wiring(
         device, route=route, prefetch_depth=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
     )
-    cut = partition(mix.layers, mix.plan.chain_length)
-    return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, cut, MICROBATCH_SIZE), wiring, recorder)
+    return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE), wiring, recorder)
 
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
@@ -231,13 +236,7 @@ def _clipped(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, optimizer: AdamW, m
 def parallel_of(runtime: PipelineRuntime) -> Parallel:
     stage = next(iter(runtime.program.stages.values()))
     assert isinstance(stage, GptStage)
-    return _parallel_in(stage)
-
-
-def _parallel_in(stage: GptStage) -> Parallel:
-    block = next(iter(stage.blocks.values()))
-    assert isinstance(block.parallel, Parallel)
-    return block.parallel
+    return stage.parallel
 
 
 def _train(mix: Mix, mesh: Mesh) -> Outcome:
@@ -249,13 +248,17 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     experts = mix.experts  # one process has all of them, and nothing travels
     if experts is not None:
         experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip, experts, mix.steps)
-    whole = GptStage(_alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts).config, range(mix.layers)).double()
+    of_one = (mix.clip, experts, mix.steps, mix.vocabulary)
+    weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
+    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary)
+    whole = GptStage(alone.config, range(mix.layers)).double()
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
     for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
-        errors += [float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole)]
+        errors += [
+            float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole, parallel_of(runtime))
+        ]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     volumes = tuple(watch.volume(step) for step in range(mix.steps))
     parameters = len(list(runtime.program.parameters()))
@@ -267,10 +270,10 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     )
 
 
-def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
+def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage, parallel: Parallel) -> list[tuple[Tensor, Tensor]]:
     """Each parameter of a stage, and the part of the whole model's that it should be."""
     layers = [int(layer) for layer in stage.blocks]
-    right = GptStage(mix.config, layers, _parallel_in(stage))
+    right = GptStage(mix.config, layers, parallel, (stage.embedding is not None, stage.head is not None))
     with torch.no_grad():
         if right.embedding is not None and whole.embedding is not None:
             right.embedding.take(whole.embedding)
@@ -292,10 +295,16 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
 
 
 def _alone(
-    pp: int, dp: int, tied: bool, kv_heads: int | None, experts: ExpertOptions | None, bfloat16: bool = False
+    pp: int,
+    dp: int,
+    tied: bool,
+    kv_heads: int | None,
+    experts: ExpertOptions | None,
+    bfloat16: bool = False,
+    vocabulary: int = 256,
 ) -> Mix:
     """The part of a mix that matters to one process."""
-    return Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts)
+    return Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts, vocabulary=vocabulary)
 
 
 @on_one_rank
@@ -307,9 +316,10 @@ def _expected(
     clip: float | None,
     experts: ExpertOptions | None,
     steps: int,
+    vocabulary: int,
 ) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
-    model, losses = reference(pp, dp, tied, kv_heads, clip, experts=experts, steps=steps)
+    model, losses = reference(pp, dp, tied, kv_heads, clip, experts=experts, steps=steps, vocabulary=vocabulary)
     return dict(model.state_dict()), losses
 
 
@@ -323,9 +333,10 @@ def reference(
     bfloat16: bool = False,
     experts: ExpertOptions | None = None,
     steps: int = STEPS,
+    vocabulary: int = 256,
 ) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16)
+    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None

@@ -55,6 +55,7 @@ class Case:
     ahead: int = 0
     recompute: Recompute = Recompute.NONE
     keep: int | None = None  # outstanding microbatches that need not recompute fully
+    vocabulary: int = 256
     rows: tuple[str, ...] = ()  # a plan's cells, rank by rank, in place of the schedule's
 
     @property
@@ -69,7 +70,15 @@ class Case:
     def config(self) -> GptConfig:
         layers = self.layers or self.plan.chain_length
         return GptConfig(
-            layers, hidden=8, heads=2, sequence=SEQUENCE, tied=self.tied, dtype=torch.float64, recompute=self.recompute
+            layers,
+            hidden=8,
+            heads=2,
+            sequence=SEQUENCE,
+            tied=self.tied,
+            dtype=torch.float64,
+            recompute=self.recompute,
+            vocabulary=self.vocabulary,
+            vocabulary_multiple=128,
         )
 
     @property
@@ -159,7 +168,7 @@ def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, d
     batches = [data.batch(0, dp_rank) for dp_rank in range(dp)]
     tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
     targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
-    loss = cross_entropy(model(tokens), targets)
+    loss = cross_entropy(model(tokens), targets, vocabulary=config.vocabulary)
     loss.backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters(remove_duplicate=False)}
     return loss.detach(), {name: gradient for name, gradient in gradients.items() if gradient is not None}
