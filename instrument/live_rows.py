@@ -108,7 +108,7 @@ class LiveRows:
         return self._known.get(place) or self._learn(place, WaitMark(carried.transfer(), 0))
 
     def of_mark(self, mark: Mark) -> Mark | None:
-        """Key of any mark; None where it has none: a garbage collection, or the wait for what another step posted."""
+        """Key of any mark; None where it has none: a collection of garbage, a recompute, or the wait of another step."""
         match mark:
             case OpMark(action, _, has_phase):
                 place: Any = (action, has_phase)
@@ -118,7 +118,7 @@ class LiveRows:
             case WaitMark(transfer, _):
                 return self._known.get(transfer) or self._learn(transfer, WaitMark(transfer, 0))
             case SpanMark(kind, _):
-                if kind is SpanKind.GC:
+                if kind in (SpanKind.GC, SpanKind.RECOMPUTE):
                     return None
                 return self._known.get(kind) or self._learn(kind, SpanMark(kind, 0))
             case CollectiveMark(kind, axis, size, num_bytes, _, handle, uneven):

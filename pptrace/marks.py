@@ -11,7 +11,7 @@ Grammar, version 1:
     exchange = "exchange" … ops=link{","link}        e.g.  pp1:exchange step=7 axis=cp ops=>5@4096,<3@4096
     call   = "call" … kind= group= seq=              e.g.  pp1:call step=7 kind=send group=0 seq=4 bytes=4096 peer=5 handle=3
     await  = "await" …                               e.g.  pp1:await step=7 axis=cp handle=12
-    span   = "STEP" | "OPTIMIZER" | "GRAD_SYNC" | …  e.g.  pp1:STEP step=7
+    span   = "STEP" | "OPTIMIZER" | "RECOMPUTE" | …  e.g.  pp1:STEP step=7
     transfer = action link
     link   = (">" | "<") peer "@" bytes              ">" to, "<" from; peer is a global rank
 
@@ -76,6 +76,7 @@ class SpanKind(StrEnum):
     DATA = "DATA"
     EVAL = "EVAL"  # a pass of a pipeline without backwards
     GC = "GC"  # a garbage collection of Python
+    RECOMPUTE = "RECOMPUTE"  # inside a B or an I: a forward that runs again, because its activations were not saved
 
 
 @dataclass(frozen=True, slots=True)

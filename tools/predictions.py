@@ -48,6 +48,8 @@ class Setting:
     forward_ms: float
     chunks: int | None = None
     split: tuple[int, ...] = ()
+    recompute: int | None = None
+    """Layers of each stage that recompute fully; None: of a run without that choice."""
 
     @property
     def num_chunks(self) -> int:
@@ -59,7 +61,8 @@ class Setting:
         chunked = () if self.chunks is None else ("--chunks", str(self.chunks))
         split = ("--split", commas(self.split), "--sleep-per-layer") if self.split else ()
         ops = self._sleeping if self.forward_ms else self._computing
-        return (*sizes, *chunked, *ops, *split, "--microbatch-size", "1")
+        block = ("--recompute", "full", "--recompute-method", "block", "--recompute-num-layers", str(self.recompute))
+        return (*sizes, *chunked, *ops, *split, *(block if self.recompute else ()), "--microbatch-size", "1")
 
     @property
     def _sleeping(self) -> tuple[str, ...]:
@@ -75,13 +78,15 @@ class Setting:
     def name(self) -> str:
         kind = "sleeping" if self.forward_ms else "computing"
         split = "-".join(map(str, ("-split", *self.split))) if self.split else ""
-        return f"{kind}-pp{self.pp}-{self.schedule}-v{self.num_chunks}-m{self.microbatches}{split}"
+        again = "" if self.recompute is None else f"-recompute{self.recompute}"
+        return f"{kind}-pp{self.pp}-{self.schedule}-v{self.num_chunks}-m{self.microbatches}{split}{again}"
 
     @property
     def words(self) -> str:
         chunks = f", {self.num_chunks} chunks" if get(self.schedule).takes_any_chunks else ""
         split = f", layers {commas(self.split)}" if self.split else ""
-        return f"{self.schedule}{chunks}, {self.microbatches} microbatches{split}"
+        again = "" if self.recompute is None else f", {self.recompute} of 4 layers recompute"
+        return f"{self.schedule}{chunks}, {self.microbatches} microbatches{split}{again}"
 
 
 def commas(numbers: Sequence[int]) -> str:
@@ -144,6 +149,8 @@ def _pair(source: Setting, target: Setting, analyses: dict[Setting, Analysis]) -
     same = source.microbatches == target.microbatches
     wishes = Wishes(schedules=(target.schedule,), microbatches=None if same else target.microbatches)
     wishes = replace(wishes, chunks=target.num_chunks if get(target.schedule).takes_any_chunks else None)
+    if source.recompute != target.recompute:
+        wishes = replace(wishes, recompute_layers=target.recompute)
     result = predict_changes(analyses[source], wishes).result
     step = analyses[target].report.typical_step
     assert step is not None
@@ -152,6 +159,9 @@ def _pair(source: Setting, target: Setting, analyses: dict[Setting, Analysis]) -
     return Pair(source, target, scenario, result.replay_error, step.span_ns)
 
 
+RECOMPUTING = [Setting(2, "1f1b", 4, 0.0, recompute=layers) for layers in (0, 2, 4)]
+RECOMPUTING += [Setting(2, "zb-h1", 4, 0.0, recompute=layers) for layers in (0, 4)]
+"""Runs that compute, of which some or all layers recompute."""
 UNEVEN = [
     Setting(4, "1f1b", 8, _LAYER_MS, split=(7, 3, 3, 3)),
     Setting(4, "1f1b", 8, _LAYER_MS, split=(2, 2, 4, 8)),
@@ -256,6 +266,7 @@ def main() -> int:
         sleeping = [pair for pp in (2, 4) for pair in pairs_of(settings_of(pp, 40.0), folder)]
         splits = list(splits_of(UNEVEN, folder))
         computing = [] if options.sleeping else list(pairs_of(settings_of(2, 0.0), folder))
+        again = [] if options.sleeping else list(pairs_of(RECOMPUTING, folder))
     lines = [
         "## Ops that sleep",
         "",
@@ -267,6 +278,7 @@ def main() -> int:
         "",
         *table_of_gains(splits),
         *([] if options.sleeping else ["## Ops that compute on shared cores", "", *table(computing)]),
+        *([] if options.sleeping else ["", "## Recompute", "", *table(again)]),
     ]
     text = "\n".join(lines)
     print(text)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from instrument.adapters import deepspeed_pipe, megatron_core, megatron_state
+from instrument.adapters import deepspeed_pipe, megatron_core, megatron_state, recompute
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
@@ -42,6 +42,7 @@ class Adapters:
         self.framework = ""
         """Framework of data parallelism; "" where nothing of it was made."""
         self._session = session
+        self._watch("checkpoint", recompute.TORCH, lambda module: recompute.watch_torch(module, self.hooks, session))
         self._marks: CallMarks | None = None
         self.calls: DistributedCalls | None = None
         if dist.is_available():
@@ -57,6 +58,13 @@ class Adapters:
         self._watch("FSDP2", "torch.distributed.fsdp._fully_shard._fsdp_common", groups.fsdp2)
         for name in megatron_core.MODULES:
             self.imports.when_imported(name, self._watch_megatron)
+        megatron = version_of("megatron-core")
+        self.imports.when_imported(
+            recompute.MEGATRON,
+            lambda module: self._try(
+                module.__name__, megatron, lambda: recompute.watch_function(module, self.hooks, session)
+            ),
+        )
         self.imports.when_imported(deepspeed_pipe.ENGINE, self._watch_deepspeed)
 
     def remove(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from instrument.examples.expert_arguments import Add, add_experts
 from instrument.examples.faults import Fault
-from instrument.models.gpt import NUM_BYTES, Recompute
+from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod, RecomputeModule
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.main_parameters import Zero
@@ -106,7 +106,24 @@ def _add_model(add: Add) -> None:
         default="float32",
         help="of parameters; bfloat16 has float32 gradients and main parameters",
     )
-    add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward recomputes")
+    add(
+        "--recompute",
+        "--recompute-granularity",
+        choices=[what.value for what in Recompute],
+        default="none",
+        help="what backward recomputes",
+    )
+    add(
+        "--recompute-method",
+        choices=[method.value for method in RecomputeMethod],
+        help="of --recompute full: all layers, each N as one (uniform, the default), or the first N of a stage (block)",
+    )
+    add("--recompute-num-layers", type=int, metavar="N", help="the N of --recompute-method; left out: 1")
+    add(
+        "--recompute-modules",
+        metavar="NAME,NAME",
+        help=f"of --recompute selective: {', '.join(RecomputeModule)}; left out: {RecomputeModule.CORE_ATTN}",
+    )
     add(
         "--recompute-microbatches-beyond",
         type=int,

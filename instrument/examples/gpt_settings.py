@@ -21,7 +21,7 @@ from instrument.examples.gpt_arguments import (
 )
 from instrument.expert.forced import check_routes
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.gpt import NUM_BYTES, GptConfig, Recompute
+from instrument.models.gpt import NUM_BYTES, GptConfig, Recompute, RecomputeMethod, RecomputeModule
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
@@ -183,7 +183,19 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
         read_experts(options),
         options.vocabulary,
         options.make_vocab_size_divisible_by,
+        RecomputeMethod(options.recompute_method or RecomputeMethod.UNIFORM),
+        1 if options.recompute_num_layers is None else options.recompute_num_layers,
+        _read_modules(options.recompute_modules),
     )
+
+
+def _read_modules(text: str | None) -> tuple[RecomputeModule, ...]:
+    names = RecomputeModule.CORE_ATTN if text is None else text
+    try:
+        return tuple(dict.fromkeys(map(RecomputeModule, names.split(","))))
+    except ValueError:
+        expected = ", ".join(RecomputeModule)
+        raise UsageError(f"--recompute-modules is {text!r}; expected one or several of {expected}") from None
 
 
 def _check_axes(options: argparse.Namespace) -> None:
@@ -225,6 +237,22 @@ def _check_balance(options: argparse.Namespace, layout: Layout) -> None:
 
 
 def _check_recompute(options: argparse.Namespace) -> None:
+    for name, granularity in (
+        ("method", Recompute.FULL),
+        ("num_layers", Recompute.FULL),
+        ("modules", Recompute.SELECTIVE),
+    ):
+        if getattr(options, f"recompute_{name}") is not None and options.recompute != granularity:
+            flag = f"--recompute-{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is for --recompute {granularity}, and that is {options.recompute}; leave it out")
+    is_block = options.recompute_method == RecomputeMethod.BLOCK
+    if is_block and (
+        options.balance or options.layer_times is not None or (options.experts and options.expert_every > 1)
+    ):
+        raise UsageError(
+            "--recompute-method block recomputes some layers alone, and --balance, --layer-times and --expert-every take all for "
+            "equal; use uniform, or --split"
+        )
     num_unrecomputed = options.recompute_microbatches_beyond
     if num_unrecomputed is None:
         return

@@ -33,14 +33,15 @@ class AtPeak:
     num_layers: int
 
     @classmethod
-    def of(cls, sizes: ActivationSizes, forwards: Sequence[tuple[int, str]]) -> AtPeak:
-        """Sums over the forwards in flight, each given as (stage of the model, recompute)."""
-        layers = sizes.facts.layers_per_stage
+    def of(cls, sizes: ActivationSizes, forwards: Sequence[tuple[int, bool]]) -> AtPeak:
+        """Sums over the forwards in flight, each given as (stage of the model, whether it recomputes fully)."""
+        last = len(sizes.facts.layers_per_stage) - 1
+        layers = [how for stage, fully in forwards for how in sizes.facts.recompute_of(stage, fully=fully)]
         return cls(
-            sum(layers[stage] * sizes.layer(recompute) for stage, recompute in forwards),
-            sum(sizes.ends(stage == 0, stage == len(layers) - 1) for stage, _ in forwards),
-            sum(layers[stage] * sizes.paper_layer(recompute) for stage, recompute in forwards),
-            sum(layers[stage] for stage, _ in forwards),
+            sum(map(sizes.layer, layers)),
+            sum(sizes.ends(stage == 0, stage == last) for stage, _ in forwards),
+            sum(map(sizes.paper_layer, layers)),
+            len(layers),
         )
 
 

@@ -33,7 +33,7 @@ from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import HEAD, GptStage
+from instrument.models.gpt import HEAD, GptStage, Recompute, RecomputeMethod
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -161,8 +161,11 @@ def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
     plan, num_unrecomputed, num_full = settings.plan, options.recompute_microbatches_beyond, 0
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
-    sequences = plan.num_microbatches * options.microbatch_size
-    return step_flops(settings.model, sequences, num_full, settings.shape.tp).times(settings.shape.dp)
+    sequences, model = plan.num_microbatches * options.microbatch_size, settings.model
+    if model.recompute is Recompute.FULL and model.recompute_method is RecomputeMethod.BLOCK:
+        num_layers = sum(min(model.recompute_num_layers, len(layers)) for layers in settings.layer_partition)
+        num_full, model = sequences * num_layers, replace(model, recompute=Recompute.NONE)
+    return step_flops(model, sequences, num_full, settings.shape.tp).times(settings.shape.dp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
@@ -267,6 +270,9 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         attention_kernel=_kernel(settings, options),
         sleeps=bool(options.sleep_forward or options.sleep_backward),
         vocabulary_multiple=options.make_vocab_size_divisible_by,
+        recompute_method=str(settings.model.recompute_method),
+        recompute_num_layers=settings.model.recompute_num_layers,
+        recompute_modules=tuple(map(str, settings.model.recompute_modules)),
     )
 
 

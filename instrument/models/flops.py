@@ -7,7 +7,8 @@ backward of each twice its forward. So the *model* FLOPs of a step are
     72·B·s·l·h²·(1 + s/(6h) + V/(12·l·h))
 
 (arXiv 2205.05198, appendix A; arXiv 2104.04473, eq. 3, is the same with full recompute). *Hardware* FLOPs add what
-recompute runs again: the attention's 4·B·s²·h per layer (selective), or a layer's whole forward (full).
+recompute runs again: the attention's 4·B·s²·h per layer and an MLP's 16·B·s·h² (selective, as far as these are among its
+modules), or a layer's whole forward (full).
 
 The papers' q, k and v are as wide as h each. Grouped queries have narrower k and v, of width k = KV heads · head dim; the
 fused projection is then h × (h + 2k), and the 24·B·s·h² of a layer 20·B·s·h² + 4·B·s·h·k, the same where k = h.
@@ -41,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from instrument.models.gpt import GptConfig, Recompute
+from instrument.models.gpt import GptConfig, Recompute, RecomputeModule
 from pptrace.errors import UsageError
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
@@ -89,7 +90,11 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int
         )
     head = 2 * tokens * config.hidden * config.padded_vocabulary(tp)
     model = 3 * (layers + num_sequences * head)
-    recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: num_passes * attention, Recompute.FULL: layers}
+    modules = num_passes * attention if RecomputeModule.CORE_ATTN in config.recompute_modules else 0
+    if RecomputeModule.MLP in config.recompute_modules:
+        num_mlps = sum(not config.has_experts(index) for index in range(config.layers))
+        modules += num_sequences * num_mlps * mlp
+    recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: modules, Recompute.FULL: layers}
     in_full = num_full * layers // num_passes
     rest = recomputed[config.recompute] * (num_passes - num_full) // num_passes
     return StepFlops(model, model + in_full + rest)

@@ -7,9 +7,10 @@ seeded by its index in the model, so that any partition over stages and ranks ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,6 +22,8 @@ from instrument.expert.layer import ExpertLayer, RoutesOfForward
 from instrument.expert.noise import ForwardKey
 from instrument.expert.pieces import Pieces, Tape
 from instrument.models.parallel import Parallel, alone
+from instrument.recompute import MarkedContexts
+from instrument.recorder import Recorder
 from instrument.seeds import mix
 from instrument.sequence.dropout import MicrobatchKey, dropout
 from instrument.sequence.partial import LayerNorm, PositionEmbedding
@@ -44,8 +47,22 @@ class Recompute(StrEnum):
     """The activations that a block's forward saves (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
 
     NONE = "none"  # every activation
-    SELECTIVE = "selective"  # all but the attention's between qkv and its output, which run again
+    SELECTIVE = "selective"  # all but those of some modules, which run again
     FULL = "full"  # the block's input, from which all of it runs again
+
+
+class RecomputeMethod(StrEnum):
+    """The layers of a stage that recompute fully (Megatron-LM's ``recompute_method`` and ``recompute_num_layers`` N)."""
+
+    UNIFORM = "uniform"  # all, N after each other as one: of each N the input of the first is saved
+    BLOCK = "block"  # the first N; the others save every activation
+
+
+class RecomputeModule(StrEnum):
+    """Modules of a block that selective recompute runs again (Megatron-LM's ``recompute_modules``)."""
+
+    CORE_ATTN = "core_attn"  # the attention between qkv and its output
+    MLP = "mlp"  # the MLP, where a layer has one and no experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,7 @@ class GptConfig:
     after the embedding, the attention and the MLP of each layer. ``experts`` stand in place of some layers' MLP.
     ``vocabulary`` is the number of token ids; embedding and head have rows for more, up to a multiple of
     ``vocabulary_multiple`` × tp, which the loss leaves out.
+    ``recompute_method`` and ``recompute_num_layers`` are of full recompute, ``recompute_modules`` of selective one.
     """
 
     layers: int
@@ -71,9 +89,13 @@ class GptConfig:
     experts: ExpertOptions | None = None
     vocabulary: int = NUM_BYTES
     vocabulary_multiple: int = 1
+    recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
+    recompute_num_layers: int = 1
+    recompute_modules: tuple[RecomputeModule, ...] = (RecomputeModule.CORE_ATTN,)
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence", "kv_heads", "vocabulary", "vocabulary_multiple"):
+        sizes = ("layers", "hidden", "heads", "sequence", "kv_heads", "vocabulary", "vocabulary_multiple")
+        for name in (*sizes, "recompute_num_layers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; the model needs at least 1")
@@ -137,6 +159,8 @@ class Block(nn.Module):
         self.layer = layer
         self.dropout = config.dropout
         self.recompute = config.recompute
+        self._modules_again = config.recompute_modules if config.recompute is Recompute.SELECTIVE else ()
+        self.recorder = region.group.recorder
         self.attention_norm = LayerNorm(hidden, region.shards_sequence, dtype)
         self.qkv = QkvParallelLinear(hidden, config.head_dim, share, region, dtype=dtype)
         self.attention_out = RowParallelLinear(hidden, hidden, region, dtype=dtype)
@@ -151,10 +175,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
-        routes = self._routes(microbatch_key)
         if recompute or self.recompute is Recompute.FULL:
-            return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x)
-        return self._compute(x, microbatch_key, routes)
+            return recomputed_together([self], x, microbatch_key)
+        return self.prepared(microbatch_key)(x)
+
+    def prepared(self, microbatch_key: MicrobatchKey) -> Callable[[Tensor], Tensor]:
+        """The forward of a microbatch, which may run several times: experts then follow the routes of the first one."""
+        routes = self._routes(microbatch_key)
+        return lambda x: self._compute(x, microbatch_key, routes)
 
     def in_pieces(self, x: Tensor, tape: Tape, microbatch_key: MicrobatchKey, recompute: bool) -> Pieces[Tensor]:
         """:meth:`forward` that pauses while tokens travel to experts; in one piece where all of it is recomputed."""
@@ -187,15 +215,18 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
-        attended = _checkpointed(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
+        attended = self._again(RecomputeModule.CORE_ATTN, self._attend, qkv)
         return x + self._drop(self.attention_out(attended), microbatch_key, 0)
 
     def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
         """The MLP, or the experts in its place."""
         if isinstance(self.experts, ExpertLayer):
             return self.experts.forward(x, routes)
-        output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x)))
-        return output
+        return self._again(RecomputeModule.MLP, lambda x: self.mlp_out(F.gelu(self.mlp_in(x))), x)
+
+    def _again(self, module: RecomputeModule, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute a module, which backward runs again if it is one of those that selective recompute has."""
+        return _checkpointed(function, x, self.recorder) if module in self._modules_again else function(x)
 
     def _routes(self, key: MicrobatchKey) -> RoutesOfForward:
         return RoutesOfForward(ForwardKey(self.parallel.seeds.seed, self.layer, key.step, key.microbatch))
@@ -205,6 +236,12 @@ class Block(nn.Module):
 
     def _drop(self, x: Tensor, microbatch_key: MicrobatchKey, site: int) -> Tensor:
         return _drop(x, self.dropout, self.parallel, microbatch_key, self.layer, site)
+
+
+def recomputed_together(blocks: Sequence[Block], x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
+    """Run layers one after another, saving the input of the first: backward runs all of them again."""
+    forwards = [block.prepared(microbatch_key) for block in blocks]
+    return _checkpointed(lambda x: reduce(lambda x, forward: forward(x), forwards, x), x, blocks[0].recorder)
 
 
 class Head(nn.Module):
@@ -247,6 +284,12 @@ class GptStage(nn.Module):
         has_embedding, has_head = ends or (0 in layers, config.layers - 1 in layers)
         self.embedding = Embedding(config, parallel) if has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})
+        self._num_together = 1
+        if config.recompute is Recompute.FULL and config.recompute_method is RecomputeMethod.UNIFORM:
+            self._num_together = config.recompute_num_layers
+        elif config.recompute is Recompute.FULL:
+            for block in list(self.blocks.values())[config.recompute_num_layers :]:
+                block.recompute = Recompute.NONE  # type: ignore[assignment]
         self.head = Head(config, parallel) if has_head else None
         self._initialise(config)
 
@@ -257,13 +300,22 @@ class GptStage(nn.Module):
             with recorder.part("embedding"):
                 x = self.embedding(x, microbatch_key)
         with recorder.part("layers"):
-            for block in self.blocks.values():
-                x = block(x, microbatch_key, recompute)
+            for blocks in self._together():
+                x = (
+                    recomputed_together(blocks, x, microbatch_key)
+                    if len(blocks) > 1
+                    else blocks[0](x, microbatch_key, recompute)
+                )
         if self.head is None:
             return x
         with recorder.part(HEAD):
             logits: Tensor = self.head(x)
         return logits
+
+    def _together(self) -> Iterator[list[Block]]:
+        """The layers, those in one list that recompute as one."""
+        blocks = [block for block in self.blocks.values() if isinstance(block, Block)]
+        yield from (blocks[at : at + self._num_together] for at in range(0, len(blocks), self._num_together))
 
     def in_pieces(
         self,
@@ -275,9 +327,11 @@ class GptStage(nn.Module):
         """:meth:`forward` that pauses while tokens travel to experts."""
         if self.embedding is not None:
             x = self.embedding(x, microbatch_key)
-        for block in self.blocks.values():
-            assert isinstance(block, Block)
-            x = yield from block.in_pieces(x, tape, microbatch_key, recompute)
+        for blocks in self._together():
+            if len(blocks) > 1:
+                x = recomputed_together(blocks, x, microbatch_key)
+            else:
+                x = yield from blocks[0].in_pieces(x, tape, microbatch_key, recompute)
         return x if self.head is None else self.head(x)
 
     def _initialise(self, config: GptConfig) -> None:
@@ -343,9 +397,10 @@ def _drop(
     return dropout(x, probability, seed)
 
 
-def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Compute ``function(x)``, saving only x: backward runs it again. Nothing in a block draws random numbers."""
-    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor, recorder: Recorder) -> Tensor:
+    """Compute ``function(x)``, saving only x: backward runs it again, in a range. Nothing in a block draws random numbers."""
+    contexts = MarkedContexts(recorder)
+    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return output
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from pptrace.clock import Clock
+from pptrace.intervals import intersect
+from pptrace.model.backward_parts import BackwardParts
 from pptrace.model.device import DeviceWork
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
@@ -90,6 +92,12 @@ class AlignedRun:
     lacking: frozenset[int] = frozenset()
     recorded_memory: Mapping[int, RecordedMemory] = field(default_factory=dict)
     lost_steps: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def backward_of(self, rank: int) -> BackwardParts:
+        """The parts of a rank's backwards in which it computed."""
+        parts, lane = self.work[rank].backward, self.lanes[rank]
+        weights = intersect(self.clock.to_common_clock(rank, parts.weights), lane.compute)
+        return replace(parts, recompute=lane.recompute, weights=weights)
 
     def lacks_work(self, rank: int, step: int) -> bool:
         """Return whether device work of a rank is missing in a step, so that when it computed is not known."""

@@ -13,6 +13,7 @@ from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.analysis.links.types import Interconnect, LateRank, Link
 from pptrace.analysis.memory.types import MemoryReport
+from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.result import (
     ClockSummary,
@@ -73,6 +74,8 @@ class Report:
     """Compute of the stages by kind of work; None where no trace tells what ops did."""
     early_receives: EarlyReceives | None = field(default=None, metadata=answer_of("early_receives", shown=6))
     """Receives that held up what was posted behind them; None of a run without messages between stages."""
+    recompute: RecomputeReport | None = field(default=None, metadata=answer_of("recompute", shown=3))
+    """Forwards that backwards run again, and gradients of weights in them; None where nothing tells either."""
     doubts: tuple[Doubt, ...] = ()
     """Doubts that all times hang on, with their lines among the warnings."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.links.types import Link
 from pptrace.analysis.whatif.answer import OnCount, answer, pictures
-from pptrace.analysis.whatif.candidates import REPAIRED, all_changes, all_schedules, prefetch_name
+from pptrace.analysis.whatif.candidates import REPAIRED, all_changes, all_schedules, prefetch_name, recompute_name
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
@@ -287,6 +287,7 @@ def _name(wishes: Wishes) -> str:
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
+        "" if wishes.recompute_layers is None else recompute_name(wishes.recompute_layers),
         *(f"ideal {name}" for name in dict.fromkeys(wishes.ideals)),
     ]
     return ", ".join(part for part in parts if part)

@@ -112,6 +112,12 @@ class Wishes:
     placement: Sequence[int] | None = option(
         None, Value.LIST, "With the pipeline's ranks in this order of today's.", "N,N,…"
     )
+    recompute_layers: int | None = option(
+        None,
+        Value.DEPTH,
+        "With N layers of each stage that recompute their forward in the backward, 0: none.",
+        "N",
+    )
     prefetch: int | None = option(None, Value.DEPTH, "With receives posted N ops before they are needed.", "N")
     repair_order: bool = option(
         False, Value.FLAG, "With receives posted later that hold up other calls: sends and receives in another order."

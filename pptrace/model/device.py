@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import Int64, union
+from pptrace.model.backward_parts import BackwardParts
 from pptrace.model.device_idle import IdleTime
 from pptrace.model.pieces import Pieces
 
@@ -53,7 +54,7 @@ class DeviceWork:
     ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
     its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
     ``lost`` are kernels that were launched and not recorded. ``pieces`` are what the rank computed when, by kind of work: of a
-    rank without a device its operators.
+    rank without a device its operators. ``backward`` is what its backwards are made of.
     """
 
     start_ns: Int64
@@ -66,6 +67,7 @@ class DeviceWork:
     idle: IdleTime = field(default_factory=IdleTime)
     lost: LostKernels = field(default_factory=lambda: NOTHING_LOST)
     pieces: Pieces = field(default_factory=Pieces)
+    backward: BackwardParts = field(default_factory=BackwardParts)
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pptrace.model.gpt_sizes import GptSizes, read_gpt_sizes
@@ -18,7 +18,8 @@ Bytes = Mapping[tuple[str, str], int | None]
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes of one rank; ``of_stage``: what one microbatch keeps, by stage of the plan.
+    """Bytes of one rank; ``of_stage``: what one microbatch keeps, by stage of the plan, and ``by_recompute`` the same if no layer
+    recomputed (none), or all (full).
 
     ``activations`` are the most along the plan, None where they are not known: ``reason`` says why.
     """
@@ -29,6 +30,7 @@ class MemoryParts:
     activations: int | None
     of_stage: Mapping[int, int]
     reason: str | None
+    by_recompute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,14 @@ def _read_memory(memory: Any) -> MemoryParts:
         _count(memory["gradients_bytes"]),
         _count(memory["optimizer_bytes"]),
         None if activations is None else _count(activations),
-        {int(stage): _count(num_bytes) for stage, num_bytes in memory["stages"].items()},
+        _of_stages(memory["stages"]),
         None if reason is None else str(reason),
+        {str(how): _of_stages(of_stages) for how, of_stages in memory.get("by_recompute", {}).items()},
     )
+
+
+def _of_stages(stages: Any) -> dict[int, int]:
+    return {int(stage): _count(num_bytes) for stage, num_bytes in stages.items()}
 
 
 def _count(value: object) -> int:

@@ -37,13 +37,28 @@ class Category(IntEnum):
     DEVICE_SYNC = 21  # waiting recorded on a stream: not work
 
 
+_OF_FORWARDS = re.compile(
+    "aten::(?:linear|addmm|(?:native_)?layer_norm|(?:_fused_)?rms_norm|scaled_dot_product_attention|embedding|gelu|silu|relu|softmax|"
+    "dropout|conv[12]d|batch_norm)"
+)
+_NODE_FUNCTION = re.compile(r"Backward\d*$")
+
+
+def is_of_forward(name: str) -> bool:
+    """Return whether the forward of a model runs operators of this name: torch's usual ones, and autograd functions of a program,
+    whose names have no "::".
+    """
+    return bool(_OF_FORWARDS.fullmatch(name)) or ("::" not in name and not _NODE_FUNCTION.search(name))
+
+
 @dataclass(frozen=True, slots=True)
 class Events:
     """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
 
     ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
     ``correlation`` joins a runtime call to the device work it launched. For a node of autograd's engine it is the node's sequence
-    number, for a ``c10d`` send or receive that of the next node created on its thread; -1 where there is none.
+    number, for a ``c10d`` send or receive, and for an operator of a forward (:func:`is_of_forward`), that of the next node
+    created on its thread; -1 where there is none.
     ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
     """
 

@@ -13,6 +13,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_events
+from pptrace.recognise.backward_parts import backward_parts
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
@@ -83,7 +84,8 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
         if trace.format.has_all_calls:  # those of one process under Nsight, and the work of one device
             work = _with_lost(work, trace.events)
-        work = replace(work, pieces=pieces_of(trace.events, work))
+        parts = backward_parts(trace.events, marks, work)
+        work = replace(work, pieces=pieces_of(trace.events, work), backward=parts)
     else:
         marks, work = _found_in_no_events()
     if trace.calls is not None:

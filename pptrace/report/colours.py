@@ -18,6 +18,7 @@ KIND_COLOURS: Mapping[str, str] = {
     "OPTIMIZER": "#66717F",
     "DATA": "#9AA3AD",
     "GC": "#F0E442",
+    "RECOMPUTE": "#56B4E9",
 }
 KIND_NAMES: Mapping[str, str] = {
     "F": "Forward",
@@ -29,6 +30,7 @@ KIND_NAMES: Mapping[str, str] = {
     "OPTIMIZER": "Optimizer",
     "DATA": "Data",
     "GC": "Garbage collection",
+    "RECOMPUTE": "Recompute",
 }
 FONT = "'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 HOVER_LABEL: Mapping[str, object] = {

@@ -31,6 +31,10 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
     events = [event for rank in ranks for event in _names(rank, most[rank], rank in with_device)]
     op: Any
     comm: Any
+    for rank, lane in analysis.data.lanes.items():
+        for start, end in lane.recompute.tolist():  # a range inside a backward
+            times = {"ts": (start - origin) / 1e3, "dur": (end - start) / 1e3}
+            events.append({"ph": "X", "name": "recompute", "cat": "op", "pid": rank, "tid": _OPS, **times})
     for op in ops.itertuples():
         name = op.pair or (f"{op.stage}{op.kind}{op.microbatch}" if op.stage >= 0 else f"{op.kind} {op.step}")
         args = {"step": op.step, "chunk": op.chunk, "phase": op.phase, "source": op.source}

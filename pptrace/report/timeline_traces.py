@@ -117,13 +117,16 @@ def gap_traces(
     rows: Rows,
     pixel_ns: float | None,
 ) -> Iterator[go.Bar]:
-    """Bars over the gaps inside ops whose kernels were recorded, where they are wide enough to be seen, and over the transfers
-    that no compute hides, in ops too.
+    """Bars over the gaps inside ops whose kernels were recorded, where they are wide enough to be seen, over the transfers that
+    no compute hides, in ops too, and over the recompute in backwards.
     """
     starved: list[tuple[int, Int64]] = []
     others: list[tuple[int, Int64]] = []
+    again: list[tuple[int, Int64]] = []
     for window, rank, ops in compute:
         lane = lanes.get(rank)
+        if lane is not None and len(lane.recompute):
+            again.append((rank, _wide(clip(lane.recompute, window.start_ns, window.end_ns), pixel_ns or 0.0)))
         if lane is None or not lane.on_device:
             continue
         busy = clip(merge(lane.compute, lane.exposed), window.start_ns, window.end_ns)
@@ -132,6 +135,7 @@ def gap_traces(
         least_ns = max(window.span_ns, 1) / WIDTH_PX if pixel_ns is None else pixel_ns
         starved.append((rank, _wide(not_launched, least_ns)))
         others.append((rank, _wide(subtract(inside, not_launched), least_ns)))
+    yield from _gap_traces(KIND_NAMES["RECOMPUTE"], KIND_COLOURS["RECOMPUTE"], again, rows, 1450, in_ops=True)
     yield from _gap_traces("Idle in an op: not launched", PART_COLOURS["host"], starved, rows, 1500, in_ops=True)
     yield from _gap_traces("No compute in an op", "rgba(255, 255, 255, 0.8)", others, rows, 1500, in_ops=True)
     exposed = [

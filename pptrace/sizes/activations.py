@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.gpt_facts import FULLY, GptFacts, modules_of
 
 PAPER = "arXiv 2205.05198"
 _INDEX_BYTES = 8
@@ -54,13 +54,13 @@ class ActivationSizes:
         return sum(tensors.values()) + (of_experts or 0)
 
     def layer_tensors(self, recompute: str, *, has_mlp: bool = True) -> Mapping[str, int]:
-        """Bytes of each tensor of a layer; ``recompute`` is none, selective (the attention) or full (all but the input).
+        """Bytes of each tensor of a layer; ``recompute`` is as :meth:`GptFacts.recompute_of` has it.
 
         ``input`` is the layer's, which for all layers but a stage's first is the output of the layer before. With SP a
         column-parallel layer saves its shard and gathers it again.
         """
-        if recompute == "full":
-            return {"input": self._between_bytes}
+        if recompute in FULLY:
+            return {"input": self._between_bytes} if recompute == "full" else {}
         return {
             "input": self._between_bytes,
             **self._norm("attention_norm"),
@@ -68,7 +68,7 @@ class ActivationSizes:
             **self._mask("attention_out.dropout"),
             "attention residual": self._between_bytes,
             **self._norm("mlp_norm"),
-            **(self._mlp() if has_mlp else {}),
+            **(self._mlp() if has_mlp and "mlp" not in modules_of(recompute) else {}),
             **self._mask("mlp_out.dropout"),
         }
 
@@ -97,9 +97,11 @@ class ActivationSizes:
         embedding = sum(self.embedding_tensors().values()) if is_first else 0
         return embedding + (sum(self.head_tensors().values()) if is_last else 0)
 
-    def stage(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool, recompute: str) -> int:
-        """Bytes of one microbatch of a stage of the model, by what the experts of its layers keep, None of one with an MLP."""
-        return sum(self.layer(recompute, each) for each in of_experts) + self.ends(is_first, is_last)
+    def stage(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool, recompute: Sequence[str]) -> int:
+        """Bytes of one microbatch of a stage of the model, by what the experts of its layers keep, None of one with an MLP, and
+        what each layer recomputes.
+        """
+        return sum(map(self.layer, recompute, of_experts)) + self.ends(is_first, is_last)
 
     def paper_layer(self, recompute: str) -> int:
         """Bytes of one layer by the formulas of arXiv 2205.05198, section 4 and table 2.
@@ -110,6 +112,7 @@ class ActivationSizes:
             tensor            s·b·h·(10 + 24/t + 5·a·s/(h·t))           eq. 2
             tensor, sequence  s·b·h/t·(34 + 5·a·s/h)                    eq. 4
             selective         the same without 5·a·s/h                  eq. 6
+            mlp               without the 16·s·b·h/t of what GELU reads and makes
             full              2·s·b·h: the layer's input. With SP that is a shard: 2·s·b·h/t
 
         Context parallelism is not in the paper. It leaves a rank s/cp of the tokens, so all terms that are linear in s are
@@ -120,10 +123,12 @@ class ActivationSizes:
         """
         facts, t = self.facts, self.tp
         linear = self.held * facts.hidden
-        if recompute == "full":
-            return 2 * self.between * facts.hidden
+        if recompute in FULLY:
+            return 2 * self.between * facts.hidden if recompute == "full" else 0
+        modules = modules_of(recompute)
         without = 34 * linear // t if facts.sequence_parallel else 10 * linear + 24 * linear // t
-        return without if recompute == "selective" else without + 5 * facts.heads * facts.sequence * self.held // t
+        without -= 16 * linear // t if "mlp" in modules else 0
+        return without if "core_attn" in modules else without + 5 * facts.heads * facts.sequence * self.held // t
 
     def weight_work(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool) -> int:
         """Bytes of one microbatch of a stage of the model that its W reads, which its I leaves; by what W reads of the experts of
@@ -198,12 +203,13 @@ class ActivationSizes:
         """Tensors that the attention saves; of Ulysses what its all-to-alls exchanged: q, k and v, and the output twice."""
         facts = self.facts
         query, kv = self._heads()
-        is_exchanged = facts.ulysses > 1 and recompute != "selective"
+        runs_again = "core_attn" in modules_of(recompute)
+        is_exchanged = facts.ulysses > 1 and not runs_again
         if is_exchanged and kv % facts.ulysses:
             kv = facts.ulysses
         head = self.held * facts.head_dim * facts.item_bytes
         tensors = {"all-to-all(qkv)" if is_exchanged else "qkv": (query + 2 * kv) * head, "attention": query * head}
-        if recompute == "selective":
+        if runs_again:
             return tensors
         tensors["attention.log-sum-exp"] = self.held * query * facts.sum_bytes
         return tensors | ({"all-to-all(attention)": query * head} if is_exchanged else {})

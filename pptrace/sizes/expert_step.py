@@ -17,7 +17,7 @@ from pptrace.sizes.experts import (
     LayerRows,
     layer_calls,
 )
-from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.gpt_facts import FULLY, GptFacts
 from pptrace.sizes.mesh import Mesh
 from pptrace.sizes.transformer import (
     UNKNOWN,
@@ -156,7 +156,7 @@ class ExpertVolume:
         tensors, sizes, rows = self._tensors(layer), self._sizes(layer), self._mean_rows(rank, layer)
         if rows is None:
             return None
-        if recompute == "full":
+        if recompute in FULLY:
             return round(tensors.kept_for_recompute(rows))
         if not in_pieces:
             return round(tensors.kept(rows))

@@ -9,6 +9,8 @@ from math import prod
 from pptrace.sizes.expert_options import ExpertOptions
 from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm
 
+FULLY = ("full", "inside")
+"""What layers recompute that run again as a whole."""
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
@@ -21,11 +23,17 @@ def padded_vocabulary(vocabulary: int, multiple: int, tp: int) -> int:
     return -(-vocabulary // rows) * rows
 
 
+def modules_of(recompute: str) -> tuple[str, ...]:
+    """The modules of a layer that run again, of what :meth:`GptFacts.recompute_of` has of it."""
+    return ("core_attn",) if recompute == "selective" else tuple(recompute.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class GptFacts:
     """A model and how it is trained.
 
     ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run has.
+    ``recompute_method`` and ``recompute_num_layers`` are of full recompute, ``recompute_modules`` of selective one.
     ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
     has any. ``attention_kernel`` is that of the fused attention, None where the ring runs instead. ``sleeps``: stages sleep,
     and compute the halves of overlapped pairs one after the other. ``vocabulary`` is the number of token ids, for which a rank of
@@ -57,6 +65,9 @@ class GptFacts:
     attention_kernel: str | None = None
     sleeps: bool = False
     vocabulary_multiple: int = 1
+    recompute_method: str = "uniform"
+    recompute_num_layers: int = 1
+    recompute_modules: tuple[str, ...] = ("core_attn",)
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
@@ -97,6 +108,22 @@ class GptFacts:
         """The layers of a stage of the model."""
         first = sum(self.layers_per_stage[:stage])
         return range(first, first + self.layers_per_stage[stage])
+
+    def recompute_of(self, stage: int, *, fully: bool = False) -> tuple[str, ...]:
+        """What each layer of a stage of the model recomputes: none, full, inside (of layers that recompute as one, all but the
+        first), selective (the attention) or the names of its modules.
+
+        ``fully``: of a microbatch that recomputes so whatever the options say.
+        """
+        num_layers, number = self.layers_per_stage[stage], self.recompute_num_layers
+        if self.recompute == "selective" and not fully:
+            names = ",".join(self.recompute_modules)
+            return ("selective" if names == "core_attn" else names,) * num_layers
+        if fully or self.recompute == "none":
+            return ("full" if fully else "none",) * num_layers
+        if self.recompute_method == "block":
+            return tuple("full" if layer < number else "none" for layer in range(num_layers))
+        return tuple("inside" if layer % number else "full" for layer in range(num_layers))
 
     def experts_of(self, layer: int) -> int:
         """The experts of a layer, 0 of one with an MLP."""

@@ -34,6 +34,8 @@ class PredictedParts:
     activations: int | None
     activations_of_stage: Mapping[int, int]
     """Bytes of one microbatch from its forward to its backward, by stage of the plan."""
+    by_recompute: Mapping[str, Mapping[int, int]]
+    """The same if no layer recomputed (none), or all of them each by itself (full)."""
 
 
 class MemoryPrediction:
@@ -68,35 +70,40 @@ class MemoryPrediction:
         gradients, pp_rank = self._volume.gradients_of(rank), self._volume.pp_rank(rank)
         numbers = sum(parameter.numel for parameter in gradients.parameters())
         is_known = self.reason is None
-        of_stage = {stage: self._of_stage(rank, stage) for stage in self._volume.plan.stages_of(pp_rank)}
+        stages = self._volume.plan.stages_of(pp_rank)
+        of_stage = {stage: self._of_stage(rank, stage) for stage in stages}
         return PredictedParts(
             self._weights(gradients),
             numbers * gradients.facts.sum_bytes,
             self._optimizer(gradients),
             self._activations(rank, pp_rank) if is_known else None,
-            {stage: num_bytes for stage, num_bytes in of_stage.items() if is_known and num_bytes is not None},
+            _known(of_stage) if is_known else {},
+            {
+                how: _known({stage: self._of_stage(rank, stage, every=how) for stage in stages})
+                for how in ("none", "full")
+                if is_known
+            },
         )
 
-    def forwards_at_peak(self, rank: int) -> Sequence[tuple[int, str]]:
-        """(stage of the model, recompute) of the forwards whose B or I has not run, when they keep most; without what an I leaves
-        to its W.
+    def forwards_at_peak(self, rank: int) -> Sequence[tuple[int, bool]]:
+        """(stage of the model, whether it recomputes fully whatever the options say) of the forwards whose B or I has not run,
+        when they keep most; without what an I leaves to its W.
         """
         plan, pp_rank = self._volume.plan, self._volume.pp_rank(rank)
         recomputed, held, peak = (
             self._volume.fully_recomputed(pp_rank),
-            list[tuple[int, str]](),
-            list[tuple[int, str]](),
+            list[tuple[int, bool]](),
+            list[tuple[int, bool]](),
         )
-        of_stage = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute) or 0)
+        of_stage = cache(lambda stage, fully: self._of_stage(rank, stage, fully=fully) or 0)
         for half in iter_halves(plan.ranks[pp_rank]):
-            is_recomputed = (half.stage, half.microbatch) in recomputed
-            forward = half.stage, "full" if is_recomputed else self._volume.facts.recompute
+            forward = half.stage, (half.stage, half.microbatch) in recomputed
             if half.kind is Kind.F:
                 held.append(forward)
                 peak = max(peak, list(held), key=lambda forwards: sum(itertools.starmap(of_stage, forwards)))
             elif half.kind in (Kind.B, Kind.I):
                 held.remove(forward)
-        return [(plan.model_stage(stage), recompute) for stage, recompute in peak]
+        return [(plan.model_stage(stage), fully) for stage, fully in peak]
 
     @staticmethod
     def _weights(gradients: GradientVolume) -> int:
@@ -120,10 +127,13 @@ class MemoryPrediction:
         copies = sum(p.numel for p in gradients.parameters() if facts.bytes_of_each(p) < facts.sum_bytes)
         return (_MOMENTS * sum(p.numel for p in gradients.parameters()) + copies) * facts.sum_bytes
 
-    def _of_stage(self, rank: int, stage: int, recompute: str | None = None) -> int | None:
-        """Bytes of one microbatch of a stage; None where those of experts are not known."""
-        how = recompute or self._volume.facts.recompute
-        of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how))
+    def _of_stage(self, rank: int, stage: int, *, fully: bool = False, every: str | None = None) -> int | None:
+        """Bytes of one microbatch of a stage; None where those of experts are not known. ``every``: what all layers recompute."""
+        facts, model_stage = self._volume.facts, self._volume.plan.model_stage(stage)
+        how = facts.recompute_of(model_stage, fully=fully)
+        how = how if every is None else (every,) * len(how)
+        first = facts.layers_of(model_stage).start
+        of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how[layer - first]))
         return None if of_experts is None else self.sizes.stage(of_experts, *self._ends(stage), how)
 
     def _weight_work(self, rank: int, stage: int) -> int | None:
@@ -156,17 +166,20 @@ class MemoryPrediction:
         not known.
         """
         recomputed = self._volume.fully_recomputed(pp_rank)
-        of_forward = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute))
+        of_forward = cache(lambda stage, fully: self._of_stage(rank, stage, fully=fully))
         of_work = cache(lambda stage: self._weight_work(rank, stage))
         held = most = 0
         for half in iter_halves(self._volume.plan.ranks[pp_rank]):
             if half.kind not in (Kind.F, Kind.B, Kind.I, Kind.W):
                 continue
-            is_recomputed = (half.stage, half.microbatch) in recomputed
-            forward = of_forward(half.stage, "full" if is_recomputed else None)
+            forward = of_forward(half.stage, (half.stage, half.microbatch) in recomputed)
             work = of_work(half.stage) if half.kind in (Kind.I, Kind.W) else 0
             if forward is None or work is None:
                 return None
             held += {Kind.F: forward, Kind.B: -forward, Kind.I: work - forward, Kind.W: -work}[half.kind]
             most = max(most, held)
         return most
+
+
+def _known(of_stages: Mapping[int, int | None]) -> dict[int, int]:
+    return {stage: num_bytes for stage, num_bytes in of_stages.items() if num_bytes is not None}

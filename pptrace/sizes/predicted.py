@@ -15,7 +15,7 @@ def predicted_facts(volume: StepVolume, rank: int, steps: range, *, on_device: b
 
     ``communication`` has for each range of equal ``steps`` [first, beyond the last] the ``bytes`` by axis and kind, null where
     they depend on routes that were not counted. ``memory`` has bytes of the rank's parts, by ``stages`` of the plan what one
-    microbatch keeps, and the ``reason`` where the activations are null.
+    microbatch keeps (``by_recompute``: if no layer recomputed, or all did), and the ``reason`` where the activations are null.
     """
     return {
         "communication": _communication(volume, rank, steps),
@@ -62,5 +62,9 @@ def _memory(prediction: MemoryPrediction, rank: int) -> dict[str, object]:
         "optimizer_bytes": parts.optimizer,
         "activations_bytes": parts.activations,
         "stages": {str(stage): num_bytes for stage, num_bytes in parts.activations_of_stage.items()},
+        "by_recompute": {
+            how: {str(stage): num_bytes for stage, num_bytes in of_stages.items()}
+            for how, of_stages in parts.by_recompute.items()
+        },
         "reason": reason,
     }

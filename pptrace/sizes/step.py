@@ -18,7 +18,7 @@ from pptrace.schedule.cell import Cell
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
 from pptrace.sizes.expert_step import ExpertVolume, Routes
-from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
+from pptrace.sizes.gpt_facts import FULLY, GptFacts, modules_of, stage_parameters
 from pptrace.sizes.gradients import GradientVolume, ShardedUnits
 from pptrace.sizes.mesh import Mesh
 from pptrace.sizes.transformer import (
@@ -169,15 +169,17 @@ class StepVolume:
     def _layers(self, model_stage: int) -> BothWays:
         """The layers of a stage of the model, but for what their experts make of routes."""
         if model_stage not in self._of_layers:
-            attention, mlp = self._attention_layer, pair_volume(self._tensor)
-            parts = []
-            for layer in self.facts.layers_of(model_stage):
-                has_experts = self.experts is not None and self.facts.experts_of(layer) > 0
-                parts += [attention, self.experts.fixed(self._tensor) if self.experts and has_experts else mlp]
+            parts = [part for layer in self.facts.layers_of(model_stage) for part in self._parts_of(layer)]
             self._of_layers[model_stage] = BothWays(
                 total(part.forward for part in parts), total(part.backward for part in parts)
             )
         return self._of_layers[model_stage]
+
+    def _parts_of(self, layer: int) -> tuple[BothWays, BothWays]:
+        """The attention of a layer, and its MLP or experts."""
+        if self.experts is not None and self.facts.experts_of(layer):
+            return self._attention_layer, self.experts.fixed(self._tensor)
+        return self._attention_layer, pair_volume(self._tensor)
 
     @cached_property
     def _attention_layer(self) -> BothWays:
@@ -196,28 +198,37 @@ class StepVolume:
         if self.experts is None:
             return
         for model_stage, again in self._forwards_again(pp_rank).items():
-            for layer in self.facts.layers_of(model_stage):
+            layers = zip(self.facts.layers_of(model_stage), self.facts.recompute_of(model_stage), strict=True)
+            for layer, how in layers:
                 if self.facts.experts_of(layer):
-                    yield self.experts.routed(rank, step, layer, again)
+                    yield self.experts.routed(rank, step, layer, [fully or how in FULLY for fully in again])
 
     def _forwards_again(self, pp_rank: int) -> Mapping[int, Sequence[bool]]:
-        """Stage of the model → of each forward, in their order, whether the backward recomputes all of it."""
+        """Stage of the model → of each forward, in their order, whether it recomputes fully whatever the options say."""
         if pp_rank not in self._again:
             recomputed, by_stage = self.fully_recomputed(pp_rank), defaultdict(list)
             for half in iter_halves(self.plan.ranks[pp_rank]):
                 if half.kind is Kind.F:
-                    fully = (half.stage, half.microbatch) in recomputed or self.facts.recompute == "full"
+                    fully = (half.stage, half.microbatch) in recomputed
                     by_stage[self.plan.model_stage(half.stage)].append(fully)
             self._again[pp_rank] = by_stage
         return self._again[pp_rank]
 
     def _recomputed_volume(self, model_stage: int, fully: bool) -> Volume:
         """Communication of layers' forward that their backward repeats (arXiv 2205.05198, section 5)."""
-        if fully or self.facts.recompute == "full":
-            return self._layers(model_stage).forward
-        if self.facts.recompute != "selective":
-            return {}
-        return times(attention_again_volume(self._attention), self.facts.layers_per_stage[model_stage])
+        layers = self.facts.layers_of(model_stage)
+        hows = zip(layers, self.facts.recompute_of(model_stage, fully=fully), strict=True)
+        return total(part for layer, how in hows for part in self._repeated(layer, how))
+
+    def _repeated(self, layer: int, how: str) -> Iterator[Volume]:
+        """What one layer repeats."""
+        if how in FULLY:
+            yield from (part.forward for part in self._parts_of(layer))
+        modules = modules_of(how)
+        if "core_attn" in modules:
+            yield attention_again_volume(self._attention)
+        if "mlp" in modules and not self.facts.experts_of(layer):
+            yield pair_volume(self._tensor).forward
 
     def fully_recomputed(self, pp_rank: int) -> frozenset[Cell]:
         """The forwards that keep their input alone beyond ``recompute_microbatches_beyond``."""

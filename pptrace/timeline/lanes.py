@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.clock import Clock
-from pptrace.intervals import Int64, NestedIntervals, lengths_within, merge, subtract, union
+from pptrace.intervals import EMPTY, Int64, NestedIntervals, intersect, lengths_within, merge, subtract, union
 from pptrace.marks import Collective
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import IdleTime, with_host_waits
@@ -35,7 +35,8 @@ class Lane:
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.
     ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute; ``of_operators``: it is what the operators
-    of its host took. ``idle`` is when its device did nothing, and why; None where that is not known.
+    of its host took. ``idle`` is when its device did nothing, and why; None where that is not known. ``recompute`` is the part of
+    ``compute`` in which a backward ran a forward again, as far as that is known.
     """
 
     compute: Int64
@@ -46,6 +47,7 @@ class Lane:
     on_device: bool = False
     idle: IdleTime | None = None
     of_operators: bool = False
+    recompute: Int64 = field(default_factory=lambda: EMPTY)
 
 
 def lane_of(
@@ -83,11 +85,13 @@ def lane_of(
     exposed = subtract(_blocking(known_comms, "transfer_start_ns", "transfer_end_ns"), compute)
     not_overlapped = subtract(blocking, compute)
     unclear_part = subtract(subtract(unmatched, compute), exposed)
+    again = EMPTY
+    if work is not None and len(work.backward.recompute):
+        again = intersect(clock.to_common_clock(rank, work.backward.recompute), compute)
+    lane = Lane(compute, transfer, exposed, unclear_part, not_overlapped, of_operators=of_operators, recompute=again)
     if work is None or not len(work):
-        return Lane(compute, transfer, exposed, unclear_part, not_overlapped, of_operators=of_operators)
-    on_device = len(work.compute) > 0
-    idle = _idle_of(rank, work, comms, clock)
-    return Lane(compute, transfer, exposed, unclear_part, not_overlapped, on_device, idle)
+        return lane
+    return replace(lane, on_device=len(work.compute) > 0, of_operators=False, idle=_idle_of(rank, work, comms, clock))
 
 
 def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTime | None:

@@ -22,6 +22,7 @@ class HeardRecorder:
     open: list[Mark] = field(default_factory=list)
     listening: bool = True
     communicating: bool = False
+    step: int = 0
 
     def mark(self, mark: Mark) -> Any:
         return _heard(self, mark)

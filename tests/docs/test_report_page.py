@@ -27,6 +27,7 @@ from pptrace.analysis.experts.types import (
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank
 from pptrace.analysis.memory.types import PredictedMemory, StageActivations
+from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
@@ -85,6 +86,7 @@ SECTIONS = {
         for path in ("layers", "over_layers", "ranks", "calls", "routing", "steps", "traffic")
     },
     "experts.traffic.pairs": "`experts`",
+    "recompute.steps": "`recompute`",
     "hang.edges": "`hang`",
     "recording.as_recorded.steps": "`recording.as_recorded`",
     "recording.as_recorded.steps.waterfall_ns": "`steps[].bubble`",
@@ -204,6 +206,7 @@ def reports(
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         experts=_EXPERTS,
         early_receives=_EARLY,
+        recompute=_RECOMPUTE,
         stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
     )
     return [
@@ -212,6 +215,11 @@ def reports(
     ]
 
 
+_RECOMPUTE = RecomputeReport(
+    (BackwardOps(0, 0, "B", 2, 9, 3, None), BackwardOps(1, 1, "B", 2, 9, None, 2)),
+    (StepRecompute(1, 3),),
+    *("full", None, True, "a reason", "a reason"),
+)
 _MORE = StageDifference("F", 1, 0, 2, (StagePart("matmul", 2),), (StagePart("layer", 2),))
 _INTERCONNECT = Interconnect(
     (DevicePeak(0, "NVIDIA H200", "nvlink", 450.0), DevicePeak(1, None, None, None)),

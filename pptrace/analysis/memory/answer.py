@@ -90,7 +90,12 @@ def _predicted(parts: MemoryParts) -> PredictedMemory:
         parts.optimizer,
         parts.activations,
         None if parts.activations is None else known + parts.activations,
-        tuple(StageActivations(stage, num_bytes) for stage, num_bytes in parts.of_stage.items()),
+        tuple(
+            StageActivations(
+                stage, num_bytes, *(parts.by_recompute.get(how, {}).get(stage) for how in ("none", "full"))
+            )
+            for stage, num_bytes in parts.of_stage.items()
+        ),
     )
 
 

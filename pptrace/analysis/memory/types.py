@@ -15,10 +15,14 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StageActivations:
-    """Activations that one microbatch keeps of a stage of the plan, bytes, from its forward to its backward."""
+    """Activations that one microbatch keeps of a stage of the plan, bytes, from its forward to its backward; and those that it
+    would keep if no layer recomputed, or each did.
+    """
 
     stage: int
     bytes_per_microbatch: int
+    without_recompute_bytes: int | None = None
+    full_recompute_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

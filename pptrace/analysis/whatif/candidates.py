@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.study import Study
 from pptrace.errors import ScheduleError
 from pptrace.model.wording import counted
@@ -38,6 +41,7 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
         changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in depths]
     if study.order is not None:
         changes.append((REPAIRED, Change(order=study.order.repaired)))
+    changes += [(recompute_name(number), Change(recompute_layers=number)) for number in _recomputing(costs)]
     split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
@@ -60,6 +64,11 @@ def prefetch_name(depth: int) -> str:
     return f"receives posted {counted(depth, 'op')} ahead" if depth else "receives posted when needed"
 
 
+def recompute_name(num_layers: int) -> str:
+    """Words for so many layers of each stage that recompute."""
+    return f"recompute {counted(num_layers, 'layer')} of each stage" if num_layers else "without recompute"
+
+
 def _schedules(study: Study, change: Change) -> Iterator[tuple[str, Change, Plan]]:
     for name, entry in SCHEDULES.items():
         chunks = [change.chunks] if change.chunks else [2, 4] if entry.takes_any_chunks else [None]
@@ -68,6 +77,14 @@ def _schedules(study: Study, change: Change) -> Iterator[tuple[str, Change, Plan
             plan = _built(study, with_schedule)
             if plan is not None:
                 yield name if number is None else f"{name}, {number} chunks", with_schedule, plan
+
+
+def _recomputing(costs: StageCosts) -> list[int]:
+    """Fewer layers of each stage that recompute than today: none, and half of the largest stage's where all of them do."""
+    if not np.nan_to_num(costs.recompute).any():
+        return []
+    most = max(costs.layers or (0,))
+    return [0, *([most // 2] if most > 1 and len(costs.recomputing) and min(costs.recomputing) == 1 else [])]
 
 
 def _sizes(study: Study) -> Iterator[tuple[str, Change]]:

@@ -31,8 +31,8 @@ class Change:
     ``microbatch_size`` is that of a microbatch in parts of today's, and ``microbatches`` how many there are in a step: where both
     are given and their product is today's number, a step does the same work. ``split`` are the layers of each stage of the
     model, ``link_speed`` how many times as fast messages are, ``placement`` the pipeline rank of today that each rank of the
-    pipeline then is. ``prefetch``: receives are posted so many ops before they are needed. ``order`` is today's plan with its
-    sends and receives in another order.
+    pipeline then is. ``prefetch``: receives are posted so many ops before they are needed. ``recompute_layers`` of each stage run
+    their forward again in the backward, and no others. ``order`` is today's plan with its sends and receives in another order.
     """
 
     schedule: str | None = None
@@ -45,6 +45,7 @@ class Change:
     placement: tuple[int, ...] | None = None
     prefetch: int | None = None
     order: Plan | None = None
+    recompute_layers: int | None = None
 
     @property
     def keeps_plan(self) -> bool:

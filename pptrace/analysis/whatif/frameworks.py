@@ -156,12 +156,15 @@ def _with_sizes(
     change: Change, schedule: str, plan: Plan, costs: StageCosts, sequences: int | None
 ) -> Mapping[str, str]:
     """The options of frameworks that have some for sizes and splits too; "" where these make no such change."""
-    lines = {TORCH: _of_torch(change, schedule, plan) if change.work(costs.plan) == 1 else ""}
+    again = change.recompute_layers
+    lines = {TORCH: _of_torch(change, schedule, plan) if change.work(costs.plan) == 1 and again is None else ""}
     if change.microbatch_size != 1 and sequences is None:
         return lines
     size = None if change.microbatch_size == 1 else str(round((sequences or 1) * change.microbatch_size))
     split = _split(change, plan, costs)
     of_pptrace = {
+        "--recompute": None if again is None else "full --recompute-method block" if again else "none",
+        "--recompute-num-layers": str(again) if again else None,
         "--schedule": change.schedule if schedule in SCHEDULES else None,
         "--chunks": str(plan.num_chunks) if _changes_chunks(change, schedule) else None,
         "--split": None if split is None else ",".join(map(str, split)),
@@ -171,8 +174,8 @@ def _with_sizes(
     }
     lines |= {PPTRACE: _joined(of_pptrace)}
     if change.prefetch is None and change.work(costs.plan) == 1:  # the number of microbatches follows from their size
-        lines[MEGATRON] = _of_megatron(change, schedule, plan, split, size)
-        lines[TORCHTITAN] = _of_torchtitan(change, schedule, plan, split, size)
+        lines[MEGATRON] = _of_megatron(change, schedule, plan, split, size) if again != 0 else ""
+        lines[TORCHTITAN] = _of_torchtitan(change, schedule, plan, split, size) if again is None else ""
     return lines
 
 
@@ -212,6 +215,10 @@ def _of_megatron(change: Change, schedule: str, plan: Plan, split: tuple[int, ..
     options = [] if split is None else [megatron_layout(split, has_chunks=has_chunks)]
     if split is None and has_chunks and _changes_chunks(change, schedule):  # a layout tells the virtual stages itself
         options.append(f"--num-virtual-stages-per-pipeline-rank {plan.num_chunks}")
+    if change.recompute_layers:
+        options.append(
+            f"--recompute-granularity full --recompute-method block --recompute-num-layers {change.recompute_layers}"
+        )
     return " ".join([*options, _joined({"--micro-batch-size": size})]).strip()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,32 @@ def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
         if rank.pp_rank not in uses or _total(use, in_flight) > _total(uses[rank.pp_rank], in_flight):
             uses[rank.pp_rank] = use
     return uses if len(uses) == plan.pp else {}
+
+
+def uses_with_recompute(
+    uses: Mapping[int, RankUse], memory: MemoryReport | None, plan: Plan, layers: Sequence[int], parts: Floats
+) -> Mapping[int, RankUse]:
+    """The uses of ranks where other ``parts`` of the layers of each stage of the model recompute; {} where it is not known what
+    these keep. While a layer recomputes, all that its forward keeps is there once more.
+    """
+    found: dict[int, RankUse] = {}
+    for rank in memory.ranks if memory is not None else ():
+        if rank.pp_rank is None or rank.pp_rank not in uses or rank.pp_rank in found or rank.predicted is None:
+            continue
+        kept, again_before, again_after = 0.0, 0.0, 0.0
+        for of_stage in rank.predicted.stages:
+            none, full = of_stage.without_recompute_bytes, of_stage.full_recompute_bytes
+            if none is None or full is None:
+                return {}
+            at, before = plan.model_stage(of_stage.stage), of_stage.bytes_per_microbatch
+            after, of_layer = none + (full - none) * float(parts[at]), (none - full) / layers[at]
+            kept += after - before
+            again_before = max(again_before, of_layer * (before < none))
+            again_after = max(again_after, of_layer * (after < none))
+        use = uses[rank.pp_rank]
+        start = round(use.start + again_after - again_before)
+        found[rank.pp_rank] = replace(use, start=start, per_activation=use.per_activation + kept)
+    return found if found.keys() == uses.keys() else {}
 
 
 def _total(use: RankUse, in_flight: float) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.frameworks import Framework, goes_round, paste_lines
 from pptrace.analysis.whatif.replay import link_ends
@@ -23,9 +25,7 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
     """Assumptions behind a prediction, a sentence each, and options to paste: a framework's own, where it is known."""
     does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if plan.splits_backward and not costs.splits_backward:
-        share = costs.assumed.weight_share
-        half = "half of a B (0.4 to 0.6 in the interval)"
-        yield f"W is taken to be {half if share is None else f'{share:g} of a B (--wgrad-share)'}"
+        yield f"W is taken to be {_weights(costs)}"
     if does_other_parts or plan.splits_backward != costs.plan.splits_backward:
         yield from _of_fixed_parts(costs)
     if plan.chain_length != costs.num_stages:
@@ -51,6 +51,12 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
         yield "ops are taken to cost in proportion to the size of a microbatch"
     if (work := change.work(costs.plan)) != 1:
         yield f"a step does {work:g} times the work; the gain is for the same work"
+    if change.recompute_layers:
+        yield (
+            "a layer that recomputes is taken to take what it takes today"
+            if len(costs.recomputing) and all(costs.recomputing)
+            else "a layer that recomputes is taken to take what its forward takes"
+        )
     if _has_pairs(plan) and not _has_pairs(costs.plan):
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
     if _has_pairs(costs.plan) and not _has_pairs(plan):
@@ -67,6 +73,18 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
         yield "messages on links that the run did not use are taken to take what its messages took elsewhere"
     if plan.num_chains > costs.plan.num_chains:
         yield f"every stage is on two ranks, and {UNCOUNTED}"
+
+
+def _weights(costs: StageCosts) -> str:
+    """What W is taken to be of a full B, and where that comes from."""
+    assumed, shares = costs.assumed.weight_share, costs.shares
+    if assumed is not None:
+        return f"{assumed:g} of a B (--wgrad-share)"
+    low, usual, high = (float(np.mean(shares.of_weights(factor))) for factor in (0.0, None, 1.0))
+    told = "as the operators in it tell" if not np.isnan(shares.weights).any() else "which is not measured here"
+    if np.nansum(shares.recompute):
+        told += f", recompute is {np.nanmean(shares.recompute):.2f} of it"
+    return f"{usual:.2f} of a B ({low:.2f} to {high:.2f} in the interval), {told}"
 
 
 def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
+from pptrace.analysis.whatif.recompute import parts_after, with_recompute
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
@@ -36,8 +37,6 @@ _NINE_IN_TEN = 1.645
 _NUM_SAMPLES = 1000
 _AS_CLOSE = 0.015
 """Difference of errors below which two ways of sending and receiving explain a run equally well."""
-_WEIGHT_SHARES = (0.4, 0.6)
-"""Bounds of the gradient of the weights' part of a full backward that the run did not measure in two parts."""
 _INTERVAL = (5, 95)
 
 
@@ -195,6 +194,8 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         placement=change.placement,
         graphs=graphs,
     )
+    if change.recompute_layers is not None:
+        costs = with_recompute(costs, parts_after(costs, change.recompute_layers, plan.chain_length))
     for ideal in change.ideals:
         costs = apply_ideal(costs, ideal)
     return costs, target
@@ -242,8 +243,8 @@ def _variants(
     if change.prefetch is None:
         yield from ((costs, replace(target, messaging=messaging)) for messaging in baseline.other_messaging)
     is_known = costs.splits_backward or costs.assumed.weight_share is not None
-    shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
-    yield from ((with_weight_share(costs, share), target) for share in shares)
+    ends = () if is_known or not target.plan.splits_backward else (0.0, 1.0)
+    yield from ((with_weight_share(costs, costs.shares.of_weights(end)), target) for end in ends)
     stages_of = (change, target.plan.chain_length, target.plan.name)
     if changes_ops(costs, target):
         for part, fixed in baseline.other_fixed:

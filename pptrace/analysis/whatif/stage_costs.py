@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
+from pptrace.analysis.whatif.recompute import BackwardShares, backward_shares, layers_that_recompute
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
@@ -23,9 +25,6 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 
 F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
-ASSUMED_WEIGHT_SHARE = 0.5
-"""Part of a full backward that is the gradient of the weights, where the run did not measure both: a linear layer needs as many
-operations for either."""
 Latencies = Mapping[tuple[int, int], int]
 """Latency of the link from one global rank to another, ns."""
 
@@ -62,7 +61,9 @@ class StageCosts:
 
     ``plan`` is that of the run; ``layers`` how many the model has in each of its stages, None where that is not known.
     ``splits_backward``: I and W were measured and not a B alone. ``pair_factor`` is what an overlapped pair takes in parts of
-    what its halves take one after the other, ``weight_share`` the part of a full backward that is taken to be W's.
+    what its halves take one after the other, ``shares`` what is known of the parts of full backwards, ``weight_share`` the part
+    that is taken to be W's in the mean over stages. ``recompute`` is the part of I and W together that is recompute, by stage,
+    NaN where it is not known; ``recomputing`` as :func:`layers_that_recompute` has it.
 
     ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
     many rows (1: all of it); None of a run without experts on several ranks.
@@ -82,7 +83,10 @@ class StageCosts:
     pair_factor: float
     latency: Floats
     fixed: Floats
-    weight_share: float = ASSUMED_WEIGHT_SHARE
+    shares: BackwardShares
+    recompute: Floats
+    recomputing: tuple[float, ...]
+    weight_share: float
     routed_work: Floats | None = None
     routed_inner: Floats | None = None
     assumed: Assumed = NOTHING_ASSUMED
@@ -182,11 +186,15 @@ class StageCosts:
 
 
 def stage_costs(
-    plan: Plan, matrix: StepMatrix, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
+    plan: Plan,
+    matrix: StepMatrix,
+    layers: tuple[int, ...] | None,
+    latencies: Latencies = MappingProxyType({}),
+    told: RecomputeReport | None = None,
 ) -> StageCosts:
     """The costs of steps by stage of the model, microbatch and output, from those by row of their plan.
 
-    ``latencies`` are those of the links, by sending and reading global rank.
+    ``latencies`` are those of the links, by sending and reading global rank; ``told`` is what the report says of backwards.
     """
     table, pairs = matrix.table, np.flatnonzero(matrix.table.second_slot >= 0)
     firsts, seconds = places_of(plan, table.slot), places_of(plan, table.second_slot[pairs])
@@ -212,12 +220,21 @@ def stage_costs(
                 part[..., W] == 0, part[..., BACKWARD], part[..., W]
             )  # of a full backward both have it
             routed[index] = part
-    splits = _split_whole_backwards(plan, table, work, inner)
-    transfer = _transfers(plan, matrix)
+    shares = backward_shares(told, plan)
+    are_whole, share = _split_whole_backwards(plan, table, work, inner, shares.of_weights())
+    transfer, splits = _transfers(plan, matrix), not are_whole.all()
+    usual = np.median(work, axis=(0, 2))
+    of_both = np.divide(
+        usual[:, BACKWARD], usual[:, BACKWARD] + usual[:, W], out=np.ones(len(usual)), where=usual[:, W] > 0
+    )
     costs = StageCosts(
         *(plan, matrix.step, matrix.ranks, work, inner, delay, transfer, layers, splits, pair_factor),
         latency=np.full_like(transfer, np.nan),
         fixed=measured_fixed_part(work, layers),
+        shares=shares,
+        recompute=shares.recompute * np.where(are_whole, 1.0, of_both),
+        recomputing=layers_that_recompute(told, layers),
+        weight_share=float(share.mean()),
         routed_work=routed[0],
         routed_inner=routed[1],
     )
@@ -282,14 +299,18 @@ def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     return transfers
 
 
-def _split_whole_backwards(plan: Plan, table: PlanTable, work: Floats, inner: Floats) -> bool:
-    """Share out what full backwards took over both outputs, in place. Returns whether the run measured both somewhere."""
+def _split_whole_backwards(
+    plan: Plan, table: PlanTable, work: Floats, inner: Floats, share: Floats
+) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Share out what full backwards took over both outputs, in place. Returns whether all of each stage are whole, and W's part.
+
+    ``share`` is W's part of a full backward of each stage, where the run did not measure both somewhere.
+    """
     kinds = table.slot_kind.reshape(plan.num_stages, plan.num_microbatches, len(Output))
     chains = kinds.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output)).max(axis=0)
     is_whole = chains[:, :, BACKWARD] == Kind.B.code
-    splits = not is_whole.all()
-    share = np.full(plan.chain_length, ASSUMED_WEIGHT_SHARE)
-    if splits:
+    if not is_whole.all():
+        share = share.copy()
         both = work[:, :, :, BACKWARD] + work[:, :, :, W]
         of_weights = np.where(is_whole | (both <= 0), np.nan, work[:, :, :, W] / np.where(both > 0, both, 1))
         usual = np.nanmedian(of_weights)
@@ -300,7 +321,7 @@ def _split_whole_backwards(plan: Plan, table: PlanTable, work: Floats, inner: Fl
         whole = values[:, :, :, BACKWARD]
         values[:, :, :, W] = np.where(is_whole, whole * share[:, np.newaxis], values[:, :, :, W])
         values[:, :, :, BACKWARD] = np.where(is_whole, whole * (1 - share[:, np.newaxis]), whole)
-    return splits
+    return is_whole.all(axis=1), share
 
 
 def with_assumed(costs: StageCosts, assumed: Assumed) -> StageCosts:
@@ -310,13 +331,15 @@ def with_assumed(costs: StageCosts, assumed: Assumed) -> StageCosts:
     return known if assumed.weight_share is None else with_weight_share(known, assumed.weight_share)
 
 
-def with_weight_share(costs: StageCosts, share: float) -> StageCosts:
-    """The costs with another part of full backwards for the gradients of the weights."""
+def with_weight_share(costs: StageCosts, share: float | Floats) -> StageCosts:
+    """The costs with another part of full backwards, of all or of each stage, for the gradients of the weights."""
     work = costs.work.copy()
     both = work[..., BACKWARD] + work[..., W]
-    work[..., BACKWARD], work[..., W] = both * (1 - share), both * share
-    fixed = np.array([costs.fixed[F], *np.array([1 - share, share]) * (costs.fixed[BACKWARD] + costs.fixed[W])])
-    return replace(costs, work=work, weight_share=share, fixed=fixed)
+    of_stages = np.broadcast_to(share, costs.num_stages)[:, np.newaxis]
+    work[..., BACKWARD], work[..., W] = both * (1 - of_stages), both * of_stages
+    mean = float(np.mean(share))
+    fixed = np.array([costs.fixed[F], *np.array([1 - mean, mean]) * (costs.fixed[BACKWARD] + costs.fixed[W])])
+    return replace(costs, work=work, weight_share=mean, fixed=fixed)
 
 
 def with_fixed_share(costs: StageCosts, share: float) -> StageCosts:

@@ -16,6 +16,7 @@ from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import typical_of
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
@@ -31,9 +32,11 @@ from pptrace.analysis.whatif.memory import (
     peak_of_layers,
     predicted_peak,
     rank_uses,
+    uses_with_recompute,
 )
 from pptrace.analysis.whatif.notes import UNCOUNTED, notes_of, warnings_of_costs
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
+from pptrace.analysis.whatif.recompute import parts_after
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.result import Scenario, Standing
 from pptrace.analysis.whatif.split import best_splits
@@ -76,6 +79,7 @@ class Study:
     uses: Mapping[int, RankUse]
     warnings: tuple[str, ...]
     memory_limit: int | None = None
+    memory: MemoryReport | None = None
     sequences: int | None = None
     """Sequences of a microbatch, where that is known."""
     outside: OutsideTimes = field(default_factory=OutsideTimes)
@@ -139,6 +143,8 @@ class Study:
             gain = round(self.measured_length * work) - (span if period is None else period)
         lack = "" if self.framework is None else self.framework.lack(change, plan)
         notes = [*([lack] if lack else []), *notes_of(change, plan, self.costs, self.framework)]
+        if change.recompute_layers is not None and peak is None:
+            notes.append("its memory is not known: the trace does not tell what layers keep with and without recompute")
         if self.outside.outside_ns is not None and not math.isclose(work, 1.0):
             notes.append("what is outside the pipeline is taken to stay as it is")
         scenario = Scenario(
@@ -193,10 +199,16 @@ class Study:
     def _peak(self, change: Change, plan: Plan) -> int | None:
         """The largest peak of a rank: from that of the same rank now, where its stages stay, else from that of its layers."""
         stays = change.split is None and plan.placement == self.costs.plan.placement
-        if stays or self.memory_of_layers is None:
-            return predicted_peak(self.uses, self.costs.plan, plan, change)
-        layers = change.split or layers_of_stages(self.costs, plan.chain_length)
-        return peak_of_layers(self.memory_of_layers, plan, layers, change.microbatch_size)
+        uses, of_layers = self.uses, self.memory_of_layers
+        if change.recompute_layers is not None:
+            parts = parts_after(self.costs, change.recompute_layers, plan.chain_length)
+            layers = self.costs.layers or (1,) * self.costs.num_stages
+            uses = uses_with_recompute(uses, self.memory, self.costs.plan, layers, parts)
+            of_layers = layer_memory(uses, self.costs.layers) if uses and of_layers is not None else None
+        if stays or of_layers is None:
+            return predicted_peak(uses, self.costs.plan, plan, change)
+        of_stages = change.split or layers_of_stages(self.costs, plan.chain_length)
+        return peak_of_layers(of_layers, plan, of_stages, change.microbatch_size)
 
     @cached_property
     def memory_of_layers(self) -> LayerMemory | None:
@@ -282,7 +294,7 @@ def study_run(
     followed = schedule.plan_of(numbers[0])
     assert followed is not None  # steps without a plan have no costs
     plan = followed.compute_only()
-    costs = stage_costs(plan, matrix, layers, {**latencies_of(report.links), **latencies})
+    costs = stage_costs(plan, matrix, layers, {**latencies_of(report.links), **latencies}, report.recompute)
     if costs.splits_backward and assumed.weight_share is not None:
         raise UsageError(f"--wgrad-share {assumed.weight_share:g}: the run measured W by itself; leave the option away")
     spans = {step.step: step.span_ns or 0 for step in report.steps}
@@ -303,6 +315,7 @@ def study_run(
         rank_uses(report.memory, plan),
         (*doubts, *_warnings(report, baseline, len(whole), len(of_plan))),
         memory_limit,
+        report.memory,
         outside=OutsideTimes.of(steps, typical_step, baseline.measured_span),
         gains=MeasuredGains.of(report, whole),
         framework=FRAMEWORKS.get(report.framework),

@@ -35,7 +35,7 @@ from pptrace.ingest.kineto.event_types import (
 )
 from pptrace.ingest.kineto.salvage import args_of, args_of_each
 from pptrace.model.tables import Int64
-from pptrace.model.traces import Category
+from pptrace.model.traces import Category, is_of_forward
 
 _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
@@ -51,7 +51,7 @@ _MAX_LABELS = 10_000  # per file or worker
 
 class _NameCodes(Codes):
     """Codes of names; ``p2p`` collects those of c10d's sends and receives, ``shaped`` those of communication whose shapes tell
-    its size, ``nodes`` those of autograd's nodes.
+    its size, ``nodes`` those of autograd's nodes, ``forwards`` those of operators of forwards, and of ranges with such names.
     """
 
     def __init__(self) -> None:
@@ -59,6 +59,7 @@ class _NameCodes(Codes):
         self.p2p: list[int] = []
         self.shaped: list[int] = []
         self.nodes: list[int] = []
+        self.forwards: list[int] = []
 
     def __missing__(self, name: str | None) -> int:
         code = super().__missing__(name)
@@ -68,6 +69,8 @@ class _NameCodes(Codes):
             self.shaped.append(code)
         elif name is not None and name.startswith(_NODE):
             self.nodes.append(code)
+        elif name is not None and is_of_forward(name):
+            self.forwards.append(code)
         return code
 
 
@@ -172,8 +175,12 @@ class Collected:
                 device[rows] = np.where((devices >= 0) & (devices <= np.iinfo(np.int32).max), devices, -1)
                 stream = self._integers([item.stream for item in device_args])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
-        if self.names.p2p or self.names.nodes:  # of a message that of the next node created on its thread
-            rows = np.flatnonzero(np.isin(name_id, self.names.p2p + self.names.nodes))
+        numbered = np.isin(
+            name_id, self.names.p2p + self.names.nodes
+        )  # of a message that of the next node of its thread
+        numbered |= (category == Category.CPU_OP) & np.isin(name_id, self.names.forwards)
+        if numbered.any():
+            rows = np.flatnonzero(numbered)
             numbers = self._integers([item.sequence for item in args_of_each(CallArgs, [args[row] for row in rows])])
             correlation[rows] = np.where(numbers < 0, -1, numbers)
         comms = _rows_with(_COMM_KEY, args)

@@ -63,7 +63,7 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
 
 def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     """The ops table: a range is as long as the kernels that it launched, but for a step's."""
-    ops, spans = marks.ops, marks.spans
+    ops, spans = marks.ops, marks.spans.where(marks.spans["kind"] != KINDS_OF_SPANS.index(SpanKind.RECOMPUTE))
     order = np.argsort(np.concatenate((ops["at"], spans["at"])), kind="stable")
 
     def joined(of_ops: npt.NDArray[Any], of_spans: npt.NDArray[Any] | int | str) -> npt.NDArray[Any]:

@@ -35,7 +35,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
     of_run = tables_of_run(report, step, amount)
     if step is None:
         return of_run
-    of_step = tables_of_step(step, amount, of_several=len(report.steps) > 1)
+    again = None if report.recompute is None else report.recompute.mean_of_ranks(step.step)
+    of_step = tables_of_step(step, amount, of_several=len(report.steps) > 1, recompute_ns=again)
     return [steps_table(report, step, amount), *of_step, *of_run]
 
 
@@ -56,15 +57,17 @@ def tables_of_run(report: Report, step: StepReport | None, amount: Amount) -> li
     return tables
 
 
-def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -> list[ReportTable]:
-    """The tables of one step in reading order."""
+def tables_of_step(
+    step: StepReport, amount: Amount, of_several: bool = False, recompute_ns: int | None = None
+) -> list[ReportTable]:
+    """The tables of one step in reading order; ``recompute_ns`` is the recompute of a rank in it, in the mean."""
     tables = [ranks_table(step, amount, of_several)]
     if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in step.ranks):
         tables.append(bounds_table(step, amount))
     if any(rank.phases for rank in step.ranks):
         tables.append(phases_table(step, amount))
     if step.span_parts is not None:
-        tables.append(waterfall_table(step, amount))
+        tables.append(waterfall_table(step, amount, recompute_ns))
     if any(rank.host is not None for rank in step.ranks):
         tables.append(host_table(step, amount))
     if step.blame is not None and step.blame.total_ns > 0:

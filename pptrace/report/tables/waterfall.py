@@ -65,20 +65,24 @@ _REST = f"{OUTSIDE}pipeline"
 _MOST_PLACES = 3
 
 
-def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
-    """The parts of the step, which sum to its length; whole, the pipeline's against the plan too."""
+def waterfall_table(step: StepReport, amount: Amount, recompute_ns: int | None = None) -> ReportTable:
+    """The parts of the step, which sum to its length; whole, the pipeline's against the plan too.
+
+    ``recompute_ns`` is the part of compute that is recompute, in the mean of the ranks; None where there is none.
+    """
     assert step.parts is not None
     assert step.span_parts is not None
     assert step.span_ns is not None
     assert step.length_ns is not None  # they are its parts
     length, parts = step.length_ns, _with_few_outside(step) if amount is Amount.BRIEF else step.parts
+    again = f"; of this recompute {units.milliseconds(recompute_ns)} ms" if recompute_ns else ""
     rows = [
         (
             words_of_part(step, name).label,
             units.milliseconds(value),
             units.percent(value / length),
             Bar((("compute", max(value, 0) / length),)),
-            _meaning(step, name) + _places(step, name),
+            _meaning(step, name) + _places(step, name) + (again if name == "compute" else ""),
         )
         for name, value in parts.items()
     ]

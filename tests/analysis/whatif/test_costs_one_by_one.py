@@ -337,7 +337,7 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     punctual = replace(costs, delay=np.zeros_like(costs.delay))
     assert not any(target.scales_delays for _, target in varied(punctual, half))
     split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
-    assert [of.weight_share for of, _ in varied(costs, split)][:2] == [0.4, 0.6]
+    assert [of.weight_share for of, _ in varied(costs, split)][:2] == pytest.approx([0.4, 0.6])
 
 
 def test_of_many_steps_assumptions_are_tried_with_some_and_bounds_are_close_to_those_with_all() -> None:

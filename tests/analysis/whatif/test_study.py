@@ -324,7 +324,7 @@ def test_a_scenario_has_the_split_of_the_model_where_it_has_as_many_stages() -> 
             "ops are taken to cost in proportion to the size of a microbatch",
         ),
         (Change(schedule="dualpipe"), "an overlapped pair is taken to cost what its halves cost one after the other"),
-        (Change(schedule="zb-h1"), "W is taken to be half of a B"),
+        (Change(schedule="zb-h1"), "W is taken to be 0.50 of a B"),
         (Change(schedule="interleaved-1f1b"), "layers of a stage are taken to cost alike"),
         (Change(microbatches=16), "a step does 2 times the work"),
         (Change(placement=(3, 2, 1, 0)), None),

@@ -269,22 +269,22 @@ def prediction_of(
 
 def test_a_rank_keeps_as_many_microbatches_as_its_plan_has_in_flight() -> None:
     prediction = prediction_of("1f1b", 4, (3, 2))
-    assert [prediction.forwards_at_peak(rank) for rank in (0, 1)] == [[(0, "none")] * 2, [(1, "none")]]
+    assert [prediction.forwards_at_peak(rank) for rank in (0, 1)] == [[(0, False)] * 2, [(1, False)]]
     layer, sizes = prediction.sizes.layer("none"), prediction.sizes
     first, last = 3 * layer + sizes.ends(True, False), 2 * layer + sizes.ends(False, True)
     assert [prediction.of_rank(rank).activations for rank in (0, 1)] == [2 * first, last]
 
 
 def test_microbatches_beyond_those_that_are_kept_keep_inputs() -> None:
-    for keep, expected in ((2, ["none", "none"]), (1, ["full", "none"]), (0, ["full", "full"])):
+    for keep, expected in ((2, ["none", "none"]), (1, ["none", "full"]), (0, ["full", "full"])):
         prediction = prediction_of("1f1b", 4, (3, 2), keep)
-        assert sorted(prediction.forwards_at_peak(0)) == [(0, recompute) for recompute in expected]
-        stages = [prediction.sizes.stage([None] * 3, True, False, recompute) for recompute in expected]
+        assert sorted(prediction.forwards_at_peak(0)) == [(0, recompute == "full") for recompute in expected]
+        stages = [prediction.sizes.stage([None] * 3, True, False, [recompute] * 3) for recompute in expected]
         assert prediction.of_rank(0).activations == sum(stages)
 
 
 def test_a_v_shape_counts_both_ends_on_its_first_rank() -> None:
     prediction = prediction_of("zbv", 1, (1, 1, 1, 1))
-    assert prediction.forwards_at_peak(0) == [(0, "none"), (3, "none")]
+    assert prediction.forwards_at_peak(0) == [(0, False), (3, False)]
     ends = prediction.sizes.ends(True, True)
     assert prediction.of_rank(0).activations == 2 * prediction.sizes.layer("none") + ends

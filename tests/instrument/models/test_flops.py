@@ -13,7 +13,7 @@ from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeModule, cross_entropy
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.models.peaks import Peak
 from instrument.pipeline.partition import partition
@@ -173,6 +173,16 @@ def test_microbatches_beyond_those_that_are_kept_count_as_full() -> None:
     full = step_flops(config(Recompute.FULL), 4 * BATCH)
     assert none.hardware < half.hardware < full.hardware
     assert step_flops(config(Recompute.SELECTIVE), 4 * BATCH, count_full(plan, cut, BATCH, 0)) == full
+
+
+def test_an_mlp_that_recomputes_runs_its_products_again_but_for_the_last() -> None:
+    model = replace(config(Recompute.SELECTIVE), recompute_modules=(RecomputeModule.MLP,))
+    flops, none = step_flops(model, BATCH), step_flops(config(Recompute.NONE), BATCH)
+    assert flops.hardware - none.hardware == LAYERS * BATCH * 16 * SEQUENCE * HIDDEN**2
+    tokens, stage = torch.randint(256, (BATCH, SEQUENCE)), GptStage(model, range(LAYERS))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(stage(tokens), tokens).backward()
+    assert counter.get_total_flops() == flops.hardware - LAYERS * LAST_OF_LAYER
 
 
 def test_more_full_recomputes_than_there_are_layers_is_one_line() -> None:

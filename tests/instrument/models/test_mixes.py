@@ -12,7 +12,7 @@ from itertools import combinations
 
 import pytest
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt import Recompute, RecomputeModule
 from instrument.optim.clipping import OptimizerSync
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume
@@ -127,7 +127,9 @@ def test_fewer_key_heads_than_ranks_are_copied(pool: Pool, kv_heads: int) -> Non
 @pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
 def test_recomputed_layers_communicate_again_and_are_exact(pool: Pool, recompute: Recompute) -> None:
     has_pipeline = ALL or recompute is Recompute.FULL
-    check(pool, [Mix(pp=2 if has_pipeline else 1, tp=2, cp=2, recompute=recompute, sequence=True)])
+    mix = Mix(pp=2 if has_pipeline else 1, tp=2, cp=2, recompute=recompute, sequence=True)
+    less = replace(mix, num_layers=1) if recompute is Recompute.FULL else replace(mix, modules=(RecomputeModule.MLP,))
+    check(pool, [mix, less])
 
 
 def test_every_axis_goes_through_host_memory(pool: Pool) -> None:

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv, _add_unshard_reshard
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt import Recompute, RecomputeMethod, RecomputeModule
 from instrument.pipeline.transport import Mode
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
@@ -81,6 +81,21 @@ def test_recomputed_activations_are_exact(pool: Pool, recompute: Recompute) -> N
         whole = Case("1f1b", pp, 4, tied=True, recompute=recompute)
         split = case(split_1f1b(pp, 4, 2), pp, 4, tied=True, recompute=recompute)
         check(pool, [whole, split, case(overlapped(pp, 4, "I"), pp, 4, recompute=recompute)])
+
+
+UNIFORM, BLOCK = RecomputeMethod
+MLP = (RecomputeModule.MLP,)
+
+
+def test_layers_and_modules_that_recompute_are_exact(pool: Pool) -> None:
+    """Of three layers of a stage: one, two as one and one more, all as one; the MLP, and both modules."""
+    one = Case("1f1b", 2, 4, layers=6, recompute=Recompute.FULL)
+    by_layers = [
+        replace(one, method=method, num_layers=number) for method, number in ((BLOCK, 1), (UNIFORM, 2), (UNIFORM, 3))
+    ]
+    modules = [replace(one, recompute=Recompute.SELECTIVE, modules=names) for names in (MLP, tuple(RecomputeModule))]
+    split = case(split_1f1b(2, 4, 2), 2, 4, recompute=Recompute.FULL)
+    check(pool, [*by_layers, *modules, replace(split, layers=6, method=UNIFORM, num_layers=2)])
 
 
 def test_weight_gradients_put_aside_are_counted(pool: Pool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from instrument.backward_split.split import Linear, attach
 from instrument.expert_counts import ExpertCounts
-from instrument.models.gpt import GptConfig, GptStage, Recompute
+from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
 from pptrace.schedule.cell import Cell
 from pptrace.schedule.registry import SCHEDULES, build
@@ -55,10 +57,22 @@ def test_less_recompute_keeps_more(pool: Pool, schedule: str) -> None:
             assert peaks[0] > peaks[1] > peaks[2] > peaks[3], (schedule, rank)
 
 
-@pytest.mark.parametrize("recompute", Recompute)
+WAYS = [
+    *({"recompute": recompute} for recompute in Recompute),
+    *({"recompute": Recompute.FULL, "method": method, "num_layers": 2} for method in RecomputeMethod),
+    *(
+        {"recompute": Recompute.SELECTIVE, "modules": (RecomputeModule.MLP, *more)}
+        for more in ((), (RecomputeModule.CORE_ATTN,))
+    ),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_recomputed", [False, True])
-def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute, is_recomputed: bool) -> None:
-    case = Case("1f1b", 3, 4, layers=5, recompute=recompute)
+def test_what_is_alive_after_a_forward_is_what_is_predicted(way: dict[str, Any], is_recomputed: bool) -> None:
+    case = Case("1f1b", 3, 4, layers=8, **way)
+    if is_recomputed and case.recompute is Recompute.FULL and case.num_layers > 1:
+        pytest.skip("every microbatch recomputes")
     config = case.config
     run = facts(
         hidden=config.hidden,
@@ -67,10 +81,15 @@ def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute
         sequence=config.sequence,
         microbatch_size=MICROBATCH_SIZE,
         dtype="float64",
+        layers_per_stage=tuple(map(len, case.cut)),
+        recompute=str(case.recompute),
+        recompute_method=str(case.method),
+        recompute_num_layers=case.num_layers,
+        recompute_modules=tuple(map(str, case.modules)),
     )
     for stage, layers in enumerate(case.cut):
-        how = Recompute.FULL if is_recomputed else recompute
         sizes = ActivationSizes(run, 1, 1, on_device=False)
+        how = sizes.facts.recompute_of(stage, fully=is_recomputed)
         predicted = sizes.stage([None] * len(layers), stage == 0, stage == 2, how)
         assert keeps(case, stage, is_recomputed).after_forward == predicted, stage
 

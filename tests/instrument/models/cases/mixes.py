@@ -20,7 +20,7 @@ from instrument.expert.noise import TokenIds
 from instrument.expert.router import Router
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
-from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
 from instrument.optim.adamw import AdamW
@@ -67,6 +67,8 @@ class Mix:
     kv_heads: int | None = None
     tied: bool = True
     recompute: Recompute = Recompute.NONE
+    modules: tuple[RecomputeModule, ...] = (RecomputeModule.CORE_ATTN,)
+    num_layers: int | None = None  # of each stage that recompute fully, method block
     dropout: float = 0.0
     host_staged: bool = False
     nccl: bool = False  # where there is a GPU, which ranks may share
@@ -116,6 +118,9 @@ class Mix:
             dropout=self.dropout,
             experts=self.experts,
             vocabulary=self.vocabulary,
+            recompute_method=RecomputeMethod.BLOCK if self.num_layers else RecomputeMethod.UNIFORM,
+            recompute_num_layers=self.num_layers or 1,
+            recompute_modules=self.modules,
         )
 
     @property
@@ -172,6 +177,9 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         steps=steps,
         experts=mix.experts,
         dropout=mix.dropout,
+        recompute_method=str(mix.config.recompute_method),
+        recompute_num_layers=mix.config.recompute_num_layers,
+        recompute_modules=tuple(map(str, mix.modules)),
     )
 
 

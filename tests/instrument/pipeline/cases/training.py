@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
-from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.pipeline.p2p import Communicator, Message, TensorSpec
 from instrument.pipeline.partition import partition
@@ -54,6 +54,9 @@ class Case:
     backend: str = "gloo"  # or "nccl", or "host-staged"
     ahead: int = 0
     recompute: Recompute = Recompute.NONE
+    method: RecomputeMethod = RecomputeMethod.UNIFORM
+    num_layers: int = 1
+    modules: tuple[RecomputeModule, ...] = (RecomputeModule.CORE_ATTN,)
     keep: int | None = None  # outstanding microbatches that need not recompute fully
     vocabulary: int = 256
     rows: tuple[str, ...] = ()  # a plan's cells, rank by rank, in place of the schedule's
@@ -69,17 +72,15 @@ class Case:
     @property
     def config(self) -> GptConfig:
         layers = self.layers or self.plan.chain_length
-        return GptConfig(
-            layers,
-            hidden=8,
-            heads=2,
-            sequence=SEQUENCE,
-            tied=self.tied,
-            dtype=torch.float64,
-            recompute=self.recompute,
-            vocabulary=self.vocabulary,
-            vocabulary_multiple=128,
-        )
+        model = GptConfig(layers, hidden=8, heads=2, sequence=SEQUENCE, tied=self.tied, dtype=torch.float64)
+        ways = {
+            "vocabulary": self.vocabulary,
+            "vocabulary_multiple": 128,
+            "recompute_method": self.method,
+            "recompute_num_layers": self.num_layers,
+            "recompute_modules": self.modules,
+        }
+        return replace(model, recompute=self.recompute, **ways)  # type: ignore[arg-type]
 
     @property
     def plan(self) -> Plan:

@@ -1,0 +1,78 @@
+"""Hooks of activation checkpointing: the forward that a backward runs again has a range.
+
+``torch.utils.checkpoint`` without reentrant autograd takes contexts, of which one is around the recompute; with it, and in
+Megatron-LM's copy of it (``megatron/core/tensor_parallel/random.py``), the backward of ``CheckpointFunction`` calls
+``ctx.run_function``. torchtitan, DeepSpeed-like scripts and FSDP's wrappers call these.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from instrument.adapters.hooks import Hook, Hooks, require, require_parameters
+from instrument.adapters.watched_pass import PassListener
+from instrument.recompute import MarkedContexts, RecomputeRange
+
+TORCH, MEGATRON = "torch.utils.checkpoint", "megatron.core.tensor_parallel.random"
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+class _AgainHook(Hook):
+    """Puts a range around ``ctx.run_function`` while the backward of a checkpoint runs."""
+
+    def __init__(self, listener: PassListener) -> None:
+        self._listener = listener
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
+        context, original = args[0], args[0].run_function
+
+        def again(*inputs: Any) -> Any:
+            with RecomputeRange(self._listener.recorder, steps=self._listener):
+                return original(*inputs)
+
+        context.run_function = again
+        return context, original
+
+    def after(self, token: tuple[Any, Callable[..., Any]], result: Any) -> None:
+        context, original = token
+        context.run_function = original
+
+    def failed(self, token: tuple[Any, Callable[..., Any]]) -> None:
+        self.after(token, None)
+
+
+def watch_function(module: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+    """Hook the backward of a module's ``CheckpointFunction``.
+
+    Raises:
+        AttributeError: it has none.
+    """
+    require(module, ("CheckpointFunction",))
+    require_parameters(module.CheckpointFunction, "forward", ("ctx", "run_function"))
+    hooks.wrap(module.CheckpointFunction, "backward", _AgainHook(listener))
+
+
+def watch_torch(module: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+    """Hook ``torch.utils.checkpoint``, both ways.
+
+    Raises:
+        AttributeError: this is another torch than those that are known.
+    """
+    watch_function(module, hooks, listener)
+    require_parameters(module, _GENERATOR, ("fn", "preserve_rng_state", "context_fn", "debug"))
+    original, default = getattr(module, _GENERATOR), module.noop_context_fn
+
+    @functools.wraps(original)
+    def marked(fn: Any, preserve: bool = True, contexts: Any = default, *args: Any, **kwargs: Any) -> Any:
+        debugs = getattr(module, "_checkpoint_debug_enabled", None) or (len(args) > 1 and args[1])  # takes no contexts
+        if not (debugs or isinstance(contexts, MarkedContexts) or not hooks.active or torch.compiler.is_compiling()):
+            contexts = MarkedContexts(listener.recorder, None if contexts is default else contexts, listener)
+        return original(fn, preserve, contexts, *args, **kwargs)
+
+    hooks.replace(module, _GENERATOR, marked)
+    hooks.replace_everywhere(_GENERATOR, original, marked, "torch")

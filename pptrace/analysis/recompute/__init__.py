@@ -1,0 +1,1 @@
+"""Recompute: forwards that backwards run again, and the gradients of weights in backwards."""

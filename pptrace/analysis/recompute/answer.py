@@ -1,0 +1,128 @@
+"""What the backwards of each rank and stage are made of: forwards that run again, gradients of weights, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.analysis.aligned import AlignedRun, StepsOfRank
+from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
+from pptrace.intervals import intersect, lengths_within, union
+
+if TYPE_CHECKING:
+    from pptrace.analysis.questions import Asked
+
+_BACKWARDS = ("B", "I", "OVERLAP_F_B")
+_LEAST_TOLD = 0.75
+"""Part of the backwards that kernels or operators have to fill for those of weights to tell W's part of them."""
+_FEW_OPERATORS = "operators fill less than three quarters of its backwards, and what else these do is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class OfRank:
+    """The backwards of a rank, its recompute by step, ns, and the reasons why it is not known, nor the gradients of weights."""
+
+    ops: tuple[BackwardOps, ...]
+    steps: Mapping[int, int]
+    no_recompute: str
+    no_weights: str
+
+
+def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
+    """The backwards of a rank in those steps in which it is known when it computed; None without any."""
+    work, ops = data.work.get(rank), data.rows.of_rank(rank).ops
+    if work is None or work.missing_device_events or not len(ops):
+        return None
+    known = sorted({*steps.reported} - data.lost_steps.get(rank, frozenset()))
+    ops = ops.where(np.isin(ops["step"], known) & (ops["stage"] >= 0) & ops.among("kind", _BACKWARDS))
+    if not len(ops):
+        return None
+    kind, kinds = ops.codes("kind")
+    parts, compute = data.backward_of(rank), data.lanes[rank].compute
+    pieces = (data.clock.to_common_clock(rank, times) for times in (work.pieces.start_ns, work.pieces.end_ns))
+    told = lengths_within(intersect(union(*pieces), compute), ops["start_ns"], ops["end_ns"]).sum()
+    if not parts.no_weights and told < _LEAST_TOLD * lengths_within(compute, ops["start_ns"], ops["end_ns"]).sum():
+        parts = replace(parts, no_weights=_FEW_OPERATORS)
+    computes, again, weights = (
+        lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in (compute, parts.recompute, parts.weights)
+    )
+    found = []
+    for stage, code in sorted(set(zip(ops["stage"].tolist(), kind.tolist(), strict=True))):
+        chosen = (ops["stage"] == stage) & (kind == code)
+        sums = [int(part[chosen].sum()) for part in (computes, again, weights)]
+        is_whole, name = str(kinds[code]) == "B", str(kinds[code])
+        found.append(
+            BackwardOps(
+                *(rank, stage, name, int(chosen.sum()), sums[0]),
+                None if parts.no_recompute else sums[1],
+                sums[2] if is_whole and not parts.no_weights else None,
+            )
+        )
+    by_step = {step: int(again[ops["step"] == step].sum()) for step in known}
+    return OfRank(tuple(found), by_step, parts.no_recompute, parts.no_weights)
+
+
+def answer(asked: Asked) -> Mapping[str, Any]:
+    """What the backwards of all ranks are made of; nothing where no rank tells anything and none says that it recomputes."""
+    said = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
+    of_ranks = {rank: _with_fact(part, said.get(rank, "")) for rank, part in asked.of_ranks.items()}
+    asleep = {rank: _asleep_for_weights(facts.get("model")) for rank, facts in asked.run.facts.items()}
+    of_ranks = {rank: _with_sleep(part, asleep.get(rank)) for rank, part in of_ranks.items()}
+    granularity = next(filter(None, said.values()), "")
+    parts = of_ranks.values()
+    if not parts or (not granularity and all(part.no_recompute and part.no_weights for part in parts)):
+        return {}
+    steps: dict[int, int] = {}
+    if not any(part.no_recompute for part in parts):
+        for part in parts:
+            for step, ns in part.steps.items():
+                steps[step] = steps.get(step, 0) + ns
+    ops = tuple(sorted((one for part in parts for one in part.ops), key=lambda one: (one.stage, one.kind, one.rank)))
+    if not any(one.recompute_ns != 0 or one.weights_ns is not None for one in ops):
+        ops = ()  # nothing is recomputed, and no more is known
+    of_steps = tuple(StepRecompute(step, ns) for step, ns in sorted(steps.items()))
+    reasons = [_first(part.no_recompute for part in parts), _first(part.no_weights for part in parts)]
+    model: Mapping[str, Any] = next((facts["model"] for rank, facts in asked.run.facts.items() if said.get(rank)), {})
+    layers, beyond = (model.get(name) for name in ("recompute_num_layers", "recompute_microbatches_beyond"))
+    by_number = layers if isinstance(layers, int) and model.get("recompute_method") == "block" else None
+    return {"recompute": RecomputeReport(ops, of_steps, granularity, by_number, beyond is None, *reasons)}
+
+
+def _granularity(model: object) -> str:
+    """What a run of this project says of itself: none, selective or full; "" of others."""
+    if not isinstance(model, Mapping) or not isinstance(said := model.get("recompute"), str):
+        return ""
+    return "full" if said == "none" and model.get("recompute_microbatches_beyond") is not None else said
+
+
+def _with_fact(part: OfRank, said: str) -> OfRank:
+    """The answer of a rank with what its run says of recompute, where its events do not tell."""
+    if not part.no_recompute or not said:
+        return part
+    if said == "none":
+        return replace(part, ops=tuple(replace(one, recompute_ns=0) for one in part.ops), no_recompute="")
+    why = f"the run recomputes ({said}), and {part.no_recompute}; record it again with this version of pptrace"
+    return replace(part, no_recompute=why)
+
+
+def _asleep_for_weights(model: object) -> float | None:
+    """The part of a backward that is W's in a run whose ops sleep; None of others."""
+    facts = model if isinstance(model, Mapping) else {}
+    whole, weights = (facts.get(name) for name in ("sleep_backward_ms", "sleep_weight_ms"))
+    if not isinstance(whole, int | float) or not isinstance(weights, int | float):
+        return None
+    return weights / whole if 0 <= weights <= whole and whole > 0 else None
+
+
+def _with_sleep(part: OfRank, share: float | None) -> OfRank:
+    if share is None or part.no_weights == "":
+        return part
+    ops = (replace(one, weights_ns=round(share * one.compute_ns)) if one.kind == "B" else one for one in part.ops)
+    return replace(part, ops=tuple(ops), no_weights="")
+
+
+def _first(reasons: Iterable[str]) -> str | None:
+    return next(filter(None, reasons), None)

@@ -1,0 +1,128 @@
+"""Recompute in predictions: what of a backward it is, W's part of a full one, and other numbers of layers that recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport
+from pptrace.analysis.whatif.stage_map import end_shares
+from pptrace.errors import UsageError
+from pptrace.schedule.needs import Output
+from pptrace.schedule.plan import Plan
+
+if TYPE_CHECKING:
+    from pptrace.analysis.whatif.stage_costs import StageCosts
+
+Floats = npt.NDArray[np.float64]
+
+WEIGHT_SHARE, WEIGHT_SHARES = 0.35, (0.25, 0.5)
+"""Part of a full backward, without its recompute, that is the gradient of the weights, where nothing tells it; and its bounds."""
+_MOST_RECOMPUTE = 1 / 3
+"""Part of a full backward that a recompute of all of its forward is, where an F, an I and a W take as long."""
+_OF_OPERATORS = (0.85, 1.5)
+"""W by itself as a multiple of the gradients of weights in a full B, by its operators: then also what it does around them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BackwardShares:
+    """Parts of full backwards by stage of the model: ``recompute``, and ``weights`` as the operators in them tell it; NaN where
+    that is not known.
+    """
+
+    recompute: Floats
+    weights: Floats
+
+    def of_weights(self, factor: float | None = None) -> Floats:
+        """W's part of a full backward; with a ``factor`` between 0 and 1 that from the least to the most that it may be."""
+        none = np.nan_to_num(self.recompute)
+        if factor is None:
+            return np.where(np.isnan(self.weights), WEIGHT_SHARE * (1 - none), self.weights)
+        most_again = none if factor else np.nan_to_num(self.recompute, nan=_MOST_RECOMPUTE)
+        guessed = np.interp(factor, (0, 1), WEIGHT_SHARES) * (1 - most_again)
+        told = np.minimum(self.weights * np.interp(factor, (0, 1), _OF_OPERATORS), 1 - none)
+        return np.where(np.isnan(self.weights), guessed, told)
+
+
+def backward_shares(told: RecomputeReport | None, plan: Plan) -> BackwardShares:
+    """The parts of backwards that the report tells; of I and W that of the I, which :func:`of_both` takes for both."""
+    unknown = np.full(plan.chain_length, np.nan)
+    if told is None:
+        return BackwardShares(unknown, unknown)
+    if not told.ops and told.recompute_reason is None:
+        return BackwardShares(np.zeros(plan.chain_length), unknown)
+    of_stage: list[list[BackwardOps]] = [[] for _ in unknown]
+    for one in told.ops:
+        if one.kind != "OVERLAP_F_B" and one.stage < plan.num_stages:
+            of_stage[plan.model_stage(one.stage)].append(one)
+    recompute, weights = (
+        np.array([_share(ops, [getattr(one, name) for one in ops]) for ops in of_stage])
+        for name in ("recompute_ns", "weights_ns")
+    )
+    return BackwardShares(recompute, weights)
+
+
+def _share(ops: Sequence[BackwardOps], parts: Sequence[int | None]) -> float:
+    known = [(one.compute_ns, part) for one, part in zip(ops, parts, strict=True) if part is not None]
+    compute = sum(ns for ns, _ in known)
+    return sum(part for _, part in known) / compute if compute else np.nan
+
+
+def layers_that_recompute(told: RecomputeReport | None, layers: Sequence[int] | None) -> tuple[float, ...]:
+    """The part of each stage's layers that recomputes fully today; () where something else recomputes, or that is not known."""
+    if told is None or told.granularity != "full" or layers is None or not told.of_every_microbatch:
+        return ()
+    return tuple(min(of_stage, told.num_layers or of_stage) / of_stage for of_stage in layers)
+
+
+def parts_after(costs: StageCosts, num_layers: int, num_stages: int) -> Floats:
+    """The part of each measured stage's layers that recomputes where ``num_layers`` of each of ``num_stages`` do (Megatron-LM's
+    method block).
+
+    Raises:
+        UsageError: the layers of the stages are not known.
+    """
+    if not num_layers:
+        return np.zeros(costs.num_stages)
+    if costs.layers is None:
+        raise UsageError(
+            f"--recompute-layers {num_layers}: the trace does not tell the layers of its stages; give --layers"
+        )
+    layers = np.array(costs.layers, dtype=np.float64)
+    if num_stages != costs.num_stages:
+        layers[:] = layers.sum() / num_stages
+    parts: Floats = np.minimum(num_layers, layers) / layers
+    return parts
+
+
+def with_recompute(costs: StageCosts, parts: Floats) -> StageCosts:
+    """The costs where these parts of the layers of each stage run their forward again in the backward, and no others.
+
+    What recomputes fully today tells what a layer takes for that, else its forward does (of three stages or more, without what
+    the ends have besides their layers).
+
+    Raises:
+        UsageError: it is not known what the run recomputes.
+    """
+    if np.isnan(costs.recompute).any():
+        raise UsageError(
+            "--recompute-layers: what backwards recompute today is not known; record with `pptrace run`, or with operators"
+        )
+    work = costs.work.copy()
+    today = costs.recompute[:, np.newaxis] * (work[..., Output.BACKWARD] + work[..., Output.WEIGHT_GRAD])
+    if len(costs.recomputing) and all(costs.recomputing):
+        of_all = today / np.array(costs.recomputing)[:, np.newaxis]
+    else:
+        kept = np.ones(costs.num_stages)
+        ends = end_shares(costs.typical, costs.layers or (1,) * costs.num_stages)[:, Output.FORWARD]
+        kept[0], kept[-1] = kept[0] - ends[0], kept[-1] - ends[1]
+        of_all = work[..., Output.FORWARD] * kept[:, np.newaxis]
+    without = np.maximum(work[..., Output.BACKWARD] - today, 0.0)
+    work[..., Output.BACKWARD] = without + parts[:, np.newaxis] * of_all
+    both = work[..., Output.BACKWARD] + work[..., Output.WEIGHT_GRAD]
+    again = np.median(parts[:, np.newaxis] * of_all / np.maximum(both, 1.0), axis=(0, 2))
+    return replace(costs, work=work, inner=np.minimum(costs.inner, work), recompute=again, recomputing=())
