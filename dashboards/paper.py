@@ -7,15 +7,20 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from pptrace.api.estimate import EstimatedRun, estimate
 from pptrace.api.simulate import SimulatedStep, simulate
 from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.errors import PptraceError, UsageError
+from pptrace.report.estimate.columns import as_rows, communication_columns, rank_columns
 from pptrace.report.sweep.layout import sweep_columns
 from pptrace.schedule import registry
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import idle_by_cause
 from pptrace.simulator.sweep.run import Sweep, run_sweep
 
+OF_MODEL = ("layers", "hidden", "heads", "sequence", "vocabulary")
+"""Sizes without which nothing is estimated of a model."""
+OF_MESH = ("microbatch_size", "tp", "dp", "zero")
 Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
 _MOST_ACTIONS = 20_000
@@ -42,6 +47,27 @@ class OnPaper:
     forward: float = 0.0
     backward: float = 0.0
     p2p: float = 0.0
+    layers: Any = None
+    hidden: Any = None
+    heads: Any = None
+    sequence: Any = None
+    vocabulary: Any = None
+    microbatch_size: Any = None
+    tp: Any = None
+    dp: Any = None
+    zero: Any = None
+
+    def estimate(self) -> EstimatedRun | None:
+        """What a model of these sizes needs; None where some of them are not given.
+
+        Raises:
+            PptraceError: there is no such model, mesh or plan.
+        """
+        if any(getattr(self, name) is None for name in OF_MODEL):
+            return None
+        self._require_size()
+        sizes = {name: value for name in (*OF_MODEL, *OF_MESH) if (value := getattr(self, name)) is not None}
+        return estimate(self.schedule, pp=self.pp, microbatches=self.microbatches, chunks=self.chunks, **sizes)
 
     def step(self) -> SimulatedStep:
         """The step of the plan.
@@ -49,17 +75,22 @@ class OnPaper:
         Raises:
             PptraceError: the schedule has no such plan, or it is too large for a page.
         """
-        entry = registry.get(self.schedule)
-        chunks = self.chunks or entry.default_chunks
-        parts = 1 if entry.bidirectional else chunks
-        size = (self.pp or 0) * (self.microbatches or 0) * chunks
-        most = _MOST_SEARCHED if entry.searches else _MOST_ACTIONS
-        if size > most:
-            raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
+        chunks = self._require_size()
+        parts = 1 if registry.get(self.schedule).bidirectional else chunks
         sizes = {"pp": self.pp, "microbatches": self.microbatches, "chunks": self.chunks}
         return simulate(
             self.schedule, **sizes, forward=self.forward / parts, backward=self.backward / parts, p2p=self.p2p
         )
+
+    def _require_size(self) -> int:
+        """The chunks of a rank, of a plan that is not too large for a page."""
+        entry = registry.get(self.schedule)
+        chunks: int = self.chunks or entry.default_chunks
+        size = (self.pp or 0) * (self.microbatches or 0) * chunks
+        most = _MOST_SEARCHED if entry.searches else _MOST_ACTIONS
+        if size > most:
+            raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
+        return chunks
 
     def bubbles(self) -> Sweep:
         """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks.
@@ -103,9 +134,10 @@ def on_paper(form: Mapping[str, object]) -> OnPaper:
     Raises:
         UsageError: a value is no number.
     """
-    sizes: list[Any] = [_number(name, form.get(name)) for name in ("pp", "microbatches", "chunks")]
-    costs: list[float] = [_number(name, form.get(name)) or 0.0 for name in ("forward", "backward", "p2p")]
-    return OnPaper(str(form.get("schedule")), *sizes, *costs)
+    whole = ("pp", "microbatches", "chunks", *OF_MODEL, *OF_MESH)
+    sizes: dict[str, Any] = {name: _number(name, form.get(name)) for name in whole}
+    costs: dict[str, Any] = {name: _number(name, form.get(name)) or 0.0 for name in ("forward", "backward", "p2p")}
+    return OnPaper(str(form.get("schedule")), **sizes, **costs)
 
 
 def _number(name: str, value: object) -> float | None:
@@ -129,9 +161,21 @@ def _rows(sweep: Sweep | None) -> Rows:
     return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
+def _needs(form: OnPaper) -> Rows:
+    run = form.estimate()
+    return [] if run is None else as_rows(rank_columns(run.estimate))
+
+
+def _sent(form: OnPaper) -> Rows:
+    run = form.estimate()
+    return [] if run is None else as_rows(communication_columns(run.estimate, run.link_speeds))
+
+
 PAPER_TABLES: Mapping[str, Callable[[OnPaper], Rows]] = {
     "plan-ops": lambda form: form.step().ops.to_dict("records"),
     "plan-idle": _idle,
+    "plan-estimate": _needs,
+    "plan-estimate-communication": _sent,
     "plan-bubbles": lambda form: _rows(form.bubbles()),
     "plan-throughput": lambda form: _rows(form.throughput()),
 }

@@ -57,7 +57,7 @@ class Session:
 
         ``mesh`` is axis → size, ``pp_ranks`` the global ranks of this rank's pipeline by pipeline rank, ``model``
         any JSON values; ``predict`` is called when the trace is written, for what the rank should have sent and held in the
-        recorded steps (:mod:`instrument.models.volume.predicted`). May be called again: the last description counts.
+        recorded steps (:mod:`pptrace.sizes.predicted`). May be called again: the last description counts.
         """
 
     def describe_watched(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pptrace.analysis.report import Report
     from pptrace.api.catalogue import schedules
     from pptrace.api.compare import RunComparison, compare
+    from pptrace.api.estimate import EstimatedRun, estimate
+    from pptrace.api.estimate_sweep import estimate_sweep
     from pptrace.api.hang import HangReport, hang
     from pptrace.api.load import load
     from pptrace.api.run import Run
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pptrace.schedule.registry import Schedule
 
 __all__ = [
+    "EstimatedRun",
     "HangReport",
     "Plan",
     "PptraceError",
@@ -39,6 +42,8 @@ __all__ = [
     "SimulatedStep",
     "__version__",
     "compare",
+    "estimate",
+    "estimate_sweep",
     "hang",
     "load",
     "mark",
@@ -49,6 +54,7 @@ __all__ = [
 
 
 _MODULES = {
+    "EstimatedRun": "pptrace.api.estimate",
     "HangReport": "pptrace.api.hang",
     "Plan": "pptrace.schedule.plan",
     "Predictions": "pptrace.api.whatif",
@@ -58,6 +64,8 @@ _MODULES = {
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
     "compare": "pptrace.api.compare",
+    "estimate": "pptrace.api.estimate",
+    "estimate_sweep": "pptrace.api.estimate_sweep",
     "hang": "pptrace.api.hang",
     "load": "pptrace.api.load",
     "schedules": "pptrace.api.catalogue",

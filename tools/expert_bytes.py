@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced
-from instrument.models.volume.experts import ExpertCall, ExpertSizes
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions, Forced
+from pptrace.sizes.experts import ExpertCall, ExpertSizes
 from tests.instrument.expert.cases.layers import HIDDEN, Seen, Tokens, compare
 from tests.support.expert_calls import expert_calls
 from tests.support.pool import Pool

@@ -22,7 +22,11 @@ from random import Random
 import numpy as np
 
 from instrument.expert.forced import check_routes
-from instrument.expert.options import (
+from instrument.models.gpt import Recompute
+from instrument.optim.clipping import OptimizerSync
+from pptrace.errors import PptraceError
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.sizes.expert_options import (
     Dispatcher,
     DropOrder,
     ExpertOptions,
@@ -33,10 +37,6 @@ from instrument.expert.options import (
     check_experts,
     check_layers,
 )
-from instrument.models.gpt import Recompute
-from instrument.optim.clipping import OptimizerSync
-from pptrace.errors import PptraceError
-from pptrace.schedule.registry import SCHEDULES
 from tests.instrument.expert.test_exact import TOLERANCE, check_predictions
 from tests.instrument.models.cases.mixes import HIDDEN, SEQUENCE, Mix, Outcome, train_mixes
 from tests.support.pool import Pool, RankFailureError

@@ -28,11 +28,11 @@ from instrument.examples import train_gpt
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, resolve_settings
 from instrument.examples.progress import Progress
-from instrument.expert.options import Dispatcher, DropOrder, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, Forced, Scoring, SecondChoice, Shared
 from tests.support.pool import Pool
 
 MOST_RANKS, STEPS, LAYERS, TOLERANCE = 8, 4, 4, 1e-9

@@ -18,6 +18,7 @@ from dashboards.store import Loaded, Store
 from pptrace.errors import PptraceError
 from pptrace.model import units
 from pptrace.model.wording import counted
+from pptrace.report.estimate.table import headline, tables
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
@@ -30,6 +31,17 @@ _NUMBERS = (
     ("forward", "F ms", "forward of one microbatch in all layers of a rank", 0),
     ("backward", "B ms", "full backward of the same", 0),
     ("p2p", "message ms", "one message", 0),
+)
+_MODEL = (
+    ("layers", "layers", "layers of the model", 1),
+    ("hidden", "hidden", "hidden size", 1),
+    ("heads", "heads", "attention heads", 1),
+    ("sequence", "sequence", "tokens of a sequence", 1),
+    ("vocabulary", "vocabulary", "rows of embedding and head", 1),
+    ("microbatch_size", "b", "sequences of a microbatch; empty: 1", 1),
+    ("tp", "tp", "tensor-parallel ranks; empty: 1", 1),
+    ("dp", "dp", "data-parallel pipelines; empty: 1", 1),
+    ("zero", "ZeRO", "0 to 3: what replicas share", 0),
 )
 _REFUSED = "plan-refused"
 
@@ -44,11 +56,17 @@ def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     ]
     schedule = dcc.Dropdown(id="plan-schedule", options=list(SCHEDULES), value=name, clearable=False, searchable=False)
     fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
-    for (key, label, hint, least), value in zip(_NUMBERS, values, strict=True):
-        number = dcc.Input(id=f"plan-{key}", type="number", value=value, min=least, step="any", debounce=True)
-        fields.append(html.Label([html.Span(label), number], title=hint))
+    fields += [_field(*number, value) for number, value in zip(_NUMBERS, values, strict=True)]
+    sizes = [html.Span("Sizes of a model, for what its ranks need", className="note")]
+    sizes += [_field(*number, number_of(query, number[0])) for number in _MODEL]
     later = waiting(id="plan-sweeps")
-    return html.Div([html.Div(fields, className="panel plan-fields"), html.Div(id="plan-body"), later, keeper("plan")])
+    forms = (html.Div(each, className="panel plan-fields") for each in (fields, sizes))
+    return html.Div([*forms, html.Div(id="plan-body"), later, keeper("plan")])
+
+
+def _field(key: str, label: str, hint: str, least: int, value: float | None) -> Node:
+    number = dcc.Input(id=f"plan-{key}", type="number", value=value, min=least, step="any", debounce=True)
+    return html.Label([html.Span(label), number], title=hint)
 
 
 def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, float]:
@@ -59,10 +77,10 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
 
 
 def register(app: Dash, _store: Store) -> None:
-    names = [key for key, *_ in _NUMBERS]
-    for place, parts in (("plan-body", body), ("plan-sweeps", sweeps)):
-        _show(app, place, names, parts)
-    keep_fields(app, "plan", "plan-schedule", *(f"plan-{key}" for key in names))
+    of_plan, of_model = ([key for key, *_ in numbers] for numbers in (_NUMBERS, _MODEL))
+    _show(app, "plan-body", [*of_plan, *of_model], body)
+    _show(app, "plan-sweeps", of_plan, sweeps)
+    keep_fields(app, "plan", "plan-schedule", *(f"plan-{key}" for key in (*of_plan, *of_model)))
 
 
 def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper], list[Node]]) -> None:
@@ -82,8 +100,8 @@ def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper]
 
 
 def body(form: OnPaper) -> list[Node]:
-    """The plan drawn in time and its idle time by cause, or the line that says why not."""
-    return _or_refused([_plan], form)
+    """The plan drawn in time, its idle time by cause, and what a model needs with it, or the line that says why not."""
+    return _or_refused([_plan, _needs], form)
 
 
 def sweeps(form: OnPaper) -> list[Node]:
@@ -122,6 +140,19 @@ def _plan(form: OnPaper) -> list[Node]:
     idle = idle_table(step.simulation, units.milliseconds, "ms")
     tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
     return [_with_both_files(drawn, "plan-timeline", "plan-ops", form), *tables]
+
+
+def _needs(form: OnPaper) -> list[Node]:
+    """Memory, FLOPs and communication of a model whose sizes are given."""
+    run = form.estimate()
+    if run is None:
+        return []
+    shown = tables(run.estimate, run.link_speeds, None)
+    notes = [headline(run.estimate)] + [""] * (len(shown) - 1)
+    files = (table_files(f"plan-{table.key}", form.options) for table in shown)
+    return [
+        with_files(report_table(table, note), links) for table, note, links in zip(shown, notes, files, strict=True)
+    ]
 
 
 def _bubbles(form: OnPaper) -> list[Node]:

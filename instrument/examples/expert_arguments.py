@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from pptrace.errors import UsageError
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 
 Add = Callable[..., argparse.Action]
 """``add_argument`` of a group of arguments."""

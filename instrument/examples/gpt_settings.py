@@ -20,7 +20,6 @@ from instrument.examples.gpt_arguments import (
     DTYPES,
 )
 from instrument.expert.forced import check_routes
-from instrument.expert.options import check_layers
 from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.gpt import NUM_BYTES, GptConfig, Recompute, RecomputeMethod, RecomputeModule
 from instrument.models.gpt_pipeline import Wiring, check_zero
@@ -43,6 +42,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import read_csv
 from pptrace.schedule.validate import validate
+from pptrace.sizes.expert_options import check_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The lines of ``train_gpt.py --memory``: what a rank keeps in a step, and what is predicted of it.
 
-The prediction is that of a trace (:mod:`instrument.models.volume.memory`), of experts with the rows of the step that was
+The prediction is that of a trace (:mod:`pptrace.sizes.memory`), of experts with the rows of the step that was
 measured.
 """
 
@@ -13,14 +13,14 @@ from instrument.data.text import Batch
 from instrument.examples.gpt_settings import Settings
 from instrument.mesh import Mesh
 from instrument.models.rank_form import RankForm
-from instrument.models.volume.activations import PAPER, ActivationSizes
-from instrument.models.volume.gpt_facts import GptFacts
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.predicted import routes_of
-from instrument.models.volume.step import StepVolume
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
+from pptrace.sizes.activations import PAPER, ActivationSizes
+from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.predicted import routes_of
+from pptrace.sizes.step import StepVolume
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,6 @@ from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
 from instrument.models.rank_form import RankForm, fused_kernel
 from instrument.models.sleeping import SleepingStage
-from instrument.models.volume.gpt_facts import GptFacts
-from instrument.models.volume.predicted import predicted_facts, routes_of
-from instrument.models.volume.step import StepVolume
 from instrument.optim.adamw import AdamW
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.optim.control_channel import ControlChannel
@@ -52,6 +49,9 @@ from instrument.pipeline.runtime import PipelineRuntime
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import PptraceError
 from pptrace.marks import SpanKind
+from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.predicted import predicted_facts, routes_of
+from pptrace.sizes.step import StepVolume
 
 REFUSAL_S = 30.0
 

@@ -1,6 +1,6 @@
 """The routes that an expert takes where it takes a limited number of each sequence; the others are dropped.
 
-With the sequence as unit (:meth:`instrument.expert.options.ExpertOptions.capacity`), the same routes are kept however
+With the sequence as unit (:meth:`pptrace.sizes.expert_options.ExpertOptions.capacity`), the same routes are kept however
 sequences are shared out over microbatches and ranks: ranks that hold parts of one tell each other their choices.
 
 A dropped route adds nothing to its token, whose other weights stay as they are; a token without routes keeps what the residual
@@ -20,7 +20,7 @@ def keep_within(chosen: Tensor, capacity: int, num_experts: int, weights: Tensor
         chosen: (sequences, tokens, k) expert ids of whole sequences, tokens in their order.
         capacity: routes of a sequence that each expert takes.
         num_experts: of the layer.
-        weights: (sequences, tokens, k); None: in the order of choices (:class:`~instrument.expert.options.DropOrder`).
+        weights: (sequences, tokens, k); None: in the order of choices (:class:`~pptrace.sizes.expert_options.DropOrder`).
 
     Returns:
         (sequences, tokens, k) bool.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from instrument.expert.noise import TokenIds, Use
-from instrument.expert.options import ExpertOptions, Forced
 from pptrace.errors import UsageError
+from pptrace.sizes.expert_options import ExpertOptions, Forced
 
 
 def forced_routes(tokens: TokenIds, options: ExpertOptions) -> Tensor:

@@ -26,7 +26,6 @@ from instrument.expert.linear import ExpertLinear, Held
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
 from instrument.expert.mlp import LateWeights, run_experts
 from instrument.expert.noise import ForwardKey, TokenIds
-from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, SecondChoice
 from instrument.expert.padded import make_padded
 from instrument.expert.pieces import Pieces, Tape
 from instrument.expert.router import Router, jittered, keep_second, probabilities_of, weights_of
@@ -36,6 +35,7 @@ from instrument.seeds import mix
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.sequence.shards import local_part
 from instrument.tensor.region import Region
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Forced, SecondChoice
 
 
 @dataclass(frozen=True, slots=True, eq=False)

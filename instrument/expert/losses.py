@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from instrument.expert.options import ExpertOptions
+from pptrace.sizes.expert_options import ExpertOptions
 
 
 def count_routes(chosen: Tensor, num_experts: int) -> Tensor:

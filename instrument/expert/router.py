@@ -14,9 +14,9 @@ from torch import Tensor
 
 from instrument.backward_split import split
 from instrument.expert.noise import TokenIds, Use
-from instrument.expert.options import ExpertOptions, Scoring, SecondChoice
 from instrument.expert.places import counts_of
 from instrument.sequence.partial import HasPartial, Partial
+from pptrace.sizes.expert_options import ExpertOptions, Scoring, SecondChoice
 
 
 class Router(HasPartial, split.Linear):

@@ -9,10 +9,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from instrument.backward_split import split
-from instrument.expert.options import Shared
 from instrument.sequence.partial import HasPartial, Partial
 from instrument.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from instrument.tensor.region import Region
+from pptrace.sizes.expert_options import Shared
 
 
 class Coefficient(HasPartial, split.Linear):

@@ -43,9 +43,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instrument.models.gpt import GptConfig, Recompute, RecomputeModule
-from instrument.pipeline.outstanding import recomputed_cells
 from pptrace.errors import UsageError
+from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
+from pptrace.sizes.flops import attention_flops, expert_flops, mlp_flops, projection_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,8 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int
             f"{num_full} full recomputes of {num_passes} passes through a layer; expected 0 to {num_passes}"
         )
     tokens = config.sequence
-    attention = 4 * tokens**2 * config.hidden
-    kv_width = config.num_kv_heads * config.head_dim
-    layer = 20 * tokens * config.hidden**2 + 4 * tokens * config.hidden * kv_width + attention
+    attention, mlp = attention_flops(tokens, config.hidden), mlp_flops(tokens, config.hidden, 4 * config.hidden)
+    layer = projection_flops(tokens, config.hidden, config.num_kv_heads * config.head_dim) + attention + mlp
     differences = [expert_difference(config, index) for index in range(config.layers)]
     layers = num_passes * layer + num_sequences * sum(differences)
     if num_full and len(set(differences)) > 1:
@@ -93,7 +93,7 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int
     modules = num_passes * attention if RecomputeModule.CORE_ATTN in config.recompute_modules else 0
     if RecomputeModule.MLP in config.recompute_modules:
         num_mlps = sum(not config.has_experts(index) for index in range(config.layers))
-        modules += num_sequences * num_mlps * 16 * tokens * config.hidden**2
+        modules += num_sequences * num_mlps * mlp
     recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: modules, Recompute.FULL: layers}
     in_full = num_full * layers // num_passes
     rest = recomputed[config.recompute] * (num_passes - num_full) // num_passes
@@ -105,10 +105,8 @@ def expert_difference(config: GptConfig, layer: int) -> int:
     if config.experts is None or not config.has_experts(layer):
         return 0
     tokens, hidden, experts = config.sequence, config.hidden, config.experts.of_layer(layer)
-    width = experts.width or 4 * hidden
-    widths = experts.top_k * width + experts.shared_width
-    outputs = experts.num + experts.shared.num_coefficients
-    return 4 * tokens * hidden * widths + 2 * tokens * hidden * outputs - 16 * tokens * hidden**2
+    of_experts = expert_flops(tokens, hidden, experts.width or 4 * hidden, experts)
+    return of_experts - mlp_flops(tokens, hidden, 4 * hidden)
 
 
 def count_full(

@@ -20,10 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from instrument.collectives import AxisGroup
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
 from instrument.expert.noise import ForwardKey
-from instrument.expert.options import ExpertOptions
 from instrument.expert.pieces import Pieces, Tape
 from instrument.models.parallel import Parallel, alone
-from instrument.models.volume.gpt_facts import padded_vocabulary
 from instrument.recompute import MarkedContexts
 from instrument.recorder import Recorder
 from instrument.seeds import mix
@@ -34,6 +32,8 @@ from instrument.tensor.embedding import VocabParallelEmbedding
 from instrument.tensor.heads import share_heads
 from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
 from pptrace.errors import UsageError
+from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.gpt_facts import padded_vocabulary
 
 HEAD = "head and loss"
 """The name of the range of the head, and of the loss behind it."""

@@ -17,9 +17,7 @@ from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.gradient_sync import Averaging, GradientSync
 from instrument.optim.main_parameters import Zero, accumulate_in
-from instrument.pipeline.cell import Cell
 from instrument.pipeline.order import Posting
-from instrument.pipeline.outstanding import recomputed_cells
 from instrument.pipeline.p2p import Communicator, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
@@ -29,6 +27,8 @@ from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.cell import Cell
+from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
 
 
@@ -66,7 +66,7 @@ class GptPipeline:
         layer_partition: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
         wrap: wraps each stage's module, to extend it.
         num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others do fully
-            (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all by ``config.recompute``.
+            (:func:`pptrace.schedule.outstanding.recomputed_cells`); None: all by ``config.recompute``.
     """
 
     plan: Plan

@@ -13,7 +13,6 @@ from instrument.collectives import AxisGroup, axis_group
 from instrument.context.attention import ContextAttention, check_context, make_context_groups
 from instrument.context.shard import ContextShape, positions
 from instrument.expert.groups import ExpertGroups, expert_groups
-from instrument.expert.options import ExpertOptions, check_experts
 from instrument.mesh import Mesh, MeshShape
 from instrument.recorder import Recorder
 from instrument.route import Route
@@ -23,6 +22,7 @@ from instrument.tensor.heads import share_heads
 from instrument.tensor.region import Region
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
+from pptrace.sizes.expert_options import ExpertOptions, check_experts
 
 
 @dataclass(frozen=True, slots=True)

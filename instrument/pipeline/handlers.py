@@ -8,12 +8,12 @@ from types import MappingProxyType
 from torch import Tensor
 
 from instrument.expert.pieces import InPieces, Pieces, Tape, alternate, run_through
-from instrument.pipeline.cell import Cell, cell_of
 from instrument.pipeline.microbatch_buffers import ForwardState
 from instrument.pipeline.p2p import Message
 from instrument.pipeline.step import Handler, Instruction, StepRun
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.cell import Cell, cell_of
 from pptrace.schedule.plan import Plan
 
 

@@ -23,10 +23,10 @@ from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
 from instrument.expert.pieces import Tape
 from instrument.expert_counts import ExpertCounts
-from instrument.pipeline.cell import Cell
 from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers
-from instrument.pipeline.outstanding import Outstanding, outstanding
 from instrument.pipeline.runtime import PipelineRuntime
+from pptrace.schedule.cell import Cell
+from pptrace.schedule.outstanding import Outstanding, outstanding
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from instrument.backward_split.split import WeightWork
 from instrument.expert.pieces import Tape
-from instrument.pipeline.cell import Cell
 from pptrace.errors import ScheduleError
+from pptrace.schedule.cell import Cell
 
 T = TypeVar("T")
 

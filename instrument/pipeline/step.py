@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from instrument.backward_split.split import WeightQueue, attach
 from instrument.data.text import Batch
-from instrument.pipeline.cell import Cell
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.p2p import Arrival, Communicator
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.cell import Cell
 from pptrace.schedule.plan import Plan
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]

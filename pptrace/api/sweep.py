@@ -109,7 +109,7 @@ def grid_of(options: SweepOptions, spell: Spelling = str) -> Grid:
     except ValueError:
         raise UsageError(f"{spell('costs_of')} is {options.costs_of!r}; expected one of {', '.join(CostsOf)}") from None
     return Grid(
-        _names(options.schedules),
+        schedule_names(options.schedules),
         _sizes("pp", options, spell),
         read_microbatches(spell("microbatches"), options.microbatches),
         (None,) if options.chunks is None else _sizes("chunks", options, spell),
@@ -120,7 +120,12 @@ def grid_of(options: SweepOptions, spell: Spelling = str) -> Grid:
     )
 
 
-def _names(schedules: str | Iterable[str]) -> tuple[str, ...]:
+def schedule_names(schedules: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of schedules, each once; "all" stands for all of them.
+
+    Raises:
+        PptraceError: there is none of a name.
+    """
     require_type("schedules", schedules, Iterable, "names of pptrace.schedules, or 'all'")
     names = [name.strip() for name in schedules.split(",")] if isinstance(schedules, str) else list(schedules)
     if files := [name for name in names if str(name).endswith(".csv")]:

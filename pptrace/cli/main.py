@@ -23,6 +23,7 @@ _COMMANDS = {
     "hang": "say who is to blame for a run that hangs",
     "schedule": "list and show pipeline schedules",
     "simulate": "simulate a schedule",
+    "estimate": "say what a model needs on a mesh before it runs",
     "doctor": "say what is installed and what that allows",
 }
 

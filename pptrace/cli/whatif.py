@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pptrace.api.options import Option, Value, options_of
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.cli.counting_bar import counting_bar
-from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH, WHOLE, with_options
+from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH, WHOLE, read_bytes, with_options
 from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
@@ -85,16 +84,8 @@ def _value(option: Option, given: Any) -> Any:
                 raise UsageError(f"{name} {given}: expected whole numbers with commas between them, such as 3,2,1,0")
             return tuple(map(int, numbers))
         case Value.SIZE:
-            return _bytes(name, given)
+            return read_bytes(name, given)
     return given
-
-
-def _bytes(option: str, text: str) -> int:
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.ASCII | re.IGNORECASE)
-    if parts is None:
-        raise UsageError(f"{option} {text}: expected a size such as 80GB, 74GiB or 500MB")
-    number, prefix, is_binary = parts.groups()
-    return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 def _links(path: Path | None, jobs: int | None, cache: bool) -> tuple[Link, ...]:

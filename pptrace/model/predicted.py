@@ -10,7 +10,7 @@ from pptrace.model.gpt_sizes import GptSizes, read_gpt_sizes
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 
 PREDICTED = "predicted"
-"""The key of a rank's facts that holds its predictions (:mod:`instrument.models.volume.predicted`)."""
+"""The key of a rank's facts that holds its predictions (:mod:`pptrace.sizes.predicted`)."""
 
 Bytes = Mapping[tuple[str, str], int | None]
 """(axis, kind of call) → bytes in a step, None where they are not known. What is not among them is not sent."""

@@ -19,7 +19,7 @@ from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK
 from tests.support.programs import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
-MODULES = ("load", "run", "simulate", "catalogue")
+MODULES = ("load", "run", "simulate", "catalogue", "estimate", "estimate_sweep")
 
 
 @pytest.fixture

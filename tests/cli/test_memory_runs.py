@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import pptrace as pptrace_api
 from pptrace.workflow.load import load
 from tests.support.programs import EXAMPLE, pptrace
 
@@ -97,3 +98,9 @@ def test_what_the_runtime_allocates_is_what_is_predicted_and_the_temporaries_of_
         made = rank.predicted.activations_bytes + rank.predicted.gradients_bytes
         assert made < rank.peak_bytes < 1.3 * made
     assert len(analysis.data.memory) > 1000
+    sizes = {"hidden": 128, "sequence": 128, "layers": 4, "microbatch_size": 2, "heads": 4, "vocabulary": 256}
+    before = pptrace_api.estimate("1f1b", pp=2, microbatches=4, number_bytes=4, **sizes).estimate.ranks
+    for rank, estimated in zip(memory.ranks, before, strict=True):
+        assert rank.predicted is not None
+        assert rank.predicted.activations_bytes == estimated.activations_bytes
+        assert rank.predicted.gradients_bytes == estimated.gradients_bytes

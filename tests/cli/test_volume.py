@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import pptrace as pptrace_api
 from pptrace.analysis.report import Report
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.report.text import print_report
@@ -42,6 +43,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ended.code == 0, ended.err
     assert "bytes: predicted from the model's sizes and options = measured, in all 32 rows" in ended.out
     return folder
+
+
+def test_what_is_estimated_before_the_run_is_what_it_sends(run: Path) -> None:
+    sizes = {"layers": 2, "hidden": 16, "heads": 4, "sequence": 16, "vocabulary": 256, "number_bytes": 4}
+    mesh = {"pp": 2, "tp": 2, "sequence_parallel": True, "tied": True}
+    sent = pptrace_api.estimate("1f1b", microbatches=4, **sizes, **mesh).communication
+    analysis = load([run])
+    for step in analysis.report.steps:
+        for rank in step.ranks:
+            of_stage = sent[sent["rank"] == rank.rank // 2]
+            expected = {(row.axis, row.kind): row.bytes for row in of_stage.itertuples()}
+            clipping = {("tp", "all_reduce"): 8, ("pp", "all_reduce"): 8}  # the norm of the gradient, one number each
+            measured = {(comm.axis, comm.kind): comm.bytes for comm in rank.comms}
+            assert measured == {key: expected.get(key, 0) + clipping.get(key, 0) for key in measured}
+            assert measured.keys() == expected.keys() | clipping.keys()
 
 
 def comms_of(report: Report) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import pptrace
 from dashboards import paper
 from dashboards.app import create_app
+from dashboards.pages import schedules
 from dashboards.tables import TABLES
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator.sweep.run import run_sweep
@@ -120,6 +122,25 @@ def test_a_schedule_on_paper_has_files_too(client: Any) -> None:
     assert [row["throughput"] for row in curves] == [None if value is pd.NA else value for value in swept.throughput]
     names = {row["schedule"] for row in rows_of(client, f"plan-bubbles.json?{ON_PAPER}")}
     assert names == {name for name, entry in SCHEDULES.items() if not entry.searches}
+
+
+def test_what_a_model_needs_is_shown_and_has_files_where_its_sizes_are_given(client: Any) -> None:
+    sizes = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 2048, "vocabulary": 50304, "microbatch_size": 2}
+    given = "&".join(f"{name}={value}" for name, value in sizes.items())
+    run = pptrace.estimate("interleaved-1f1b", pp=4, microbatches=8, chunks=2, **sizes)
+    assert rows_of(client, f"plan-estimate.json?{ON_PAPER}&{given}") == run.ranks.to_dict("records")
+    sent = rows_of(client, f"plan-estimate-communication.json?{ON_PAPER}&{given}")
+    assert [row["bytes"] for row in sent] == run.communication.bytes.tolist()
+    form = paper.on_paper(dict(text.split("=") for text in f"{ON_PAPER}&{given}".split("&")))
+    shown = str(schedules.body(form))
+    assert "Each rank of a stage, one step" in shown
+    assert f"{run.num_parameters:,} parameters" in shown
+    assert "Each rank of a stage" not in str(
+        schedules.body(paper.on_paper(dict(t.split("=") for t in ON_PAPER.split("&"))))
+    )
+    refused = str(schedules.body(replace(form, heads=15)))
+    assert "heads 15 does not divide hidden 1024" in refused
+    assert "forwards are more than a page can draw" in str(schedules.body(replace(form, microbatches=10**9)))
 
 
 def test_the_run_is_a_file_of_its_own(client: Any, run: pptrace.Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.models.volume.experts import ExpertCall, ExpertSizes, LayerRows, layer_calls
+from pptrace.sizes.experts import ExpertCall, ExpertSizes, LayerRows, layer_calls
 
 
 def expert_calls(dispatcher: str, sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> list[ExpertCall]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from instrument.mesh import MeshShape
-from instrument.models.volume.gpt_facts import GptFacts
-from instrument.models.volume.step import StepVolume
-from instrument.models.volume.transformer import Volume
 from pptrace.schedule.registry import build
+from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.step import StepVolume
+from pptrace.sizes.transformer import Volume
 
 
 def facts(**changes: object) -> GptFacts:

@@ -20,12 +20,12 @@ from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.sleeping import SleepingStage
-from instrument.pipeline.outstanding import outstanding
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.lower import lower
+from pptrace.schedule.outstanding import outstanding
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, Costs, simulate, uniform

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from instrument.collectives import Pending
 from instrument.data.text import TextData
 from instrument.expert import exchange, layer, mlp
-from instrument.expert.options import ExpertOptions
 from instrument.mesh import Mesh, MeshShape, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.gpt import Block, GptConfig, GptStage
@@ -38,6 +37,7 @@ from instrument.recorder import Recorder
 from pptrace.memory import keep_freed_memory
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build
+from pptrace.sizes.expert_options import ExpertOptions
 
 WORLD, LAYERS, MICROBATCHES, SIZE, SEQUENCE = 4, 4, 8, 2, 128
 CPU = torch.device("cpu")

@@ -29,11 +29,11 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from instrument.collectives import AxisGroup
 from instrument.expert.groups import ExpertGroups
 from instrument.expert.layer import ExpertLayer
-from instrument.expert.options import ExpertOptions
 from instrument.models.parallel import alone
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
 from pptrace.memory import keep_freed_memory
+from pptrace.sizes.expert_options import ExpertOptions
 
 TOLERANCE = 1e-5
 """Of a float32 output or gradient, relative to its largest entry: sums are added in other orders."""

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.schedule.registry import SCHEDULES
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from tests.instrument.expert import test_exact as test_expert_exact
 from tests.instrument.models import test_mixes
 from tests.instrument.models.cases.mixes import Mix

@@ -3,7 +3,7 @@
 Bytes that a rank of our GPT hands in to calls of tokens, by the routes that it counted.
 
 For each forward and each backward of a layer, of n tokens with k routes each, tokens of h·e bytes, R rows that the rank's experts
-compute (:mod:`instrument.models.volume.experts`):
+compute (:mod:`pptrace.sizes.experts`):
 
     all-to-all   the tokens' kept routes out, and the rows that came along ep back: R, where no ranks share an expert
     padded       E·C slots out and back, which are R / etp, since R has the slots of all sources

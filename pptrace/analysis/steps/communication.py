@@ -11,18 +11,8 @@ from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
 from pptrace.model.predicted import Bytes
 from pptrace.model.splits import are_uneven
+from pptrace.sizes.transformer import bus_factor
 from pptrace.slices import Slice
-
-BUS_FACTORS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-}
-"""Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind.
-
-All parts of an all-to-all are taken to be equal: of uneven ones bus bandwidth is not defined.
-"""
 
 
 def summarise_steps(
@@ -113,7 +103,7 @@ def _summaries(
         step_index, axis_index = divmod(rest, len(axes))
         name = axes[axis_index], kinds[kind_index]
         algorithm = num_bytes / transfer if transfer and matched and has_bytes else None
-        factor = None if uneven else _bus_factor(name[1], size)
+        factor = None if uneven else bus_factor(name[1], size)
         expected = None if predicted is None else predicted[step_index]
         yield (
             step_index,
@@ -133,13 +123,6 @@ def _summaries(
                 free_ns=(0 if name[0] == "pp" else unneeded) if matched and behind is not None else None,
             ),
         )
-
-
-def _bus_factor(kind: str, size: int) -> float | None:
-    """Bus bandwidth in parts of that of the algorithm; None of a group of one, which has no bus, or of unknown size."""
-    if kind not in BUS_FACTORS:
-        return 1.0
-    return BUS_FACTORS[kind](size) if size > 1 else None
 
 
 def total_comms(comms: Slice, compute: Int64 | None) -> tuple[CommTotal, ...]:
@@ -165,7 +148,7 @@ def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTota
     is_placed = not (rows["clock"] == "none").any()
     on_device = bool(rows.among("clock", ("device", "none")).all())
     algorithm = num_bytes / total_ns if num_bytes is not None and total_ns and on_device else None
-    factor = None if _are_uneven(rows).any() else _bus_factor(kind, size)
+    factor = None if _are_uneven(rows).any() else bus_factor(kind, size)
     return CommTotal(
         axis=axis,
         kind=kind,

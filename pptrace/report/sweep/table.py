@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,6 +17,7 @@ from pptrace.report.text_table import Stripped, render_table
 from pptrace.simulator.sweep.grid import CostsOf
 from pptrace.simulator.sweep.run import Sweep, SweptPoint
 
+T = TypeVar("T")
 _MOST_COLUMNS = 10
 _MOST_ROWS = 40
 _MOST_REASONS = 6
@@ -123,16 +125,21 @@ def _rows(sweep: Sweep, columns: Axis, others: Sequence[Axis], shown: Sequence[o
 
 def refused_lines(sweep: Sweep) -> list[str]:
     """Each reason for which combinations were refused, with how many and an example; numbers apart, reasons are one."""
-    groups: dict[str, list[SweptPoint]] = {}
-    for swept in sweep.refused:
-        groups.setdefault(re.sub(r"\d+", "#", swept.refused), []).append(swept)
-    ordered = sorted(groups.values(), key=len, reverse=True)
+    ordered = by_reason(sweep.refused, lambda swept: swept.refused)
     lines = [
         f"refused: {len(members)} of {_sizes(members)}, such as {members[0].refused}"
         for members in ordered[:_MOST_REASONS]
     ]
     left_out = len(ordered) - len(lines)
     return lines + ([f"… {counted(left_out, 'more reason')}: --csv and --json have all"] if left_out else [])
+
+
+def by_reason(items: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
+    """Groups of one reason each, numbers in it apart, the largest first."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(re.sub(r"\d+", "#", reason(item)), []).append(item)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def _sizes(members: Sequence[SweptPoint]) -> str:

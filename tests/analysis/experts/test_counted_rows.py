@@ -7,13 +7,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from instrument.expert.options import Dispatcher, ExpertOptions
 from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
 from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.waits import Waits
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.slices import Slice
 from tests.support.gpt_runs import facts_of_run
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.expert_counts import ExpertCounts
-from instrument.models.volume.experts import ExpertSizes
 from pptrace.analysis.experts.counts import TokenSizes, expert_flops, handed_in, passes_of, read_counts, sizes_of_run
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.loads import rank_loads
@@ -18,6 +16,8 @@ from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.waits import Waits
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
+from pptrace.sizes.experts import ExpertSizes
 from pptrace.slices import Slice
 from tests.support.expert_calls import expert_calls
 from tests.support.gpt_runs import facts_of_run

@@ -10,9 +10,9 @@ import torch
 
 from instrument.context.shard import ContextShape, Layout
 from instrument.context.squares import RingPlan
-from instrument.models.volume.transformer import AttentionSizes, Calls, Volume, attention_volume, total
 from instrument.route import Route
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
+from pptrace.sizes.transformer import AttentionSizes, Calls, Volume, attention_volume, total
 from tests.instrument.context.cases.attention import (
     HEAD_DIM,
     HEADS,

@@ -13,10 +13,10 @@ from instrument.context.shard import ContextShape
 from instrument.expert.capacity import keep_within
 from instrument.expert.forced import forced_routes
 from instrument.expert.noise import ForwardKey, TokenIds
-from instrument.expert.options import ExpertOptions, Forced, Scoring
 from instrument.expert.unit import SequenceParts
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
+from pptrace.sizes.expert_options import ExpertOptions, Forced, Scoring
 
 
 def taken_one_by_one(order: list[tuple[int, int]], chosen: Tensor, capacity: int) -> set[tuple[int, int]]:

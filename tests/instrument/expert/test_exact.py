@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.predicted import routes_of
-from instrument.models.volume.step import StepVolume
 from instrument.optim.clipping import OptimizerSync
 from pptrace.axes import Axis
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.predicted import routes_of
+from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, reference, train_mixes
 from tests.support.extent import ALL
 from tests.support.pool import Pool

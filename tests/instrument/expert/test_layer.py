@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from instrument.expert.groups import alone
 from instrument.expert.layer import RoutesOfForward
-from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
-from instrument.models.volume.experts import ExpertCall, ExpertSizes
 from pptrace.marks import Axis, Collective, CollectiveMark
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions, Scoring, Shared
+from pptrace.sizes.experts import ExpertCall, ExpertSizes
 from tests.instrument.expert.cases.layers import (
     HIDDEN,
     Seen,

@@ -11,9 +11,9 @@ import torch
 
 from instrument.expert.forced import check_routes, forced_routes
 from instrument.expert.noise import ForwardKey, TokenIds, Use
-from instrument.expert.options import ExpertOptions, Forced, SecondChoice
 from instrument.expert.router import choose, jittered, keep_second
 from pptrace.errors import UsageError
+from pptrace.sizes.expert_options import ExpertOptions, Forced, SecondChoice
 
 KEY = ForwardKey(seed=3, layer=1, step=2)
 MANY = TokenIds(KEY, torch.arange(40), torch.arange(500))

@@ -21,11 +21,11 @@ from instrument.mesh import MeshShape, fit_shape, make_mesh
 from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, cross_entropy
 from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
 from instrument.models.rank_form import FUSED, RankForm, fused_kernel
-from instrument.models.volume.activations import ActivationSizes
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.step import StepVolume
 from instrument.recorder import Recorder
 from pptrace.schedule.registry import build
+from pptrace.sizes.activations import ActivationSizes
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.step import StepVolume
 from tests.support import gpt_runs
 from tests.support.pool import Pool
 

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
-from instrument.expert.options import ExpertOptions, Shared
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeModule, cross_entropy
@@ -21,6 +20,7 @@ from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.schedule.registry import build
+from pptrace.sizes.expert_options import ExpertOptions, Shared
 from tests.support.pool import Pool
 
 LAYERS, HIDDEN, SEQUENCE, BATCH = 3, 8, 20, 2

@@ -14,10 +14,10 @@ import pytest
 
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
-from instrument.models.volume.step import StepVolume
-from instrument.models.volume.transformer import total
 from instrument.optim.clipping import OptimizerSync
 from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark
+from pptrace.sizes.step import StepVolume
+from pptrace.sizes.transformer import total
 from tests.instrument.models.cases.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
 from tests.instrument.models.cases.marked import (
     GROUP,

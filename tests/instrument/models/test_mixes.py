@@ -13,9 +13,9 @@ from itertools import combinations
 import pytest
 
 from instrument.models.gpt import Recompute, RecomputeModule
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.step import StepVolume
 from instrument.optim.clipping import OptimizerSync
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, train_mixes
 from tests.support.extent import ALL
 from tests.support.pool import Pool

@@ -13,9 +13,9 @@ from instrument.backward_split.split import attach
 from instrument.data.text import TextData
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.sleeping import SleepingStage
-from instrument.models.volume.gpt_facts import GptFacts, stage_parameters
 from instrument.pipeline.partition import Layout, partition
 from pptrace.errors import UsageError
+from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
 
 CONFIG = GptConfig(layers=4, hidden=8, heads=2, sequence=6, dtype=torch.float64)
 

@@ -10,11 +10,11 @@ import torch
 from instrument.backward_split.split import Linear, attach
 from instrument.expert_counts import ExpertCounts
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule
-from instrument.models.volume.activations import ActivationSizes
-from instrument.pipeline.cell import Cell
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
+from pptrace.schedule.cell import Cell
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator.simulation import peak_inflight
+from pptrace.sizes.activations import ActivationSizes
 from tests.instrument.pipeline.buffers import is_empty
 from tests.instrument.pipeline.cases.memory import Measured, keeps, measure_cases
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from instrument.backward_split.split import Linear
 from instrument.data.text import Batch
 from instrument.expert.pieces import Pieces, Tape
-from instrument.pipeline.cell import Cell
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.runtime import PipelineRuntime
@@ -19,6 +18,7 @@ from instrument.pipeline.step import RankProgram, StepRun
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Kind, parse_action
+from pptrace.schedule.cell import Cell
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import build
 from tests.instrument.pipeline.buffers import is_empty

@@ -13,11 +13,11 @@ from instrument.backward_split.split import attach
 from instrument.collectives import AxisGroup
 from instrument.expert.groups import ExpertGroups, alone
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
-from instrument.expert.options import ExpertOptions
 from instrument.expert.router import choose, weights_of
 from instrument.models.parallel import alone as whole_layers
 from instrument.recorder import Recorder
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, parse_mark
+from pptrace.sizes.expert_options import ExpertOptions
 from tests.instrument.cases.collectives import Listening, heard
 
 HIDDEN = 6

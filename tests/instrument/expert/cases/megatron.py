@@ -18,10 +18,10 @@ from torch import Tensor
 from instrument.collectives import AxisGroup
 from instrument.expert.groups import ExpertGroups
 from instrument.expert.layer import ExpertLayer
-from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Scoring
 from instrument.recorder import Recorder
 from instrument.tensor.region import Region
 from pptrace.marks import Axis
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Scoring
 
 HIDDEN, WIDTH, SEQUENCE, BATCH, EXPERTS = 8, 12, 6, 2, 4
 

@@ -10,9 +10,9 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from instrument.models.volume.transformer import Calls, Volume, total
 from instrument.recorder import Recorder
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Link, P2PMark, parse_mark
+from pptrace.sizes.transformer import Calls, Volume, total
 
 CommunicationMark = P2PMark | CollectiveMark | ExchangeMark
 DESCRIPTIONS = {

@@ -17,15 +17,12 @@ from instrument.data.text import TextData
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
-from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.expert.router import Router
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
-from instrument.models.volume.gpt_facts import GptFacts
-from instrument.models.volume.transformer import Volume
 from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
@@ -41,6 +38,9 @@ from pptrace.marks import Axis
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
+from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.transformer import Volume
 from tests.instrument.models.cases.call_watch import CallWatch
 from tests.support.pool import on_one_rank
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instrument.expert.options import ExpertOptions
 from instrument.expert_counts import ExpertCounts
 from instrument.mesh import MeshShape
-from instrument.models.volume.expert_step import LayerRoutes
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.predicted import predicted_facts, routes_of
-from instrument.models.volume.step import StepVolume
 from pptrace.model.predicted import RankPrediction, read_prediction
 from pptrace.schedule.registry import build
+from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.expert_step import LayerRoutes
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.predicted import predicted_facts, routes_of
+from pptrace.sizes.step import StepVolume
 from tests.support.gpt_runs import facts
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
 from instrument.models.gpt import Recompute
-from instrument.models.volume.activations import ActivationSizes
-from instrument.models.volume.expert_step import ExpertVolume, LayerRoutes
+from pptrace.sizes.activations import ActivationSizes
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions, Scoring, Shared
+from pptrace.sizes.expert_step import ExpertVolume, LayerRoutes
 from tests.instrument.models.cases.mixes import Mix, facts_of
-from tests.instrument.models.volume.held_weight_work import HeldWork, hold_weight_work
+from tests.sizes.held_weight_work import HeldWork, hold_weight_work
 from tests.support.extent import by_turns
 from tests.support.pool import Pool
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from instrument.models.volume.expert_step import LayerRoutes, Routes
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.step import StepVolume
+from pptrace.sizes.expert_step import LayerRoutes, Routes
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.step import StepVolume
 
 
 def predicted_facts(volume: StepVolume, rank: int, steps: range, *, on_device: bool) -> dict[str, object]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from instrument.pipeline.cell import Cell, cell_of
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.schedule.cell import Cell, cell_of
 from pptrace.schedule.plan import Plan
 
 

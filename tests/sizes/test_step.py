@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from instrument.mesh import MeshShape
-from instrument.models.volume.gpt_facts import Parameter, stage_parameters
-from instrument.models.volume.step import StepVolume
-from instrument.models.volume.transformer import (
+from pptrace.schedule.registry import build
+from pptrace.sizes.gpt_facts import Parameter, stage_parameters
+from pptrace.sizes.step import StepVolume
+from pptrace.sizes.transformer import (
     AttentionSizes,
     Calls,
     TensorSizes,
@@ -26,7 +27,6 @@ from instrument.models.volume.transformer import (
     ulysses_elements,
     ulysses_volume,
 )
-from pptrace.schedule.registry import build
 from tests.support.gpt_runs import facts, step_of
 
 WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}

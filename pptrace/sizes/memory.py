@@ -1,7 +1,7 @@
 """Memory that every rank of a GPT run holds: parameters, gradients, optimizer state and activations.
 
 Temporaries inside of ops, messages in transit, parameters that ``fully_shard`` has gathered and what an allocator rounds up are
-not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`instrument.models.volume.activations`.
+not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`pptrace.sizes.activations`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from instrument.models.volume.activations import ActivationSizes
-from instrument.models.volume.gradients import GradientVolume
-from instrument.models.volume.step import StepVolume
 from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.sizes.activations import ActivationSizes
+from pptrace.sizes.gradients import GradientVolume
+from pptrace.sizes.step import StepVolume
 
 _MOMENTS = 2
 """Moments of AdamW, each as large as the parameters that the optimizer updates."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
 
-from instrument.expert.options import ExpertOptions
+from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm
 
 FULLY = ("full", "inside")
 """What layers recompute that run again as a whole."""
@@ -59,6 +60,7 @@ class GptFacts:
     optimizer_sync: str
     steps: int
     experts: ExpertOptions | None = None
+    form: ModelForm = OF_OUR_GPT
     dropout: float = 0.0
     attention_kernel: str | None = None
     sleeps: bool = False
@@ -70,7 +72,7 @@ class GptFacts:
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
         facts = asdict(self)
-        del facts["sleeps"]
+        del facts["sleeps"], facts["form"]
         experts = facts.pop("experts") or {}
         named = {"experts" if name == "num" else f"experts_{name}": value for name, value in experts.items()}
         return {"name": "gpt", **facts, **named}
@@ -87,6 +89,16 @@ class GptFacts:
     def sum_bytes(self) -> int:
         """Bytes of a gradient, a loss or a logit in the cross-entropy: 32 bits at least."""
         return max(4, self.item_bytes)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one gradient."""
+        return self.sum_bytes if self.form.gradient_bytes is None else self.form.gradient_bytes
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP's inner layer."""
+        return 4 * self.hidden if self.form.width is None else self.form.width
 
     @property
     def head_dim(self) -> int:
@@ -125,7 +137,7 @@ class GptFacts:
     def expert_width(self) -> int:
         """Width of each expert's inner layer."""
         width = None if self.experts is None else self.experts.width
-        return 4 * self.hidden if width is None else width
+        return self.mlp_width if width is None else width
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +192,31 @@ class StageParameters:
 def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int = 1) -> StageParameters:
     """Parameters of a stage of the model on one rank of tp, ep and etp. A tied embedding stands at both ends here."""
     hidden, shards = facts.hidden, facts.sequence_parallel and tp > 1
+    if facts.form.numbers is not None:
+        return _given_parameters(facts, facts.form.numbers, stage, tp)
     rows = facts.vocabulary_rows(tp)
-    positions = _whole((facts.sequence, hidden), shards)
+    positions = (_whole((facts.sequence, hidden), shards),) if facts.form.family.has_positions else ()
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
-    attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(hidden, 4 * hidden // tp, shards)
+    attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(facts, facts.mlp_width // tp, shards)
     layers = [
         (*attention, *(_expert_parameters(facts, num, tp, ep, etp) if num else mlp))
         for num in map(facts.experts_of, facts.layers_of(stage))
     ]
     return StageParameters(
-        (Parameter((rows, hidden), is_embedding=True), positions) if is_first else (),
+        (Parameter((rows, hidden), is_embedding=True), *positions) if is_first else (),
         tuple(layers),
-        (*_norm(hidden, shards), Parameter((rows, hidden), is_embedding=True)) if is_last else (),
+        (*_norm(facts, shards), Parameter((rows, hidden), is_embedding=True)) if is_last else (),
+    )
+
+
+def _given_parameters(facts: GptFacts, numbers: LayerNumbers, stage: int, tp: int) -> StageParameters:
+    """Parameters of a stage whose layers are known by their numbers, in equal parts on all ranks of tp."""
+    last = len(facts.layers_per_stage) - 1
+    layer = (Parameter((-(-numbers.parameters // tp),)),)
+    return StageParameters(
+        (Parameter((-(-numbers.embedding_parameters // tp),), is_embedding=True),) if stage == 0 else (),
+        (layer,) * facts.layers_per_stage[stage],
+        (Parameter((-(-numbers.head_parameters // tp),), is_embedding=True),) if stage == last else (),
     )
 
 
@@ -200,8 +225,8 @@ def _whole(shape: tuple[int, ...], shards_sequence: bool) -> Parameter:
     return Parameter(shape, summed=prod(shape) if shards_sequence else 0)
 
 
-def _norm(hidden: int, shards: bool) -> tuple[Parameter, Parameter]:
-    return _whole((hidden,), shards), _whole((hidden,), shards)
+def _norm(facts: GptFacts, shards: bool) -> tuple[Parameter, ...]:
+    return (_whole((facts.hidden,), shards),) * (2 if facts.form.family.has_biases else 1)
 
 
 def _attention_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
@@ -211,31 +236,33 @@ def _attention_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Param
     kv_heads = 1 if is_copied else facts.kv_heads // tp
     qkv = (facts.heads // tp + 2 * kv_heads) * width
     copied = 2 * facts.kv_heads * width if is_copied else 0  # rows of all key heads and all value heads
+    biases = facts.form.family.has_biases
     return (
-        *_norm(hidden, shards),
+        *_norm(facts, shards),
         Parameter((qkv, hidden), summed=copied * hidden),
-        Parameter((qkv,), summed=copied),
+        *((Parameter((qkv,), summed=copied),) if biases else ()),
         Parameter((hidden, hidden // tp)),
-        _whole((hidden,), shards),
-        *_norm(hidden, shards),
+        *((_whole((hidden,), shards),) if biases else ()),
+        *_norm(facts, shards),
     )
 
 
-def _mlp_parameters(hidden: int, width: int, shards: bool) -> tuple[Parameter, ...]:
-    """Two linear layers, ``width`` of the inner one on this rank."""
-    return (
-        Parameter((width, hidden)),
-        Parameter((width,)),
-        Parameter((hidden, width)),
-        _whole((hidden,), shards),
-    )
+def _mlp_parameters(facts: GptFacts, width: int, shards: bool) -> tuple[Parameter, ...]:
+    """Two or three linear layers, ``width`` of the inner one on this rank."""
+    hidden, family = facts.hidden, facts.form.family
+    inner = (Parameter((width, hidden)), *((Parameter((width,)),) if family.has_biases else ()))
+    outer = (Parameter((hidden, width)), *((_whole((hidden,), shards),) if family.has_biases else ()))
+    return inner * (family.num_matrices - 1) + outer
 
 
 def _expert_parameters(facts: GptFacts, num: int, tp: int, ep: int, etp: int) -> tuple[Parameter, ...]:
     """The router, whose ranks of tp see different tokens each, this rank's experts, and a shared MLP with its coefficients."""
     hidden, held, width, options = facts.hidden, num // ep, facts.expert_width // etp, facts.experts
     assert options is not None
-    shapes = ((held, width, hidden), (held, width), (held, hidden, width), (held, hidden))
+    family = facts.form.family
+    inner, outer = ((held, width, hidden), (held, width)), ((held, hidden, width), (held, hidden))
+    with_biases = 2 if family.has_biases else 1
+    shapes = inner[:with_biases] * (family.num_matrices - 1) + outer[:with_biases]
     own = (
         Parameter((num, hidden), summed=num * hidden if tp > 1 else 0, is_wide=True),
         *(Parameter(shape, is_expert=True) for shape in shapes),
@@ -245,4 +272,4 @@ def _expert_parameters(facts: GptFacts, num: int, tp: int, ep: int, etp: int) ->
     shards, outputs = facts.sequence_parallel and tp > 1, options.shared.num_coefficients
     weights = (_whole((outputs, hidden), shards),) if outputs else ()
     biases = (_whole((outputs,), shards),) if options.shared == "residual" else ()
-    return (*own, *_mlp_parameters(hidden, options.shared_width // tp, shards), *weights, *biases)
+    return (*own, *_mlp_parameters(facts, options.shared_width // tp, shards), *weights, *biases)

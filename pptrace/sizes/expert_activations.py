@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from instrument.expert.options import ExpertOptions
-from instrument.models.volume.experts import INDEX_BYTES
+from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.experts import INDEX_BYTES
+from pptrace.sizes.form import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,13 @@ class ExpertTensors:
     between: int
     item_bytes: int
     weight_bytes: int
+    family: Family = Family.GPT
 
     def kept(self, rows: float) -> float:
         """Bytes with so many rows of this rank's experts."""
-        num_bytes = self._router() + rows * (self.hidden + 2 * self.width) * self.item_bytes
+        num_bytes = (
+            self._router() + rows * (self.hidden + len(self.family.inner_tensors) * self.width) * self.item_bytes
+        )
         return num_bytes + self._travelled(rows) + self._places(rows) + self._shared() + self._losses()
 
     def kept_at_cuts(self, arrived: float, back: float) -> float:
@@ -77,7 +81,8 @@ class ExpertTensors:
     def weight_work(self, rows: float) -> float:
         """Bytes that W reads, which I leaves, with so many rows: inputs and output gradients of experts, router, shared MLP."""
         options, e = self.options, self.item_bytes
-        num_bytes = rows * 2 * (self.hidden + self.width) * e + self.num_tokens * self.num_experts * self.weight_bytes
+        num_bytes = rows * (2 * self.hidden + self.family.num_matrices * self.width) * e
+        num_bytes += self.num_tokens * self.num_experts * self.weight_bytes
         num_bytes += self._router_input()
         keeps_norm, is_gathered = self._reads_norm, self.held != self.between
         if options.shared_width:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from instrument.mesh import MeshShape
-from instrument.models.volume.gpt_facts import GptFacts, Parameter, stage_parameters
-from instrument.models.volume.step import StepVolume
-from instrument.models.volume.transformer import (
+from pptrace.schedule.registry import build
+from pptrace.sizes.gpt_facts import GptFacts, Parameter, stage_parameters
+from pptrace.sizes.step import StepVolume
+from pptrace.sizes.transformer import (
     AttentionSizes,
     Calls,
     Volume,
@@ -18,7 +19,6 @@ from instrument.models.volume.transformer import (
     ring_volume,
     ulysses_volume,
 )
-from pptrace.schedule.registry import build
 from tests.support.gpt_runs import facts, step_of
 
 H, VOCABULARY, SEQUENCE = 32, 256, 16

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from instrument.models.volume.gpt_facts import FULLY, GptFacts, modules_of
+from pptrace.sizes.gpt_facts import FULLY, GptFacts, modules_of
 
 PAPER = "arXiv 2205.05198"
 _INDEX_BYTES = 8
@@ -45,6 +45,11 @@ class ActivationSizes:
 
     def layer(self, recompute: str, of_experts: int | None = None) -> int:
         """Bytes of one layer; ``of_experts`` is what experts in place of its MLP keep."""
+        form = self.facts.form
+        if form.numbers is not None:
+            return self._between_bytes if recompute == "full" else self._share(form.numbers.activations)
+        if form.scores_stored:
+            return self.paper_layer(recompute)
         tensors = self.layer_tensors(recompute, has_mlp=of_experts is None)
         return sum(tensors.values()) + (of_experts or 0)
 
@@ -54,10 +59,8 @@ class ActivationSizes:
         ``input`` is the layer's, which for all layers but a stage's first is the output of the layer before. With SP a
         column-parallel layer saves its shard and gathers it again.
         """
-        facts = self.facts
         if recompute in FULLY:
             return {"input": self._between_bytes} if recompute == "full" else {}
-        wide = self.held * 4 * facts.hidden // self.tp * facts.item_bytes
         return {
             "input": self._between_bytes,
             **self._norm("attention_norm"),
@@ -65,14 +68,15 @@ class ActivationSizes:
             **self._mask("attention_out.dropout"),
             "attention residual": self._between_bytes,
             **self._norm("mlp_norm"),
-            **({"mlp_in": wide, "gelu": wide} if has_mlp and "mlp" not in modules_of(recompute) else {}),
+            **(self._mlp() if has_mlp and "mlp" not in modules_of(recompute) else {}),
             **self._mask("mlp_out.dropout"),
         }
 
     def embedding_tensors(self) -> Mapping[str, int]:
         """Bytes of each tensor of the embedding, without the batch's tokens: with tp which of them are this rank's too."""
         positions = self.held // self.facts.microbatch_size * _INDEX_BYTES
-        return {"positions": positions, **self._local_indices("tokens"), **self._mask("embedding.dropout")}
+        learned = {"positions": positions} if self.facts.form.family.has_positions else {}
+        return {**learned, **self._local_indices("tokens"), **self._mask("embedding.dropout")}
 
     def head_tensors(self) -> Mapping[str, int]:
         """Bytes of each tensor of the final norm, the projection and the cross-entropy, without the batch's targets."""
@@ -88,6 +92,8 @@ class ActivationSizes:
 
     def ends(self, is_first: bool, is_last: bool) -> int:
         """Bytes of the embedding and of the head of a stage that has them."""
+        if (numbers := self.facts.form.numbers) is not None:
+            return self._share(numbers.head_activations) if is_last else 0
         embedding = sum(self.embedding_tensors().values()) if is_first else 0
         return embedding + (sum(self.head_tensors().values()) if is_last else 0)
 
@@ -131,21 +137,25 @@ class ActivationSizes:
         Of each linear layer its input and its output's gradient, however the forward ran; norms are done with I.
         """
         ends = (self._embedding_work() if is_first else 0) + (self._head_work() if is_last else 0)
+        if self.facts.form.numbers is not None:
+            ends = self.ends(is_first, is_last)
         return sum(self._layer_work(each) for each in of_experts) + ends
 
     def _layer_work(self, of_experts: int | None) -> int:
         facts, head = self.facts, self.facts.head_dim * self.facts.item_bytes
+        if facts.form.numbers is not None or facts.form.scores_stored:
+            return self.layer("none")  # no more than that is known
         query, kv = self._heads()
         attention = self.whole + self.held * (query + 2 * kv) * head + self.held * query * head + self.row_gradient
         if of_experts is not None:
             return attention + of_experts
-        wide = self.held * 4 * facts.hidden // self.tp * facts.item_bytes
-        return attention + self.whole + 2 * wide + self.row_gradient
+        return attention + self.whole + facts.form.family.num_matrices * self._wide + self.row_gradient
 
     def _embedding_work(self) -> int:
         """The gradients of tokens and of positions, which a sum over sequences makes, and the indices of both."""
         facts, length = self.facts, self.held // self.facts.microbatch_size
         positions = self.between // facts.microbatch_size * facts.hidden * facts.item_bytes + length * _INDEX_BYTES
+        positions *= facts.form.family.has_positions
         return positions + self.whole + (self.held * _INDEX_BYTES if self.tp > 1 else 0)
 
     def _head_work(self) -> int:
@@ -174,7 +184,20 @@ class ActivationSizes:
     def _norm(self, name: str) -> Mapping[str, int]:
         """Statistics of each token, and the output, which the linear layer after it reads; its input is another's output."""
         statistic = self.between * (max(4, self.facts.item_bytes) if self.on_device else self.facts.item_bytes)
-        return {f"{name}.mean": statistic, f"{name}.rstd": statistic, name: self._between_bytes}
+        mean = {f"{name}.mean": statistic} if self.facts.form.family.has_biases else {}
+        return {**mean, f"{name}.rstd": statistic, name: self._between_bytes}
+
+    @property
+    def _wide(self) -> int:
+        """Bytes of a tensor as wide as the MLP's inner layer."""
+        return self.held * self.facts.mlp_width // self.tp * self.facts.item_bytes
+
+    def _mlp(self) -> Mapping[str, int]:
+        return dict.fromkeys(self.facts.form.family.inner_tensors, self._wide)
+
+    def _share(self, of_sequence: int) -> int:
+        """Bytes of a rank's share of a microbatch, by those of a whole sequence."""
+        return -(-of_sequence * self.held // (self.facts.sequence * self.tp))
 
     def _attention(self, recompute: str) -> Mapping[str, int]:
         """Tensors that the attention saves; of Ulysses what its all-to-alls exchanged: q, k and v, and the output twice."""

@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from instrument.expert.options import Dispatcher, DropOrder, Shared
-from instrument.models.volume.expert_activations import ExpertTensors
-from instrument.models.volume.experts import (
+from pptrace.marks import Axis, Collective
+from pptrace.sizes.expert_activations import ExpertTensors
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, Shared
+from pptrace.sizes.experts import (
     INDEX_BYTES,
     ExpertCall,
     ExpertSizes,
     LayerRows,
     layer_calls,
 )
-from instrument.models.volume.gpt_facts import FULLY, GptFacts
-from instrument.models.volume.transformer import (
+from pptrace.sizes.gpt_facts import FULLY, GptFacts
+from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.transformer import (
     UNKNOWN,
     BothWays,
     Calls,
@@ -28,10 +29,6 @@ from instrument.models.volume.transformer import (
     pair_volume,
     total,
 )
-from pptrace.marks import Axis, Collective
-
-if TYPE_CHECKING:
-    from instrument.mesh import MeshShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class ExpertVolume:
     """
 
     facts: GptFacts
-    mesh: MeshShape
+    mesh: Mesh
     routes: Routes = field(default_factory=dict)
     _known: dict[tuple[int, int], _Means] = field(default_factory=dict)
 
@@ -219,6 +216,7 @@ class ExpertVolume:
             held=held,
             between=held // tp if facts.sequence_parallel else held,
             item_bytes=facts.item_bytes,
+            family=facts.form.family,
             weight_bytes=facts.sum_bytes,
         )
 

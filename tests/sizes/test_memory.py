@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
-from instrument.models.volume.gpt_facts import GptFacts
-from instrument.models.volume.memory import MemoryPrediction, PredictedParts
-from instrument.models.volume.step import StepVolume
 from instrument.optim.main_parameters import Zero
 from pptrace.schedule.registry import SCHEDULES, build
-from tests.instrument.models.volume.held_replicas import Held, Sharded, hold
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
+from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.memory import MemoryPrediction, PredictedParts
+from pptrace.sizes.step import StepVolume
 from tests.instrument.pipeline.cases.memory import predict
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
+from tests.sizes.held_replicas import Held, Sharded, hold
 from tests.support.gpt_runs import facts
 from tests.support.pool import Pool
 

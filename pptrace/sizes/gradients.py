@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from instrument.models.volume.gpt_facts import GptFacts, Parameter, StageParameters
-from instrument.models.volume.transformer import Volume, collective, total
 from pptrace.marks import Axis, Collective
+from pptrace.sizes.gpt_facts import GptFacts, Parameter, StageParameters
+from pptrace.sizes.transformer import Volume, collective, total
 
 _COUNT_BYTES = 8
 
@@ -40,7 +40,7 @@ class ShardedUnits:
         return self._calls(Collective.ALL_GATHER, self.facts.item_bytes)
 
     def scattered(self) -> Volume:
-        return self._calls(Collective.REDUCE_SCATTER, self.facts.sum_bytes)
+        return self._calls(Collective.REDUCE_SCATTER, self.facts.gradient_bytes)
 
     def _calls(self, kind: Collective, item_bytes: int) -> Volume:
         units = [unit for unit in (*self.parameters.layers, self.others) if unit]
@@ -80,7 +80,9 @@ class GradientVolume:
         yield from self._partial_sums()
         if self.tied_apart:
             embedding = next(parameter for parameter in self.parameters() if parameter.is_embedding)
-            yield collective(Axis.EMBEDDING, Collective.ALL_REDUCE, 2, self._held(embedding) * self.facts.sum_bytes)
+            yield collective(
+                Axis.EMBEDDING, Collective.ALL_REDUCE, 2, self._held(embedding) * self.facts.gradient_bytes
+            )
         if self.facts.zero >= 2:
             for unit in self.units:
                 yield unit.scattered()
@@ -106,7 +108,7 @@ class GradientVolume:
             for parameter in self.parameters()
         )
         count = 1 if numbers else 0
-        yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, numbers * self.facts.sum_bytes, count)
+        yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, numbers * self.facts.gradient_bytes, count)
 
     def _held(self, parameter: Parameter) -> int:
         """Numbers of its gradient on this rank."""
@@ -118,7 +120,7 @@ class GradientVolume:
         """A bucket over its replicas: an all-reduce; with ZeRO-1 a reduce-scatter, and an all-gather of the parameters
         (arXiv 1910.02054, section 7.2.1: as many bytes on the wire)."""
         axis, size = (Axis.EDP, self.expert_replicas) if bucket.of_experts else (self.axis, self.replicas)
-        num_bytes = bucket.length * self.facts.sum_bytes
+        num_bytes = bucket.length * self.facts.gradient_bytes
         if bucket.is_late and self.mirrored:
             yield collective(Axis.MIRROR, Collective.ALL_REDUCE, 2, num_bytes)
         if self.facts.zero == 0:
@@ -160,7 +162,7 @@ class GradientVolume:
         """(bytes of a parameter, length) of buckets of one dtype and at most ``bucket_bytes``, or of one parameter
         (:func:`instrument.optim.buckets.make_buckets`).
         """
-        limit, length, last = self.facts.bucket_bytes // self.facts.sum_bytes, 0, 0
+        limit, length, last = self.facts.bucket_bytes // self.facts.gradient_bytes, 0, 0
         for parameter in parameters:
             item_bytes = self.facts.bytes_of_each(parameter)
             if length and (length + parameter.numel > limit or item_bytes != last):

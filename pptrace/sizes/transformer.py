@@ -2,7 +2,7 @@
 
 All figures are one rank's, as communication marks count them (:mod:`pptrace.marks`): of a collective the whole tensor,
 gathered or before it is scattered, as nccl-tests does; of point-to-point messages what the rank sends and what it
-receives. What a whole step of the GPT runtime moves is in :mod:`instrument.models.volume.step`.
+receives. What a whole step of the GPT runtime moves is in :mod:`pptrace.sizes.step`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,25 @@ class Calls:
 
 Volume = Mapping[tuple[str, str], Calls]
 """(axis, kind) → calls; kinds are those of the comms table, of which exchanges and transfers are ``send`` and ``recv``."""
+
+
+_BUS_FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+}
+"""Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind.
+
+All parts of an all-to-all are taken to be equal: of uneven ones bus bandwidth is not defined.
+"""
+
+
+def bus_factor(kind: str, size: int) -> float | None:
+    """Bus bandwidth in parts of that of the algorithm; None of a group of one, which has no bus, or of unknown size."""
+    if kind not in _BUS_FACTORS:
+        return 1.0
+    return _BUS_FACTORS[kind](size) if size > 1 else None
 
 
 def total(volumes: Iterable[Volume]) -> Volume:

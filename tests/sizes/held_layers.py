@@ -13,10 +13,10 @@ from instrument.expert.dispatch import RowDispatch, TokenDispatch
 from instrument.expert.layer import ExpertLayer
 from instrument.expert.pieces import Tape, run_through
 from instrument.models.gpt import Block, GptStage
-from instrument.models.volume.expert_step import LayerRoutes
 from instrument.pipeline.memory import StorageWatch
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
+from pptrace.sizes.expert_step import LayerRoutes
 from tests.instrument.models.cases.mixes import HIDDEN, MICROBATCH_SIZE, SEQUENCE, Mix, mesh_of, parallel_of, runtime_of
 
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from instrument.models.gpt import Recompute
-from instrument.pipeline.cell import Cell
-from instrument.pipeline.outstanding import Outstanding, outstanding, recomputed_cells
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind, iter_halves, parse_action
 from pptrace.schedule.builders import interleaved, one_chunk
+from pptrace.schedule.cell import Cell
+from pptrace.schedule.outstanding import Outstanding, outstanding, recomputed_cells
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import Shape

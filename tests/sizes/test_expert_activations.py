@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Block, GptConfig, Recompute
-from instrument.models.volume.activations import ActivationSizes
-from instrument.models.volume.expert_step import ExpertVolume, LayerRoutes
-from instrument.models.volume.memory import MemoryPrediction
-from instrument.models.volume.step import StepVolume
 from instrument.pipeline.memory import StorageWatch
+from pptrace.sizes.activations import ActivationSizes
+from pptrace.sizes.expert_options import Dispatcher, ExpertOptions, Scoring, Shared
+from pptrace.sizes.expert_step import ExpertVolume, LayerRoutes
+from pptrace.sizes.memory import MemoryPrediction
+from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import Mix, facts_of
-from tests.instrument.models.volume.held_layers import hold_layers
+from tests.sizes.held_layers import hold_layers
 from tests.support.gpt_runs import facts
 from tests.support.pool import Pool
 

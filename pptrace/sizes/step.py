@@ -7,15 +7,21 @@ taken back (post-validation) is not among them. What travels to experts depends 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from instrument.models.volume.expert_step import ExpertVolume, Routes
-from instrument.models.volume.gpt_facts import FULLY, GptFacts, modules_of, stage_parameters
-from instrument.models.volume.gradients import GradientVolume, ShardedUnits
-from instrument.models.volume.transformer import (
+from pptrace import axes
+from pptrace.marks import Axis, Collective
+from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.schedule.cell import Cell
+from pptrace.schedule.outstanding import recomputed_cells
+from pptrace.schedule.plan import Plan
+from pptrace.sizes.expert_step import ExpertVolume, Routes
+from pptrace.sizes.gpt_facts import FULLY, GptFacts, modules_of, stage_parameters
+from pptrace.sizes.gradients import GradientVolume, ShardedUnits
+from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.transformer import (
     AttentionSizes,
     BothWays,
     TensorSizes,
@@ -31,14 +37,6 @@ from instrument.models.volume.transformer import (
     total,
     vocabulary_volume,
 )
-from instrument.pipeline.cell import Cell
-from instrument.pipeline.outstanding import recomputed_cells
-from pptrace.marks import Axis, Collective
-from pptrace.schedule.actions import Action, Kind, iter_halves
-from pptrace.schedule.plan import Plan
-
-if TYPE_CHECKING:
-    from instrument.mesh import MeshShape
 
 _TOKEN_BYTES = 8
 _CONTROL_BYTES = 8
@@ -54,7 +52,7 @@ class StepVolume:
         routes: of each rank's tokens to experts, as they were counted.
     """
 
-    def __init__(self, facts: GptFacts, mesh: MeshShape, plan: Plan, routes: Routes | None = None) -> None:
+    def __init__(self, facts: GptFacts, mesh: Mesh, plan: Plan, routes: Routes | None = None) -> None:
         self.facts = facts
         self.mesh = mesh
         self.plan = plan
@@ -133,16 +131,23 @@ class StepVolume:
 
     def _actions(self, pp_rank: int) -> Iterator[Volume]:
         recomputed = self.fully_recomputed(pp_rank)
-        for action in iter_halves(self.plan.ranks[pp_rank]):
-            if action.kind is Kind.F:
-                yield self._forward(action)
-            elif action.kind in (Kind.B, Kind.I):
-                yield self._backward(action, (action.stage, action.microbatch) in recomputed)
+        forwards: Counter[int] = Counter()
+        backwards: Counter[tuple[int, bool]] = Counter()
+        for half in iter_halves(self.plan.ranks[pp_rank]):
+            if half.kind is Kind.F:
+                forwards[half.stage] += 1
+            elif half.kind in (Kind.B, Kind.I):
+                backwards[half.stage, (half.stage, half.microbatch) in recomputed] += 1
+        for stage, count in forwards.items():
+            yield times(self.forward(stage), count)
+        for (stage, fully_recomputed), count in backwards.items():
+            yield times(self.backward(stage, fully_recomputed), count)
 
-    def _forward(self, action: Action) -> Volume:
-        model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
+    def forward(self, stage: int) -> Volume:
+        """Communication of one F of a stage of the plan, but for rows to experts."""
+        model_stage_index, plan = self.plan.model_stage(stage), self.plan
         parts = [self._layers(model_stage_index).forward, *self._unrepeated(model_stage_index)]
-        parts.append(self._transfers(action.stage, plan.next_stage(action.stage), plan.previous_stage(action.stage)))
+        parts.append(self._transfers(stage, plan.next_stage(stage), plan.previous_stage(stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).forward)
         if model_stage_index == plan.chain_length - 1:
@@ -150,11 +155,11 @@ class StepVolume:
             parts.append(cross_entropy_volume(self._tp, self._tokens, self.facts.sum_bytes))
         return total((*parts, self._gathered_units(model_stage_index)))
 
-    def _backward(self, action: Action, fully_recomputed: bool) -> Volume:
-        """Communication of a B or an I: a W communicates nothing."""
-        model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
+    def backward(self, stage: int, fully_recomputed: bool) -> Volume:
+        """Communication of one B or I of a stage of the plan, but for rows to experts: a W communicates nothing."""
+        model_stage_index, plan = self.plan.model_stage(stage), self.plan
         parts = [self._layers(model_stage_index).backward, self._recomputed_volume(model_stage_index, fully_recomputed)]
-        parts.append(self._transfers(action.stage, plan.previous_stage(action.stage), plan.next_stage(action.stage)))
+        parts.append(self._transfers(stage, plan.previous_stage(stage), plan.next_stage(stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).backward)
         if model_stage_index == plan.chain_length - 1:
@@ -249,7 +254,9 @@ class StepVolume:
         """The parameters of a global rank and the sums of their gradients."""
         pp_rank = self.pp_rank(rank)
         model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
-        group = next(group for group in self.mesh.groups_of(self._replica_axis) if rank in group)
+        along = (Axis.DP, Axis.CP) if self._replica_axis is Axis.DP_CP else (self._replica_axis,)
+        sizes = {axis: self.mesh.size_of(axis) for axis in axes.MESH_ORDER}
+        group = axes.group_of(rank, along, sizes, self.mesh.order)
         return GradientVolume(
             self.facts,
             tuple(self._units(model_stage_index) for model_stage_index in model_stages),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from instrument.data.text import TextData
-from instrument.expert.options import ExpertOptions
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
@@ -18,6 +17,7 @@ from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build
+from pptrace.sizes.expert_options import ExpertOptions
 
 MICROBATCH, SEQUENCE, MICROBATCHES = 2, 16, 4
 

@@ -1,0 +1,88 @@
+"""An estimate as columns and as an object: what CSV, JSON and DataFrame hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from pptrace.simulator.estimated_step import EstimatedStep
+from pptrace.sizes.estimate import Estimate, RankEstimate
+
+ESTIMATE_SCHEMA = "pptrace.estimate/1"
+
+_RANK = {
+    "rank": "rank",
+    "layers": "num_layers",
+    "parameters": "num_parameters",
+    "weights_bytes": "weights_bytes",
+    "gradients_bytes": "gradients_bytes",
+    "optimizer_bytes": "optimizer_bytes",
+    "in_flight": "in_flight",
+    "activations_bytes": "activations_bytes",
+    "total_bytes": "total_bytes",
+    "model_flops": "model_flops",
+    "hardware_flops": "hardware_flops",
+}
+
+
+def rank_columns(estimate: Estimate) -> dict[str, list[Any]]:
+    """A row for each pipeline rank."""
+    return {name: [getattr(rank, field) for rank in estimate.ranks] for name, field in _RANK.items()}
+
+
+def communication_columns(estimate: Estimate, bytes_per_ns: Mapping[str, float]) -> dict[str, list[Any]]:
+    """A row for each pipeline rank, axis and kind of call; ``ms`` is None where no speed of the axis is given."""
+    rows = [row for rank in estimate.ranks for row in _calls(estimate, rank, bytes_per_ns)]
+    names = ("rank", "axis", "kind", "group_size", "calls", "bytes", "wire_bytes", "ms")
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+
+
+def _calls(estimate: Estimate, rank: RankEstimate, bytes_per_ns: Mapping[str, float]) -> list[tuple[Any, ...]]:
+    rows = []
+    for (axis, kind), calls in sorted(rank.volume.items()):
+        on_wire, speed = estimate.wire_bytes(axis, kind, calls), bytes_per_ns.get(axis)
+        sent = None if speed is None else on_wire / speed / 1e6
+        rows.append((rank.rank, axis, kind, estimate.group_size(axis, kind), calls.count, calls.bytes, on_wire, sent))
+    return rows
+
+
+def as_csv(columns: Mapping[str, list[Any]]) -> str:
+    """Columns as CSV, an empty cell for None."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return out.getvalue()
+
+
+def as_rows(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Columns as an object for each row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def estimate_object(
+    estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: int | None, step: EstimatedStep | None
+) -> dict[str, Any]:
+    """The JSON object of an estimate."""
+    plan, mesh = estimate.plan, estimate.mesh
+    sizes = {"pp": plan.pp, "chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
+    simulation = None if step is None else step.simulation
+    return {
+        "schema": ESTIMATE_SCHEMA,
+        "schedule": plan.name,
+        **sizes,
+        **{axis: getattr(mesh, axis) for axis in ("tp", "cp", "dp", "ep")},
+        "zero": estimate.facts.zero,
+        "recompute": estimate.facts.recompute,
+        "layers_per_stage": list(estimate.facts.layers_per_stage),
+        "parameters": estimate.num_parameters,
+        "peak_bytes": estimate.peak_bytes,
+        "limit_bytes": limit_bytes,
+        "fits": None if limit_bytes is None else estimate.peak_bytes <= limit_bytes,
+        "step_ns": None if step is None else step.step_ns,
+        "bubble_ratio": None if simulation is None else simulation.bubble_ratio,
+        "ranks": as_rows(rank_columns(estimate)),
+        "communication": as_rows(communication_columns(estimate, bytes_per_ns)),
+    }

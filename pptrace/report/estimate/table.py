@@ -1,0 +1,120 @@
+"""An estimate as tables for terminal and page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pptrace.model import units
+from pptrace.model.report_table import ReportTable, table_of
+from pptrace.model.wording import counted
+from pptrace.report.estimate.columns import as_rows, communication_columns
+from pptrace.simulator.estimated_step import EstimatedStep, Speeds, missing_speeds
+from pptrace.sizes.estimate import Estimate, RankEstimate
+
+_MOST_RANKS = 16
+_NOT_COUNTED = "at the peak, without temporaries, messages on their way and what an allocator rounds up"
+
+
+def headline(estimate: Estimate) -> str:
+    """Model, mesh and schedule in a line."""
+    mesh, plan, facts = estimate.mesh, estimate.plan, estimate.facts
+    axes = " ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp", "ep") if (size := getattr(mesh, axis)) > 1)
+    parts = [
+        f"{estimate.num_parameters:,} parameters on {counted(mesh.world, 'rank')}" + (f" ({axes})" if axes else ""),
+        f"{plan.name}, {counted(plan.num_microbatches, 'microbatch', 'microbatches')}",
+        f"{counted(facts.microbatch_size, 'sequence')} each",
+    ]
+    parts += [f"{plan.num_chunks} chunks"] if plan.num_chunks > 1 else []
+    parts += [f"ZeRO-{facts.zero}"] if facts.zero else []
+    parts += [f"{facts.recompute} recompute"] if facts.recompute != "none" else []
+    return ", ".join(parts)
+
+
+def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTable:
+    """Memory and FLOPs, a row for each pipeline rank; of many, some, the fullest among them."""
+    ranks = shown = list(estimate.ranks)
+    if len(ranks) > _MOST_RANKS:
+        several = {index * (len(ranks) - 1) // (_MOST_RANKS - 2) for index in range(_MOST_RANKS - 1)}
+        shown = [ranks[index] for index in sorted(several | {estimate.fullest.rank})]
+    each, size = estimate.bytes_each, units.num_bytes
+    of_parameter = f"{each.weights} weights, {each.gradients} gradients, {each.optimizer} optimizer"
+    notes = [f"bytes of a parameter: {of_parameter}; {_NOT_COUNTED}"]
+    if (again := estimate.recomputed_bytes) > 0:
+        notes.append(f"a layer that is computed again has {size(again)} more while that lasts, which is not counted")
+    if len(shown) < len(ranks):
+        notes.append(f"… {counted(len(ranks) - len(shown), 'more rank')}: --csv and --json have all")
+    columns: dict[str, Callable[[RankEstimate], str]] = {
+        "rank": lambda rank: str(rank.rank),
+        "layers": lambda rank: str(rank.num_layers),
+        "parameters": lambda rank: f"{rank.num_parameters:,}",
+        "weights": lambda rank: size(rank.weights_bytes),
+        "gradients": lambda rank: size(rank.gradients_bytes),
+        "optimizer": lambda rank: size(rank.optimizer_bytes),
+        "in flight": lambda rank: str(rank.in_flight),
+        "activations": lambda rank: size(rank.activations_bytes),
+        "total": lambda rank: size(rank.total_bytes),
+        "FLOP": lambda rank: units.flops(rank.model_flops),
+    }
+    if any(rank.hardware_flops != rank.model_flops for rank in ranks):
+        columns["with recompute"] = lambda rank: units.flops(rank.hardware_flops)
+    if limit_bytes is not None:
+        columns[f"of {size(limit_bytes)}"] = lambda rank: units.percent(rank.total_bytes / limit_bytes)
+    return table_of("estimate", "Each rank of a stage, one step", shown, columns, notes)
+
+
+def communication_table(estimate: Estimate, bytes_per_ns: Mapping[str, float]) -> ReportTable | None:
+    """Bytes of each axis and kind of call, of the rank that sends most; None where nothing is sent."""
+    most: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in as_rows(communication_columns(estimate, bytes_per_ns)):
+        known = most.setdefault((row["axis"], row["kind"]), row)
+        if row["wire_bytes"] > known["wire_bytes"]:
+            most[row["axis"], row["kind"]] = row
+    if not most:
+        return None
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "axis": lambda row: str(row["axis"]),
+        "kind": lambda row: str(row["kind"]),
+        "ranks": lambda row: str(row["group_size"]),
+        "calls": lambda row: f"{row['calls']:,}",
+        "bytes": lambda row: units.num_bytes(row["bytes"]),
+        "on the wire": lambda row: units.num_bytes(row["wire_bytes"]),
+    }
+    if bytes_per_ns:
+        columns["ms"] = lambda row: "–" if row["ms"] is None else f"{row['ms']:,.2f}"
+    notes = ["of the rank that sends most; bytes as nccl-tests counts them, on the wire as rings send them"]
+    title = "Communication of a rank, one step"
+    return table_of("estimate-communication", title, most.values(), columns, notes, num_labels=2)
+
+
+def tables(estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: int | None) -> Sequence[ReportTable]:
+    """All tables of an estimate."""
+    sent = communication_table(estimate, bytes_per_ns)
+    return [rank_table(estimate, limit_bytes), *([] if sent is None else [sent])]
+
+
+def step_line(estimate: Estimate, step: EstimatedStep, speeds: Speeds) -> str:
+    """The predicted step, and what it rests on."""
+    flops = sum(rank.model_flops for rank in estimate.ranks) / estimate.plan.pp / step.step_ns / 1e3
+    missing = ", ".join(missing_speeds(estimate, speeds))
+    free = f"; no speed of {missing} is given, so that it takes no time" if missing else ""
+    return (
+        f"predicted step {units.milliseconds(step.step_ns)} ms: bubble ratio {units.ratio(step.simulation.bubble_ratio)}, "
+        f"{flops:,.1f} model TFLOP/s of each rank, {estimate.tokens / step.step_ns * 1e9:,.0f} tokens/s. "
+        f"Nothing overlaps but messages of the pipeline{free}."
+    )
+
+
+def fit_line(estimate: Estimate, limit_bytes: int) -> str:
+    """Whether the fullest rank has room, and what fills it."""
+    size = units.num_bytes(limit_bytes)
+    return f"fits {size}" if estimate.peak_bytes <= limit_bytes else f"does not fit {size}: {excess(estimate)}"
+
+
+def excess(estimate: Estimate) -> str:
+    """What the fullest rank needs."""
+    rank, size = estimate.fullest, units.num_bytes
+    return (
+        f"rank {rank.rank} needs {size(rank.total_bytes)}: {size(rank.state_bytes)} of weights, gradients and optimizer, "
+        f"{size(rank.activations_bytes)} of activations, {rank.in_flight} in flight"
+    )

@@ -1,0 +1,96 @@
+"""Floating-point operations of the forward of one sequence: matrix products alone, as the Megatron papers count them.
+
+Backward takes twice as many. Sources: arXiv 2205.05198, appendix A; arXiv 2104.04473, section 5. What is counted, and what is
+not: ``instrument/models/flops.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.sizes.expert_options import ExpertOptions
+from pptrace.sizes.form import Family
+from pptrace.sizes.gpt_facts import GptFacts
+from pptrace.sizes.step import StepVolume
+
+
+def attention_flops(tokens: int, hidden: int) -> int:
+    """Scores, and their product with the values: 4·s²·h, the full square."""
+    return 4 * tokens**2 * hidden
+
+
+def projection_flops(tokens: int, hidden: int, kv_width: int) -> int:
+    """q, k, v and the output: 4·s·h² + 4·s·h·k, k and v as wide as ``kv_width`` each."""
+    return 4 * tokens * hidden * (hidden + kv_width)
+
+
+def mlp_flops(tokens: int, hidden: int, width: int, family: Family = Family.GPT) -> int:
+    """Matrices of h × width, 16·s·h² of two with width 4·h."""
+    return 2 * family.num_matrices * tokens * hidden * width
+
+
+def expert_flops(tokens: int, hidden: int, width: int, options: ExpertOptions, family: Family = Family.GPT) -> int:
+    """A layer's experts in place of its MLP, with router and shared MLP, whatever the routes."""
+    outputs = options.num + options.shared.num_coefficients
+    products = mlp_flops(tokens, hidden, options.top_k * width + options.shared_width, family)
+    return products + 2 * tokens * hidden * outputs
+
+
+def head_flops(tokens: int, hidden: int, rows: int) -> int:
+    """The projection onto ``rows`` logits: 2·s·h·V."""
+    return 2 * tokens * hidden * rows
+
+
+def layer_flops(facts: GptFacts, layer: int) -> int:
+    """The forward of one sequence through a layer of the model."""
+    tokens, hidden, form = facts.sequence, facts.hidden, facts.form
+    if form.numbers is not None:
+        return 2 * tokens * form.numbers.parameters
+    products = projection_flops(tokens, hidden, facts.kv_heads * facts.head_dim) + attention_flops(tokens, hidden)
+    if facts.experts is None or not facts.experts_of(layer):
+        return products + mlp_flops(tokens, hidden, facts.mlp_width, form.family)
+    options = facts.experts.of_layer(layer)
+    return products + expert_flops(tokens, hidden, facts.expert_width, options, form.family)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFlops:
+    """Forward FLOPs of one microbatch of a stage on one rank of tp and cp, and what a recompute runs again of them."""
+
+    forward: int
+    again: int
+    again_fully: int
+
+
+def stage_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> StageFlops:
+    """FLOPs of a stage of the model, shared by the ranks of tp and cp."""
+    layers, tokens = facts.layers_of(model_stage), facts.sequence
+    of_layers = sum(layer_flops(facts, layer) for layer in layers)
+    head = 0
+    if model_stage == len(facts.layers_per_stage) - 1:
+        numbers = facts.form.numbers
+        head = head_flops(tokens, facts.hidden, facts.vocabulary_rows(tp) * tp)
+        head = 2 * tokens * numbers.head_parameters if numbers is not None else head
+    again = {"none": 0, "selective": len(layers) * attention_flops(tokens, facts.hidden), "full": of_layers}
+    return StageFlops(
+        *(facts.microbatch_size * num // (tp * cp) for num in (of_layers + head, again[facts.recompute], of_layers))
+    )
+
+
+def rank_flops(volume: StepVolume, rank: int) -> tuple[int, int]:
+    """(model, hardware) FLOPs of a global rank in one step; hardware counts recompute."""
+    pp_rank, plan, mesh = volume.pp_rank(rank), volume.plan, volume.mesh
+    of_stage = cache(lambda stage: stage_flops(volume.facts, plan.model_stage(stage), mesh.tp, mesh.cp))
+    recomputed, model, hardware = volume.fully_recomputed(pp_rank), 0, 0
+    for half in iter_halves(plan.ranks[pp_rank]):
+        if half.kind not in (Kind.F, Kind.B, Kind.I, Kind.W):
+            continue
+        flops = of_stage(half.stage)
+        products = flops.forward * (2 if half.kind is Kind.B else 1)
+        model, hardware = model + products, hardware + products
+        if half.kind in (Kind.B, Kind.I):
+            is_full = (half.stage, half.microbatch) in recomputed
+            hardware += flops.again_fully if is_full else flops.again
+    return model, hardware

@@ -1,0 +1,158 @@
+"""``pptrace estimate``: tables, files, sweeps and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import pptrace as api
+from pptrace.schedule.registry import SCHEDULES
+from tests.support.programs import pptrace_here
+
+SIZES = ("--layers", "24", "--hidden", "1024", "--heads", "16", "--sequence", "2048", "--vocabulary", "50304", "--tied")
+RUN = ("estimate", "1f1b", "--pp", "4", "--microbatches", "8", "--microbatch-size", "2", *SIZES)
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return path
+
+
+def test_the_table_has_each_ranks_memory_flops_and_bytes() -> None:
+    out = pptrace_here(*RUN, "--fits", "5GB", "--tflops", "100", "--link", "pp=25").out
+    assert "355,919,872 parameters on 4 ranks (pp 4), 1f1b, 8 microbatches, 2 sequences each" in out
+    assert "does not fit 5.0 GB: rank 0 needs" in out
+    assert "no speed of embd" not in out, "ends of a tied embedding take the links of the pipeline"
+    (row,) = [line.split() for line in out.splitlines() if "129,185,792" in line]
+    assert row[:3] == ["0", "6", "129,185,792"]
+    (sent,) = [line.split() for line in out.splitlines() if line.startswith("pp    send")]
+    assert sent[3:6] == ["16", "134.2", "MB"]  # 2 · 8 messages of 2 · 2048 · 1024 · 2 B
+    assert float(sent[-1]) == pytest.approx(134.217728 / 25, abs=0.01)
+
+
+def test_files_have_what_python_has(tmp_path: Path) -> None:
+    table = list(csv.DictReader(io.StringIO(pptrace_here(*RUN, "--csv", "-").out)))
+    estimate = json.loads(pptrace_here(*RUN, "--json", "-").out)
+    sizes = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 2048, "vocabulary": 50304, "tied": True}
+    run = api.estimate("1f1b", pp=4, microbatches=8, microbatch_size=2, **sizes)
+    assert [int(row["total_bytes"]) for row in table] == run.ranks.total_bytes.tolist()
+    assert [rank["total_bytes"] for rank in estimate["ranks"]] == run.ranks.total_bytes.tolist()
+    assert estimate["peak_bytes"] == run.peak_bytes == max(run.ranks.total_bytes)
+    assert estimate["step_ns"] is estimate["fits"] is run.step_ns is None
+    assert len(estimate["communication"]) == len(run.communication)
+
+
+def test_the_step_is_that_of_the_closed_form() -> None:
+    """With equal stages, free messages and no other communication: (m + p − 1) · (f + b)."""
+    flops = 10**14
+    layer = {"layer_parameters": 10**9, "layer_activations": 1, "hidden": 64, "sequence": 1000}
+    run = api.estimate("1f1b", pp=4, microbatches=8, layers=4, tflops=flops / 1e12, **layer)
+    assert run.step_ns == pytest.approx((8 + 3) * 3 * (2 * 1000 * 10**9) / flops * 1e9, rel=1e-6)
+    assert run.step is not None
+    assert run.step.simulation.bubble_ratio == pytest.approx(3 / 8)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_computes_the_same_and_holds_what_its_plan_holds(schedule: str) -> None:
+    """With equal layers and no ends, bytes in flight are those of a chunk times the most that the plan holds."""
+    layer = {"layer_parameters": 10**6, "layer_activations": 1200, "hidden": 64, "sequence": 16}
+    chunks = SCHEDULES[schedule].default_chunks
+    run = api.estimate(schedule, pp=4, microbatches=8, layers=8, tflops=1.0, **layer)
+    stages = len(run.estimate.facts.layers_per_stage)
+    held = api.simulate(schedule, pp=4, microbatches=8).ranks.peak_inflight_microbatches
+    assert run.ranks.activations_bytes.tolist() == (held * 1200 * 8 // stages).tolist()
+    assert run.ranks.model_flops.sum() == 8 * 8 * 3 * 2 * 16 * 10**6
+    assert run.ranks.parameters.sum() == 8 * 10**6 * (chunks * 4 // stages)
+    assert run.step_ns is not None
+
+
+def test_a_sweep_lists_what_fits_with_the_shortest_step_first_and_why_others_do_not(config: Path) -> None:
+    swept = ("--pp", "1,2,4", "--tp", "1,2", "--recompute", "none,full", "--sequence", "4096", "--ranks", "8")
+    speeds = ("--tflops", "400", "--link", "tp=300", "--link", "25")
+    options = (
+        "estimate",
+        "1f1b",
+        "--sweep",
+        "--model",
+        config,
+        *swept,
+        "--global-batch",
+        "16",
+        "--fits",
+        "80GB",
+        *speeds,
+    )
+    out = pptrace_here(*options).out
+    assert "12 combinations: " in out
+    assert "do not fit, such as" in out
+    points = json.loads(pptrace_here(*options, "--json", "-").out)["points"]
+    assert len(points) == 12
+    fitting = [point for point in points if point["fits"]]
+    assert fitting == points[: len(fitting)]
+    times = [point["rank_ns_per_token"] for point in fitting]
+    assert times == sorted(times)
+    for point in points:
+        assert point["dp"] * point["pp"] * point["tp"] == 8
+        assert point["dp"] * point["microbatches"] == 16
+        assert (point["peak_bytes"] <= 80e9) is point["fits"] is not bool(point["reason"])
+    assert {point["recompute"] for point in fitting} == {"none", "full"}
+
+
+def test_a_sweep_of_which_nothing_fits_says_so(config: Path) -> None:
+    ended = pptrace_here(
+        "estimate", "1f1b", "--sweep", "--model", config, "--pp", "2,64", "--microbatches", "8", "--fits", "8GB"
+    )
+    assert ended.code == 2
+    assert "2 combinations: 0 fit" in ended.err
+    assert "64 stages need at least 64 layers and the model has 32" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--pp", "4"), "--layers is not given; expected it, or --model with it"),
+        (("--model", "CONFIG"), "--microbatches is not given"),
+        (("--model", "CONFIG", "--microbatches", "8", "--pp", "2,4"), "--sweep for several values"),
+        (("--model", "CONFIG", "--microbatches", "8", "--tp", "3"), "--tp 3 does not divide heads 32"),
+        (("--model", "CONFIG", "--microbatches", "8", "--ep", "2", "--dp", "2"), "the model has none; say --experts"),
+        (("--model", "CONFIG", "--microbatches", "8", "--link", "tp=fast"), "--link tp=fast: expected GB/s above 0"),
+        (("--model", "CONFIG", "--microbatches", "8", "--zero", "4"), "--zero is 4; expected at most 3"),
+        (("--model", "CONFIG", "--microbatches", "8", "--fits", "many"), "expected a size such as 80GB"),
+        (("--model", "CONFIG", "--microbatches", "8", "--ranks", "8"), "--ranks needs --sweep"),
+        (("--model", "CONFIG", "--microbatches", "8", "--head-parameters", "5"), "needs --layer-parameters"),
+        (("--model", "/nowhere.json", "--microbatches", "8"), "/nowhere.json: no JSON that can be read"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused_in_one_line(config: Path, options: tuple[str, ...], message: str) -> None:
+    ended = pptrace_here("estimate", "1f1b", *(str(config) if text == "CONFIG" else text for text in options))
+    assert ended.code == 2
+    assert message in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"model_type": "grok"}))
+    with pytest.raises(api.PptraceError, match="model_type grok is not known; say family, gpt or llama"):
+        api.estimate("1f1b", microbatches=4, model=path)
+    assert api.estimate("1f1b", microbatches=4, model=path, family="llama").num_parameters == 8_030_261_248
+    path.write_text(json.dumps(LLAMA | {"head_dim": 256}))
+    with pytest.raises(api.PptraceError, match="heads of another width are not known"):
+        api.estimate("1f1b", microbatches=4, model=path)
