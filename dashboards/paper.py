@@ -58,7 +58,7 @@ class OnPaper:
     zero: Any = None
 
     def estimate(self) -> EstimatedRun | None:
-        """What a model of these sizes needs; None where some of them are not given.
+        """Estimate of a model of these sizes; None where some of them are not given.
 
         Raises:
             PptraceError: there is no such model, mesh or plan.

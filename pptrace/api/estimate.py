@@ -1,4 +1,4 @@
-"""What a model needs on a mesh before it runs: memory, FLOPs and bytes sent, and how long a step would take."""
+"""Estimates of a model on a mesh before it runs: memory, FLOPs and bytes sent, and how long a step would take."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ Sizes = int | str | Iterable[int | str]
 
 @dataclass(frozen=True, slots=True)
 class EstimateSweepOptions(EstimateOptions):
-    """As :class:`EstimateOptions`, of which sizes and recompute may have several values: one, a list, or a text as ``2,4,8``."""
+    """Options of :class:`EstimateOptions`, of which sizes and recompute may have several values.
+
+    A value is one, a list, or a text as ``2,4,8``.
+    """
 
     schedule: Any = argument('Names of pptrace.schedules, or "all".')
     _: KW_ONLY

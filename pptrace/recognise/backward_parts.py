@@ -1,4 +1,4 @@
-"""What the backwards of a rank are made of, from marks of recompute and from the operators in the nodes of autograd's engine.
+"""Parts of the backwards of a rank, from marks of recompute and from the operators in the nodes of autograd's engine.
 
 A node computes with gradients off. An operator of a forward that runs inside one with gradients on, so that it has a sequence
 number, is one of a forward that runs again (``torch.utils.checkpoint`` and its like, once a node asks for what was not saved):
@@ -53,7 +53,7 @@ def backward_parts(events: Events, marks: MarkedRanges, work: DeviceWork) -> Bac
 
 
 def _executed(work: DeviceWork, host: Int64) -> Int64:
-    """When what the host ran in a set of times was executed: its kernels, without a device the times themselves."""
+    """Times at which what the host ran in a set of times was executed: its kernels, without a device the times themselves."""
     if not len(work) or not len(host):
         return host
     return work.intervals(work.is_compute & NestedIntervals(host[:, 0], host[:, 1]).hold(work.launch_ns))
@@ -95,7 +95,7 @@ def _of_weights(events: Events, nodes: Rows, again: Int64) -> Int64 | None:
 
 
 def _in_nodes(events: Events, nodes: Rows, operators: Rows) -> list[tuple[Rows, Rows, Rows]]:
-    """Of each thread (its nodes, the operators inside them by node and start, the index of the innermost node of each)."""
+    """Nodes of each thread: (its nodes, the operators inside them by node and start, the index of the innermost node of each)."""
     parts, by_thread = [], events.rows_by_thread(operators)
     for thread, rows in events.rows_by_thread(nodes).items():
         inside = by_thread.get(thread, operators[:0])

@@ -1,4 +1,4 @@
-"""How long a step would take, from an estimate of its FLOPs and bytes and the speeds of ranks and links.
+"""Length of a step, from an estimate of its FLOPs and bytes and the speeds of ranks and links.
 
 An op takes its FLOPs at the ranks' speed and, after them, what it sends along tp, cp and ep at the speed of these links. A
 message of the pipeline travels beside compute. Gradients are summed after a rank's last op. So nothing but messages of the
@@ -90,7 +90,7 @@ def _message_ns(estimate: Estimate, speeds: Speeds) -> int:
 
 
 def _to_experts_ns(estimate: Estimate, speeds: Speeds, rank: RankEstimate) -> float:
-    """What each op of a rank sends to experts, which forwards and backwards send equally."""
+    """Bytes that each op of a rank sends to experts, which forwards and backwards send equally."""
     volume = {key: calls for key, calls in rank.volume.items() if key[0] in _OF_EXPERTS}
     return speeds.sending_ns(estimate, volume) / max(1, _num_ops(estimate.plan, rank.rank))
 

@@ -102,7 +102,7 @@ class Estimate:
 
     @property
     def recomputed_bytes(self) -> int:
-        """What the layer that keeps most without recompute would keep more of a microbatch."""
+        """Bytes that the layer that keeps most without recompute would keep more of a microbatch."""
         prediction = MemoryPrediction(self.volume, on_device=True)
         how, layers = self.facts.recompute, max(self.facts.layers_per_stage)
         if how == "none" or not layers:

@@ -1,4 +1,4 @@
-"""What models have in different ways: the shape of a layer, or its numbers alone."""
+"""Forms of models: the shape of a layer, or its numbers alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LayerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """What a model has in another way than the runtime's GPT, whose form this is without arguments.
+    """Differences of a model from the runtime's GPT, whose form this is without arguments.
 
     ``width`` is that of the MLP's inner layer, None: 4 · hidden. ``gradient_bytes`` are those of one gradient, None: 32 bits at
     least. ``scores_stored``: the attention stores its scores, and a layer keeps what the formulas of arXiv 2205.05198 say.

@@ -10,7 +10,7 @@ from pptrace.sizes.expert_options import ExpertOptions
 from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm
 
 FULLY = ("full", "inside")
-"""What layers recompute that run again as a whole."""
+"""Recompute of layers that run again as a whole."""
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
@@ -110,7 +110,7 @@ class GptFacts:
         return range(first, first + self.layers_per_stage[stage])
 
     def recompute_of(self, stage: int, *, fully: bool = False) -> tuple[str, ...]:
-        """What each layer of a stage of the model recomputes: none, full, inside (of layers that recompute as one, all but the
+        """Recompute of each layer of a stage of the model: none, full, inside (of layers that recompute as one, all but the
         first), selective (the attention) or the names of its modules.
 
         ``fully``: of a microbatch that recomputes so whatever the options say.

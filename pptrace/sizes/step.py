@@ -221,7 +221,7 @@ class StepVolume:
         return total(part for layer, how in hows for part in self._repeated(layer, how))
 
     def _repeated(self, layer: int, how: str) -> Iterator[Volume]:
-        """What one layer repeats."""
+        """Volume that one layer repeats."""
         if how in FULLY:
             yield from (part.forward for part in self._parts_of(layer))
         modules = modules_of(how)

@@ -40,7 +40,7 @@ _HOLDS = (*_OF_RECEIVE, "begin", "until", "what", "at", "of", "match", "size")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
-    """What one rank posted in the steps that compare.
+    """Sends, receives and calls that one rank posted in the steps that compare.
 
     ``holds`` has a row for each call or op that may have been held up, by its own rank's times: the number of the ``receive``,
     its ``step``, ``kind`` (a code), ``stage``, ``microbatch`` and ``peer``; from ``begin`` ``until`` its sender was ready (ns) it
@@ -63,7 +63,7 @@ class RankOrder:
 
 
 def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None:
-    """What a rank's receives may have held up; None of a rank that neither sends nor receives."""
+    """Work that a rank's receives may have held up; None of a rank that neither sends nor receives."""
     rows = data.rows.of_rank(rank)
     if not _is_message(rows.comms).any():
         return None
@@ -204,7 +204,7 @@ def _codes(messages: Slice) -> Int64:
 
 
 def _holds(ops: Slice, comms: Slice, launches: Launches | None) -> tuple[Slice, tuple[str, ...]]:
-    """(what may have been held up by each call with a receive that waited long for its sender, names of its kinds)."""
+    """(candidates held up by each call with a receive that waited long for its sender, names of its kinds)."""
     comms = comms.sorted_by(("start_ns",))
     ops = ops.sorted_by(("start_ns",))
     late = _late_receives(comms, _least(ops))
@@ -244,7 +244,7 @@ def _call_names(comms: Slice) -> tuple[Int64, tuple[str, ...]]:
 
 
 def _late_receives(comms: Slice, least: int) -> Slice:
-    """Of each call with receives the one that waited longest for its sender, if that was long.
+    """Choose of each call with receives the one that waited longest for its sender, if that was long.
 
     It waited from ``begin`` ``until`` its sender was ready, and was over at ``end``; the call was posted at ``start``.
     """

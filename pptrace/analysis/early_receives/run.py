@@ -34,7 +34,7 @@ class EarlyOfRun:
 
     @classmethod
     def of(cls, ranks: Mapping[int, RankOrder], plans: Sequence[StepMatrix]) -> EarlyOfRun:
-        """What all ranks together tell; ``plans`` are the costs of the whole steps."""
+        """Early receives of all ranks together; ``plans`` are the costs of the whole steps."""
         reason = next((order.reason for order in ranks.values() if order.reason is not None), None)
         steps = max(order.num_steps for order in ranks.values())
         where = {order.where for order in ranks.values() if order.reason is None}
@@ -67,7 +67,7 @@ def _held(ranks: Mapping[int, RankOrder]) -> tuple[Slice, tuple[str, ...]]:
 
 
 def _others_ready(holds: Slice, matches: Int64, since: Int64) -> Int64:
-    """When the other ranks of each held call were ready, ns; never where they were not for long, and at any time for ops."""
+    """Times when the other ranks of each held call were ready, ns; never where they were not for long; for ops any time."""
     first, last = (np.searchsorted(matches, holds["match"], side=side) for side in ("left", "right"))
     ready = np.full(len(holds), np.iinfo(np.int64).max)
     ready[holds["match"] < 0] = np.iinfo(np.int64).min

@@ -1,4 +1,4 @@
-"""What the backwards of each rank and stage are made of: forwards that run again, gradients of weights, and the rest."""
+"""Parts of the backwards of each rank and stage: forwards that run again, gradients of weights, and the rest."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
     kind, kinds = ops.codes("kind")
     parts, compute = data.backward_of(rank), data.lanes[rank].compute
     pieces = (data.clock.to_common_clock(rank, times) for times in (work.pieces.start_ns, work.pieces.end_ns))
-    told = lengths_within(intersect(union(*pieces), compute), ops["start_ns"], ops["end_ns"]).sum()
-    if not parts.no_weights and told < _LEAST_TOLD * lengths_within(compute, ops["start_ns"], ops["end_ns"]).sum():
+    in_operators = lengths_within(intersect(union(*pieces), compute), ops["start_ns"], ops["end_ns"]).sum()
+    if (
+        not parts.no_weights
+        and in_operators < _LEAST_TOLD * lengths_within(compute, ops["start_ns"], ops["end_ns"]).sum()
+    ):
         parts = replace(parts, no_weights=_FEW_OPERATORS)
     computes, again, weights = (
         lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in (compute, parts.recompute, parts.weights)
@@ -66,7 +69,7 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
 
 
 def answer(asked: Asked) -> Mapping[str, Any]:
-    """What the backwards of all ranks are made of; nothing where no rank tells anything and none says that it recomputes."""
+    """Parts of the backwards of all ranks; nothing where no rank tells anything and none says that it recomputes."""
     said = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
     of_ranks = {rank: _with_fact(part, said.get(rank, "")) for rank, part in asked.of_ranks.items()}
     asleep = {rank: _asleep_for_weights(facts.get("model")) for rank, facts in asked.run.facts.items()}
@@ -92,7 +95,7 @@ def answer(asked: Asked) -> Mapping[str, Any]:
 
 
 def _granularity(model: object) -> str:
-    """What a run of this project says of itself: none, selective or full; "" of others."""
+    """Recompute that a run of this project says it does: none, selective or full; "" of others."""
     if not isinstance(model, Mapping) or not isinstance(said := model.get("recompute"), str):
         return ""
     return "full" if said == "none" and model.get("recompute_microbatches_beyond") is not None else said

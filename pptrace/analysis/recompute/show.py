@@ -20,16 +20,20 @@ _OF_RECOMPUTE = 7
 
 def tables(report: Report, amount: Amount) -> list[ReportTable]:
     """The table of a run that recomputes, or of which its reason is known why that is not known; whole, also of other runs."""
-    told = report.recompute
-    if told is None or not told.ops or (amount is Amount.BRIEF and not any(one.recompute_ns for one in told.ops)):
+    recompute = report.recompute
+    if (
+        recompute is None
+        or not recompute.ops
+        or (amount is Amount.BRIEF and not any(one.recompute_ns for one in recompute.ops))
+    ):
         return []
     groups: dict[tuple[int, ...] | tuple[int, str], list[BackwardOps]] = {}
-    for one in told.ops:
+    for one in recompute.ops:
         groups.setdefault((one.stage, one.kind, *([one.rank] if amount is Amount.WHOLE else [])), []).append(one)  # type: ignore[arg-type]
-    width = len(_COLUMNS) if any(one.weights_ns is not None for one in told.ops) else _OF_RECOMPUTE
+    width = len(_COLUMNS) if any(one.weights_ns is not None for one in recompute.ops) else _OF_RECOMPUTE
     rows = [_row(of_group)[:width] for of_group in groups.values()]
     shown = rows if amount is Amount.WHOLE else rows[:MAX_ROWS]
-    notes = (*more(len(rows) - len(shown)), *_notes(told))
+    notes = (*more(len(rows) - len(shown)), *_notes(recompute))
     return [ReportTable("recompute", "Recompute in backwards", _COLUMNS[:width], tuple(shown), notes, 3, (3,))]
 
 
@@ -59,14 +63,14 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return None if None in listed else sum(value for value in listed if value is not None)
 
 
-def _notes(told: RecomputeReport) -> list[str]:
+def _notes(recompute: RecomputeReport) -> list[str]:
     notes = ["compute of the mean op; recompute: the forward that runs again in it"]
-    if told.steps:
-        typical = sorted(told.steps, key=lambda one: one.recompute_ns)[(len(told.steps) - 1) // 2]
-        every, each = map(units.milliseconds, (typical.recompute_ns, told.mean_of_ranks(typical.step)))
+    if recompute.steps:
+        typical = sorted(recompute.steps, key=lambda one: one.recompute_ns)[(len(recompute.steps) - 1) // 2]
+        every, each = map(units.milliseconds, (typical.recompute_ns, recompute.mean_of_ranks(typical.step)))
         notes.insert(0, f"in a step {every} ms of recompute on all ranks together, {each} ms on each")
-    reasons = {"recompute": told.recompute_reason}
-    if any(one.weights_ns is not None for one in told.ops):
-        reasons["weights"] = told.weights_reason
+    reasons = {"recompute": recompute.recompute_reason}
+    if any(one.weights_ns is not None for one in recompute.ops):
+        reasons["weights"] = recompute.weights_reason
         notes[-1] += "; weights: gradients of weights in a full B"
     return notes + [f"{name} not known where {reason}" for name, reason in reasons.items() if reason]

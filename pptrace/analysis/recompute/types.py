@@ -37,7 +37,7 @@ class StepRecompute:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeReport:
-    """What the backwards are made of: of each rank, stage and kind; the recompute of each step in which it is known of all ranks.
+    """Parts of the backwards of each rank, stage and kind; the recompute of each step in which it is known of all ranks.
 
     ``granularity`` is what the run says it recomputes, "" where it says nothing; ``num_layers`` how many layers of each stage do,
     None: all of them. Without ``of_every_microbatch`` only some microbatches recompute so, or what others do not. The reasons say

@@ -76,15 +76,15 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
 
 
 def _weights(costs: StageCosts) -> str:
-    """What W is taken to be of a full B, and where that comes from."""
+    """Say what W is taken to be of a full B, and where that comes from."""
     assumed, shares = costs.assumed.weight_share, costs.shares
     if assumed is not None:
         return f"{assumed:g} of a B (--wgrad-share)"
     low, usual, high = (float(np.mean(shares.of_weights(factor))) for factor in (0.0, None, 1.0))
-    told = "as the operators in it tell" if not np.isnan(shares.weights).any() else "which is not measured here"
+    source = "as the operators in it tell" if not np.isnan(shares.weights).any() else "which is not measured here"
     if np.nansum(shares.recompute):
-        told += f", recompute is {np.nanmean(shares.recompute):.2f} of it"
-    return f"{usual:.2f} of a B ({low:.2f} to {high:.2f} in the interval), {told}"
+        source += f", recompute is {np.nanmean(shares.recompute):.2f} of it"
+    return f"{usual:.2f} of a B ({low:.2f} to {high:.2f} in the interval), {source}"
 
 
 def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:

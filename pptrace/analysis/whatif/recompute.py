@@ -44,26 +44,26 @@ class BackwardShares:
             return np.where(np.isnan(self.weights), WEIGHT_SHARE * (1 - none), self.weights)
         most_again = none if factor else np.nan_to_num(self.recompute, nan=_MOST_RECOMPUTE)
         guessed = np.interp(factor, (0, 1), WEIGHT_SHARES) * (1 - most_again)
-        told = np.minimum(self.weights * np.interp(factor, (0, 1), _OF_OPERATORS), 1 - none)
-        return np.where(np.isnan(self.weights), guessed, told)
+        measured = np.minimum(self.weights * np.interp(factor, (0, 1), _OF_OPERATORS), 1 - none)
+        return np.where(np.isnan(self.weights), guessed, measured)
 
 
-def backward_shares(told: RecomputeReport | None, plan: Plan) -> BackwardShares:
+def backward_shares(recompute: RecomputeReport | None, plan: Plan) -> BackwardShares:
     """The parts of backwards that the report tells; of I and W that of the I, which :func:`of_both` takes for both."""
     unknown = np.full(plan.chain_length, np.nan)
-    if told is None:
+    if recompute is None:
         return BackwardShares(unknown, unknown)
-    if not told.ops and told.recompute_reason is None:
+    if not recompute.ops and recompute.recompute_reason is None:
         return BackwardShares(np.zeros(plan.chain_length), unknown)
     of_stage: list[list[BackwardOps]] = [[] for _ in unknown]
-    for one in told.ops:
+    for one in recompute.ops:
         if one.kind != "OVERLAP_F_B" and one.stage < plan.num_stages:
             of_stage[plan.model_stage(one.stage)].append(one)
-    recompute, weights = (
+    again, weights = (
         np.array([_share(ops, [getattr(one, name) for one in ops]) for ops in of_stage])
         for name in ("recompute_ns", "weights_ns")
     )
-    return BackwardShares(recompute, weights)
+    return BackwardShares(again, weights)
 
 
 def _share(ops: Sequence[BackwardOps], parts: Sequence[int | None]) -> float:
@@ -72,11 +72,11 @@ def _share(ops: Sequence[BackwardOps], parts: Sequence[int | None]) -> float:
     return sum(part for _, part in known) / compute if compute else np.nan
 
 
-def layers_that_recompute(told: RecomputeReport | None, layers: Sequence[int] | None) -> tuple[float, ...]:
+def layers_that_recompute(recompute: RecomputeReport | None, layers: Sequence[int] | None) -> tuple[float, ...]:
     """The part of each stage's layers that recomputes fully today; () where something else recomputes, or that is not known."""
-    if told is None or told.granularity != "full" or layers is None or not told.of_every_microbatch:
+    if recompute is None or recompute.granularity != "full" or layers is None or not recompute.of_every_microbatch:
         return ()
-    return tuple(min(of_stage, told.num_layers or of_stage) / of_stage for of_stage in layers)
+    return tuple(min(of_stage, recompute.num_layers or of_stage) / of_stage for of_stage in layers)
 
 
 def parts_after(costs: StageCosts, num_layers: int, num_stages: int) -> Floats:

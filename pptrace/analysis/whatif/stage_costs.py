@@ -190,11 +190,11 @@ def stage_costs(
     matrix: StepMatrix,
     layers: tuple[int, ...] | None,
     latencies: Latencies = MappingProxyType({}),
-    told: RecomputeReport | None = None,
+    recompute: RecomputeReport | None = None,
 ) -> StageCosts:
     """The costs of steps by stage of the model, microbatch and output, from those by row of their plan.
 
-    ``latencies`` are those of the links, by sending and reading global rank; ``told`` is what the report says of backwards.
+    ``latencies`` are those of the links, by sending and reading global rank; ``recompute`` is what the report says of backwards.
     """
     table, pairs = matrix.table, np.flatnonzero(matrix.table.second_slot >= 0)
     firsts, seconds = places_of(plan, table.slot), places_of(plan, table.second_slot[pairs])
@@ -220,7 +220,7 @@ def stage_costs(
                 part[..., W] == 0, part[..., BACKWARD], part[..., W]
             )  # of a full backward both have it
             routed[index] = part
-    shares = backward_shares(told, plan)
+    shares = backward_shares(recompute, plan)
     are_whole, share = _split_whole_backwards(plan, table, work, inner, shares.of_weights())
     transfer, splits = _transfers(plan, matrix), not are_whole.all()
     usual = np.median(work, axis=(0, 2))
@@ -233,7 +233,7 @@ def stage_costs(
         fixed=measured_fixed_part(work, layers),
         shares=shares,
         recompute=shares.recompute * np.where(are_whole, 1.0, of_both),
-        recomputing=layers_that_recompute(told, layers),
+        recomputing=layers_that_recompute(recompute, layers),
         weight_share=float(share.mean()),
         routed_work=routed[0],
         routed_inner=routed[1],

@@ -142,7 +142,7 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
 
 
 def _may_be_part(events: Events) -> npt.NDArray[np.bool_]:
-    """By name, whether a range of it may name a part of the model."""
+    """Mask of names, whether a range of it may name a part of the model."""
     return np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
 
 

@@ -1,1 +1,1 @@
-"""What a model needs on a mesh, as columns and as tables."""
+"""Estimates of a model on a mesh, as columns and as tables."""

@@ -38,7 +38,7 @@ def sweep_object(candidates: Sequence[Candidate]) -> dict[str, Any]:
 
 
 def reason(candidate: Candidate) -> str:
-    """Why a combination does not fit; "" of one that does."""
+    """Reason for which a combination does not fit; "" of one that does."""
     if candidate.estimate is None:
         return candidate.refused
     return "" if candidate.fits else excess(candidate.estimate)
@@ -64,7 +64,7 @@ def candidate_table(candidates: Sequence[Candidate]) -> ReportTable:
 
 
 def sweep_lines(candidates: Sequence[Candidate]) -> list[str]:
-    """How many fit, and of each reason for which others do not, how many and the one that needs least."""
+    """Say how many fit, and of each reason for which others do not, how many and the one that needs least."""
     refused = [one for one in candidates if not one.fits]
     groups = by_reason(refused, lambda one: "" if one.estimate is not None else one.refused)
     lines = [f"{counted(len(candidates), 'combination')}: {len(candidates) - len(refused)} fit"]

@@ -106,13 +106,13 @@ def step_line(estimate: Estimate, step: EstimatedStep, speeds: Speeds) -> str:
 
 
 def fit_line(estimate: Estimate, limit_bytes: int) -> str:
-    """Whether the fullest rank has room, and what fills it."""
+    """Say whether the fullest rank has room, and what fills it."""
     size = units.num_bytes(limit_bytes)
     return f"fits {size}" if estimate.peak_bytes <= limit_bytes else f"does not fit {size}: {excess(estimate)}"
 
 
 def excess(estimate: Estimate) -> str:
-    """What the fullest rank needs."""
+    """Bytes that the fullest rank needs."""
     rank, size = estimate.fullest, units.num_bytes
     return (
         f"rank {rank.rank} needs {size(rank.total_bytes)}: {size(rank.state_bytes)} of weights, gradients and optimizer, "
