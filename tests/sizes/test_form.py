@@ -1,4 +1,4 @@
-"""What a layer of Llama's form saves for its backward, against one that torch runs."""
+"""Tensors that a layer of Llama's form saves for its backward, against one that torch runs."""
 
 from __future__ import annotations
 

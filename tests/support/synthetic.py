@@ -402,7 +402,7 @@ def run_on_streams(plan: Plan, cost: Cost, latency: int = 0) -> PaperRun:
     places = {(message_of(cell), cell.kind.is_send): (rank, at) for rank, at, cell in cells if cell.kind.is_p2p}
 
     def before(rank: int, at: int) -> list[tuple[int, int]]:
-        """What a thing waits for on its own rank."""
+        """Inputs that a thing waits for on its own rank."""
         cell, past = rows[rank][at], [(rank, index) for index in range(at)]
         ops = [place for place in past if not rows[rank][place[1]].kind.is_p2p]
         calls = [place for place in past if rows[rank][place[1]].kind.is_p2p]

@@ -81,7 +81,7 @@ def _weights(costs: StageCosts) -> str:
     if assumed is not None:
         return f"{assumed:g} of a B (--wgrad-share)"
     low, usual, high = (float(np.mean(shares.of_weights(factor))) for factor in (0.0, None, 1.0))
-    source = "as the operators in it tell" if not np.isnan(shares.weights).any() else "which is not measured here"
+    source = "as the report says of backwards" if not np.isnan(shares.weights).any() else "which is not measured here"
     if np.nansum(shares.recompute):
         source += f", recompute is {np.nanmean(shares.recompute):.2f} of it"
     return f"{usual:.2f} of a B ({low:.2f} to {high:.2f} in the interval), {source}"
