@@ -319,7 +319,7 @@ def _parse_handle(values: dict[str, str]) -> int | None:
 
 
 def _parse_uneven(values: dict[str, str]) -> Uneven | None:
-    if "rows" not in values:
+    if not {"rows", "got"} & values.keys():
         return None
     sent, received = (tuple(map(_number, part.split(","))) for part in values["rows"].split(">"))
     return Uneven(_number(values["got"]), sent, received)
