@@ -302,7 +302,11 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--lean"], 2, "1f1b: microbatch groups and the lean warmup belong to interleaved schedules"),
         (["--memory-limit", "2"], 2, "a memory limit belongs to zb-auto"),
         (["--schedule", "interleaved-1f1b", "--group-size", "9"], 4, "expected p ≤ group size ≤ m"),
-        (["--sleep-forward", "-1"], 1, "--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up"),
+        (
+            ["--sleep-forward", "-1"],
+            1,
+            "--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up",
+        ),
         (["--schedule", "interleaved-1f1b", "--microbatches", "3"], 4, "interleaved-1f1b"),
         (
             ["--dp", "4", "--ep", "4", "--experts", "6"],
