@@ -104,6 +104,7 @@ WORDS: Mapping[str, PartWords] = {
         "ops of one rank that begin late",
         advice="look at the Python between ops there, and at other processes on that host",
     ),
+    # Of these reasons the findings' titles are made where they are found (stragglers/).
     SLOW_LINK: PartWords("slow link", "slow link", advice="look at the network between the two ranks"),
     UNEQUAL_ROUTES: PartWords(
         "unequal routes",

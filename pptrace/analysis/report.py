@@ -1,8 +1,6 @@
 """The report of a run: its steps and findings, and what each question found.
 
 Each field is the JSON field of the same name, and None is its ``null``.
-
-The report's block on what recording did to a run.
 """
 
 from __future__ import annotations

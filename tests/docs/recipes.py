@@ -112,6 +112,10 @@ def _question(root: Path) -> None:
     page = root / "docs" / "report.md"
     _insert(page, "| `doubts` |", "| `calls` | one entry per rank | never |\n", before=True)
     _insert(page, "## `marked_steps[]`\n", f"{_example('a section of docs/report.md')}\n", before=True)
+    packages = root / "docs" / "architecture.md"
+    _insert(packages, "| `pptrace/analysis/stages/` |", f"| `{folder}/` | communication of each rank |\n", before=True)
+    types = ".. automodule:: pptrace.analysis.stages.types\n"
+    _insert(root / "docs" / "api" / "report.md", types, ".. automodule:: pptrace.analysis.calls.types\n\n", before=True)
 
 
 def _axis(root: Path) -> None:

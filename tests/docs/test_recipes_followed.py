@@ -22,7 +22,7 @@ LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" -
 LONG = {"instrument/pipeline/test_kinds.py", "instrument/models/test_mixes.py", "ingest/test_fuzz.py"}
 """Trainings on several processes and minutes of random damage: nothing that the recipes here add changes them."""
 HERE = "docs/test_recipes_followed.py"
-ALSO = {"docs/test_report_page.py", "cli/test_schedule_table.py", "report"}
+ALSO = {"docs/test_report_page.py", "docs/test_site.py", "cli/test_schedule_table.py", "report"}
 NAMED = " ".join(
     f"tests/{path}" for path in sorted({*re.findall(r"`tests/([\w/]*test_\w+\.py)`", PAGE), *ALSO} - LONG - {HERE})
 )
@@ -62,7 +62,7 @@ def test_each_recipe_changes_as_many_files_as_its_table_says(followed: tuple[Pat
     sources = {recipe: [name for name in names if name.endswith(".py")] for recipe, names in followed[1].items()}
     assert {recipe: str(len(names)) for recipe, names in sources.items()} == table
     pages = {recipe: [name for name in names if name.endswith(".md")] for recipe, names in followed[1].items()}
-    assert all(len(names) <= 1 for names in pages.values())
+    assert all(len(names) <= (3 if recipe == "A question" else 1) for recipe, names in pages.items())
 
 
 @pytest.mark.skipif(not ALL, reason="runs hundreds of tests: PPTRACE_ALL")
