@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 import torch
 
@@ -14,6 +15,7 @@ from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.transport import Mode
+from pptrace.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 BACKENDS = ("auto", "gloo", "nccl", "host-staged", "nccl-shared")
@@ -223,8 +225,15 @@ _GROUPS: Mapping[str, Callable[[Add], None]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors are one line, without the hundred lines of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="train_gpt.py",
         description="Train a small byte-level GPT on a pipeline of processes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -245,6 +245,8 @@ def _check_recompute(options: argparse.Namespace) -> None:
         if getattr(options, f"recompute_{name}") is not None and options.recompute != granularity:
             flag = f"--recompute-{name.replace('_', '-')}"
             raise UsageError(f"{flag} is for --recompute {granularity}, and that is {options.recompute}; leave it out")
+    if options.recompute_num_layers is not None and options.recompute_num_layers < 1:
+        raise UsageError(f"--recompute-num-layers is {options.recompute_num_layers}; expected at least 1")
     is_block = options.recompute_method == RecomputeMethod.BLOCK
     if is_block and (
         options.balance or options.layer_times is not None or (options.experts and options.expert_every > 1)

@@ -244,7 +244,12 @@ def _with_file(options: EstimateOptions, spell: Spelling) -> EstimateOptions:
     kind = found.pop("unknown_family", None)
     if kind is not None and options.family is None:
         raise UsageError(f"{options.model}: its model_type {kind} is not known; say {spell('family')}, gpt or llama")
-    return replace(options, **{name: value for name, value in found.items() if not getattr(options, name)})
+    missing = {
+        name: value
+        for name, value in found.items()
+        if getattr(options, name) is None or getattr(options, name) is False
+    }
+    return replace(options, **missing)
 
 
 def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
@@ -262,6 +267,8 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
     if options.layer_parameters is None and (given := [name for name in _NUMBERS if getattr(options, name)]):
         raise UsageError(f"{spell(given[0])} needs {spell('layer_parameters')}: layers known by their numbers alone")
     require_whole(spell("zero"), options.zero, 0, 3)
+    if options.fits is not None and options.fits < 1:
+        raise UsageError(f"{spell('fits')} is {options.fits}; expected more than 0 bytes, such as 80GB")
     if options.number_bytes not in _DTYPES:
         raise UsageError(f"{spell('number_bytes')} is {options.number_bytes}; expected 2, 4 or 8")
     if options.parameter_bytes is not None and len(options.parameter_bytes) != len(ParameterBytes._fields):

@@ -99,6 +99,9 @@ def run_combinations(
         found.append(_one(options, dict(zip(axes, values, strict=True)), spell))
         if on_count is not None:
             on_count(len(found), count)
+    reasons = {candidate.refused for candidate in found}
+    if len(reasons) == 1 and (reason := reasons.pop()):  # a mistake in what all of them have
+        raise UsageError(reason)
     return sorted(found, key=lambda candidate: candidate.order)
 
 

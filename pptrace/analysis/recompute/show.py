@@ -68,7 +68,7 @@ def _notes(recompute: RecomputeReport) -> list[str]:
     if recompute.steps:
         typical = sorted(recompute.steps, key=lambda one: one.recompute_ns)[(len(recompute.steps) - 1) // 2]
         every, each = map(units.milliseconds, (typical.recompute_ns, recompute.mean_of_ranks(typical.step)))
-        notes.insert(0, f"in a step {every} ms of recompute on all ranks together, {each} ms on each")
+        notes.insert(0, f"in the median step {every} ms of recompute on all ranks together, {each} ms on each")
     reasons = {"recompute": recompute.recompute_reason}
     if any(one.weights_ns is not None for one in recompute.ops):
         reasons["weights"] = recompute.weights_reason
