@@ -256,6 +256,9 @@ def _require_fits(wishes: Wishes, study: Study) -> None:
     pp = study.costs.plan.pp
     if wishes.placement is not None and sorted(wishes.placement) != list(range(pp)):
         raise UsageError(f"--placement {_commas(wishes.placement)}: expected each of 0 to {pp - 1} once")
+    layers, number = study.costs.layers, wishes.recompute_layers
+    if layers is not None and number is not None and number > max(layers) and not (wishes.chunks or wishes.split):
+        raise UsageError(f"--recompute-layers {number}: stages have at most {counted(max(layers), 'layer')}")
 
 
 def _repaired(wishes: Wishes, study: Study) -> Plan:

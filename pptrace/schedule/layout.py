@@ -36,7 +36,9 @@ def read_split(text: str, option: str) -> tuple[int, ...]:
     stages = _unrolled(text, named).split("|")
     letters = "".join(stages)
     if "*" in letters or "(" in letters or ")" in letters:
-        raise UsageError(f"{named}: expected a number behind every '*', and a ')' with *N behind it for every '('")
+        raise UsageError(
+            f"{named}: expected a number behind every '*', and for every '(' a ')' with *N behind it, none in another"
+        )
     if unknown := next((letter for letter in letters if letter not in "EtmL"), None):
         raise UsageError(
             f"{named}: {unknown!r} is nothing that a layout has: E (embedding), t (layer), L (loss), | between stages, "

@@ -48,8 +48,8 @@ def test_megatron_reads_the_same_stages() -> None:
     [
         ("Ett|ttmL", "m is a layer of multi-token prediction (MTP), which is not known here"),
         ("Ett|xtL", "'x' is nothing that a layout has"),
-        ("E(tt|)tL", "'(' is nothing that a layout has"),
-        ("E((t|)*2t)*2L", "is nothing that a layout has"),
+        ("E(tt|)tL", "for every '(' a ')' with *N behind it"),
+        ("E((t|)*2t)*2L", "for every '(' a ')' with *N behind it, none in another"),
         ("ttE|tL", "expected one E, at the beginning, and one L, at the end"),
         ("Ett|t", "expected one E, at the beginning, and one L, at the end"),
         ("Et||tL", "stage 1 has nothing"),

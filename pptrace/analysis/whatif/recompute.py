@@ -92,8 +92,6 @@ def parts_after(costs: StageCosts, num_layers: int, num_stages: int) -> Floats:
         raise UsageError(
             f"--recompute-layers {num_layers}: the trace does not tell the layers of its stages; give --layers"
         )
-    if num_layers > max(costs.layers) and num_stages == costs.num_stages:
-        raise UsageError(f"--recompute-layers {num_layers}: stages have at most {max(costs.layers)} layers")
     layers = np.array(costs.layers, dtype=np.float64)
     if num_stages != costs.num_stages:
         layers[:] = layers.sum() / num_stages
