@@ -114,7 +114,7 @@ def test_w_is_a_part_of_what_is_no_recompute(run: Analysis) -> None:
     assert bounds[1] <= scenario.high_ns
 
 
-@pytest.mark.parametrize(("layers", "backward"), [(0, 150 * MS), (1, 200 * MS), (2, 250 * MS), (9, 250 * MS)])
+@pytest.mark.parametrize(("layers", "backward"), [(0, 150 * MS), (1, 200 * MS), (2, 250 * MS)])
 def test_other_layers_that_recompute_take_what_their_forward_takes(run: Analysis, layers: int, backward: int) -> None:
     scenario = predict_changes(run, Wishes(recompute_layers=layers, layers=(2, 2))).result.scenarios[0]
     assert scenario.span_ns == simulate(build("1f1b", 2, 4), uniform(FORWARD, backward)).makespan_ns
@@ -124,6 +124,11 @@ def test_other_layers_that_recompute_take_what_their_forward_takes(run: Analysis
         layers, f"--recompute full --recompute-method block --recompute-num-layers {layers}"
     )
     assert scenario.paste["pptrace"] == paste
+
+
+def test_more_layers_than_stages_have_are_refused(run: Analysis) -> None:
+    with pytest.raises(UsageError, match="--recompute-layers 3: stages have at most 2 layers"):
+        predict_changes(run, Wishes(recompute_layers=3, layers=(2, 2)))
 
 
 def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
