@@ -36,7 +36,7 @@ class Messaging(StrEnum):
     BLOCKING_RECEIVES = "a receive is posted when its rank needs it"
     RENDEZVOUS = "sends and receives wait for each other"
     ONE_CALL_AT_A_TIME = "sends and receives wait for each other, and each for the call before it"
-    IN_ORDER = "a stream runs sends and receives in the order in which they are posted, beside the ops"
+    IN_ORDER = "a stream runs sends and receives in the order in which they are posted, while ops run"
 
 
 BESIDE_EACH_OTHER = tuple(way for way in Messaging if way is not Messaging.IN_ORDER)

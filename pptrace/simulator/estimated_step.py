@@ -1,7 +1,7 @@
 """Length of a step, from an estimate of its FLOPs and bytes and the speeds of ranks and links.
 
 An op takes its FLOPs at the ranks' speed and, after them, what it sends along tp, cp and ep at the speed of these links. A
-message of the pipeline travels beside compute. Gradients are summed after a rank's last op. So nothing but messages of the
+message of the pipeline is hidden by compute. Gradients are summed after a rank's last op. So nothing but messages of the
 pipeline overlaps: a step that overlaps more is shorter.
 """
 

@@ -391,7 +391,7 @@ def renamed(trace: Trace, change: Callable[[str], str]) -> Trace:
 
 
 def run_on_streams(plan: Plan, cost: Cost, latency: int = 0) -> PaperRun:
-    """Run a plan whose sends and receives a stream of each rank runs one by one in their order, beside the ops.
+    """Run a plan whose sends and receives a stream of each rank runs one by one in their order, while ops run.
 
     Each begins when that of the other rank does, behind the one before it and the op before it; an op waits for what it reads.
     """

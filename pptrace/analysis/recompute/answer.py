@@ -70,11 +70,11 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
 
 def answer(asked: Asked) -> Mapping[str, Any]:
     """Parts of the backwards of all ranks; nothing where no rank tells anything and none says that it recomputes."""
-    said = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
-    of_ranks = {rank: _with_fact(part, said.get(rank, "")) for rank, part in asked.of_ranks.items()}
+    stated = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
+    of_ranks = {rank: _with_fact(part, stated.get(rank, "")) for rank, part in asked.of_ranks.items()}
     asleep = {rank: _asleep_for_weights(facts.get("model")) for rank, facts in asked.run.facts.items()}
     of_ranks = {rank: _with_sleep(part, asleep.get(rank)) for rank, part in of_ranks.items()}
-    granularity = next(filter(None, said.values()), "")
+    granularity = next(filter(None, stated.values()), "")
     parts = of_ranks.values()
     if not parts or (not granularity and all(part.no_recompute and part.no_weights for part in parts)):
         return {}
@@ -88,7 +88,7 @@ def answer(asked: Asked) -> Mapping[str, Any]:
         ops = ()  # nothing is recomputed, and no more is known
     of_steps = tuple(StepRecompute(step, ns) for step, ns in sorted(steps.items()))
     reasons = [_first(part.no_recompute for part in parts), _first(part.no_weights for part in parts)]
-    model: Mapping[str, Any] = next((facts["model"] for rank, facts in asked.run.facts.items() if said.get(rank)), {})
+    model: Mapping[str, Any] = next((facts["model"] for rank, facts in asked.run.facts.items() if stated.get(rank)), {})
     layers, beyond = (model.get(name) for name in ("recompute_num_layers", "recompute_microbatches_beyond"))
     by_number = layers if isinstance(layers, int) and model.get("recompute_method") == "block" else None
     return {"recompute": RecomputeReport(ops, of_steps, granularity, by_number, beyond is None, *reasons)}
@@ -96,18 +96,18 @@ def answer(asked: Asked) -> Mapping[str, Any]:
 
 def _granularity(model: object) -> str:
     """Recompute that a run of this project says it does: none, selective or full; "" of others."""
-    if not isinstance(model, Mapping) or not isinstance(said := model.get("recompute"), str):
+    if not isinstance(model, Mapping) or not isinstance(granularity := model.get("recompute"), str):
         return ""
-    return "full" if said == "none" and model.get("recompute_microbatches_beyond") is not None else said
+    return "full" if granularity == "none" and model.get("recompute_microbatches_beyond") is not None else granularity
 
 
-def _with_fact(part: OfRank, said: str) -> OfRank:
+def _with_fact(part: OfRank, granularity: str) -> OfRank:
     """The answer of a rank with what its run says of recompute, where its events do not tell."""
-    if not part.no_recompute or not said:
+    if not part.no_recompute or not granularity:
         return part
-    if said == "none":
+    if granularity == "none":
         return replace(part, ops=tuple(replace(one, recompute_ns=0) for one in part.ops), no_recompute="")
-    why = f"the run recomputes ({said}), and {part.no_recompute}; record it again with this version of pptrace"
+    why = f"the run recomputes ({granularity}), and {part.no_recompute}; record it again with this version of pptrace"
     return replace(part, no_recompute=why)
 
 

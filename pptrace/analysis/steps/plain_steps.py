@@ -8,7 +8,7 @@ Ranks that come last to collectives: the time in which all other members waited 
                                        |-- late --|            c alone is missing, and b, the next one, waits
 
 It ends when the last one comes, and begins when the others have all come and asked for the result: had it come when the next one
-does, it would not be. What that next one computes meanwhile, as a device does beside a collective, is no waiting. Collectives
+does, it would not be. What that next one computes meanwhile, as a device does during a collective, is no waiting. Collectives
 under way at once are waited for at once, so that the times of a rank are their union.
 """
 

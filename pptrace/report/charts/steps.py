@@ -1,4 +1,4 @@
-"""Steps of a run as a series over their numbers, with their distribution beside it.
+"""Steps of a run as a series over their numbers, and their distribution.
 
 Causes of a step's length with their places, and the bubble by what it is charged to.
 """

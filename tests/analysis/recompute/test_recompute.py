@@ -63,15 +63,15 @@ def run() -> Analysis:
 
 
 def test_the_report_has_the_time_of_each_stage_and_step_and_says_so(run: Analysis) -> None:
-    told = run.report.recompute
-    assert told is not None
+    recompute = run.report.recompute
+    assert recompute is not None
     count = 4 * STEPS
-    assert told.ops == tuple(
+    assert recompute.ops == tuple(
         BackwardOps(rank, rank, "B", count, count * BACKWARD, count * AGAIN, None) for rank in (0, 1)
     )
-    assert told.steps == tuple(StepRecompute(step, 2 * 4 * AGAIN) for step in range(STEPS))
-    assert (told.recompute_reason, told.weights_reason) == (None, "its trace has no operators of autograd")
-    assert [one.recompute_share for one in told.ops] == [0.25, 0.25]
+    assert recompute.steps == tuple(StepRecompute(step, 2 * 4 * AGAIN) for step in range(STEPS))
+    assert (recompute.recompute_reason, recompute.weights_reason) == (None, "its trace has no operators of autograd")
+    assert [one.recompute_share for one in recompute.ops] == [0.25, 0.25]
     (table,) = (table for table in tables_of_answers(run.report, Amount.BRIEF) if table.key == "recompute")
     assert table.rows == tuple((f"{rank}", "B", f"{rank}", "20", "200.00", "50.00", "25.0%") for rank in (0, 1))
     assert table.notes[0] == "in the median step 400.00 ms of recompute on all ranks together, 200.00 ms on each"
@@ -134,10 +134,10 @@ def test_more_layers_than_stages_have_are_refused(run: Analysis) -> None:
 def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
     model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1}
     run = analysed(model=model)
-    told = run.report.recompute
-    assert told is not None
-    assert (told.granularity, told.num_layers, told.of_every_microbatch) == ("full", 1, True)
-    assert layers_that_recompute(told, (2, 2)) == (0.5, 0.5)
+    recompute = run.report.recompute
+    assert recompute is not None
+    assert (recompute.granularity, recompute.num_layers, recompute.of_every_microbatch) == ("full", 1, True)
+    assert layers_that_recompute(recompute, (2, 2)) == (0.5, 0.5)
     scenario = predict_changes(run, Wishes(recompute_layers=2, layers=(2, 2))).result.scenarios[0]
     assert scenario.span_ns == simulate(build("1f1b", 2, 4), uniform(FORWARD, 250 * MS)).makespan_ns
     assert "a layer that recomputes is taken to take what it takes today" in scenario.note
@@ -171,14 +171,14 @@ def test_shares_of_weights_by_what_is_known() -> None:
     assert shares.of_weights(1.0).tolist() == pytest.approx([0.5, 0.3, 0.5, 0.45])
     plan = build("1f1b", 2, 4)
     ops = (BackwardOps(0, 0, "B", 2, 100, 30, 20), BackwardOps(1, 0, "B", 2, 300, 50, None))
-    told = RecomputeReport(ops, (), "", None, True, None, None)
-    found = backward_shares(told, plan)
+    recompute = RecomputeReport(ops, (), "", None, True, None, None)
+    found = backward_shares(recompute, plan)
     assert (found.recompute[0], found.weights[0]) == (0.2, 0.2)
-    assert backward_shares(replace(told, ops=()), plan).recompute.tolist() == [0, 0]
+    assert backward_shares(replace(recompute, ops=()), plan).recompute.tolist() == [0, 0]
 
 
 def test_memory_of_other_recompute_is_what_layers_keep_with_and_without() -> None:
-    """Two layers a stage, which keep 40 bytes each and 10 recomputed, beside 5 of the embedding; one of two recomputes."""
+    """Two layers a stage, which keep 40 bytes each and 10 recomputed, and 5 of the embedding; one of two recomputes."""
     stages = (StageActivations(0, 55, 85, 25),)
     predicted = PredictedMemory(0, 0, 0, 55, None, stages)
     rank = RankMemory(0, 0, (0,), 1, 1000, None, 500, None, None, predicted)  # type: ignore[arg-type]
