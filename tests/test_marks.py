@@ -169,6 +169,14 @@ def test_any_text_is_a_mark_an_unknown_mark_or_none(text: str, prefixed: bool) -
         assert parse_mark(format_mark(mark)) == mark
 
 
+@pytest.mark.parametrize("cut", ["got=256", "got=256 rows=3,7", "rows=3,7>3,1"])
+def test_an_uneven_exchange_that_was_cut_off_is_reported(cut: str) -> None:
+    """Without the rows it would be taken for an even one."""
+    whole = "pp1:all_to_all step=7 axis=ep size=2 bytes=640 got=256 rows=3,7>3,1"
+    assert isinstance(parse_mark(whole), CollectiveMark)
+    assert isinstance(parse_mark(whole.replace("got=256 rows=3,7>3,1", cut)), UnknownMark)
+
+
 @given(marks, st.data())
 def test_a_truncated_name_is_another_mark_or_reported_but_never_an_error(mark: Mark, data: st.DataObject) -> None:
     """Profilers cut long names off; a cut number is still a number, everything else shows."""

@@ -41,7 +41,11 @@ def read_model(path: Path) -> dict[str, Any]:
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
+    except OSError as err:
+        raise UsageError(
+            f"{path}: cannot be read ({err.strerror}); expected a JSON file with sizes of a model"
+        ) from None
+    except ValueError as err:
         raise UsageError(f"{path}: no JSON that can be read ({err}); expected sizes of a model") from None
     if not isinstance(config, dict):
         raise UsageError(

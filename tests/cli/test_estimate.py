@@ -137,7 +137,14 @@ def test_a_sweep_of_which_nothing_fits_says_so(config: Path) -> None:
         (("--model", "CONFIG", "--microbatches", "8", "--fits", "many"), "expected a size such as 80GB"),
         (("--model", "CONFIG", "--microbatches", "8", "--ranks", "8"), "--ranks needs --sweep"),
         (("--model", "CONFIG", "--microbatches", "8", "--head-parameters", "5"), "needs --layer-parameters"),
-        (("--model", "/nowhere.json", "--microbatches", "8"), "/nowhere.json: no JSON that can be read"),
+        (("--model", "CONFIG", "--microbatches", "8", "--fits", "0"), "--fits is 0; expected more than 0 bytes"),
+        (("--model", "CONFIG", "--microbatches", "8", "--layers", "0"), "--layers is 0; expected at least 1"),
+        (("--sweep", "--pp", "1,2", "--microbatches", "8"), "--layers is not given; expected it, or --model with it"),
+        (("--sweep", "--model", "CONFIG", "--pp", "1,2", "--microbatches", "8", "--tflops", "-1"), "--tflops is -1"),
+        (
+            ("--model", "/nowhere.json", "--microbatches", "8"),
+            "/nowhere.json: cannot be read (No such file or directory)",
+        ),
     ],
 )
 def test_what_cannot_be_estimated_is_refused_in_one_line(config: Path, options: tuple[str, ...], message: str) -> None:

@@ -52,6 +52,7 @@ def test_megatron_reads_the_same_stages() -> None:
         ("E((t|)*2t)*2L", "for every '(' a ')' with *N behind it, none in another"),
         ("ttE|tL", "expected one E, at the beginning, and one L, at the end"),
         ("Ett|t", "expected one E, at the beginning, and one L, at the end"),
+        ("Et|Lt", "expected one E, at the beginning, and one L, at the end"),
         ("Et||tL", "stage 1 has nothing"),
         ("E(t*9999|)*9999L", "more than 100,000 letters"),
         ("3,,1", "expected layers of each stage such as 3,4,4,1, or Megatron-LM's layout such as Et*3|t*4|t*4|tL"),

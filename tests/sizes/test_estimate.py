@@ -17,6 +17,7 @@ from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.mesh import MeshSizes
 from pptrace.sizes.step import StepVolume
+from pptrace.sizes.transformer import Calls
 from tests.support.gpt_runs import facts
 
 MIB = 2**20
@@ -187,3 +188,16 @@ def test_layers_known_by_numbers_take_them_as_they_are() -> None:
 def test_experts_that_the_ranks_of_a_stage_do_not_share_are_refused() -> None:
     with pytest.raises(UsageError, match=r"ep 3 does not divide the 4 ranks of a stage"):
         MeshSizes(2, dp=4, ep=3)
+
+
+def test_bytes_on_the_wire_are_those_of_rings() -> None:
+    """An all-reduce moves 2 (n − 1) / n of its bytes, gathers and scatters (n − 1) / n, a message all of its own."""
+    made = estimated(LOGGED, MeshSizes(4, tp=2, dp=8))
+    for axis, kind, part in (
+        ("tp", "all_reduce", Fraction(2, 2)),
+        ("dp", "all_reduce", Fraction(14, 8)),
+        ("dp", "reduce_scatter", Fraction(7, 8)),
+        ("pp", "send", Fraction(1)),
+    ):
+        calls = Calls(3, 1600)
+        assert made.wire_bytes(axis, kind, calls) == part * 1600, (axis, kind)

@@ -156,6 +156,10 @@ def test_what_a_run_says_of_itself_counts_where_its_trace_does_not_tell() -> Non
     assert full.recompute_reason is not None
     assert full.recompute_reason.startswith("the run recomputes (full), and its trace has no operators of autograd")
     assert silent is None
+    some = analysed(0, {"recompute": "none", "recompute_microbatches_beyond": 1}).report.recompute
+    assert some is not None
+    assert (some.granularity, some.of_every_microbatch) == ("full", False), "those beyond recompute fully"
+    assert layers_that_recompute(some, (2, 2)) == ()
 
 
 def test_without_knowing_what_is_recomputed_no_other_recompute_is_predicted() -> None:

@@ -268,6 +268,13 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--split", "3,x"], 2, "--split 3,x: expected layers of each stage such as 3,4,4,1"),
         (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
         (["--steps", "0"], 1, "--steps is 0"),
+        (["--steps", "few"], 1, "argument --steps: invalid int value: 'few'"),
+        (["--recompute", "some"], 1, "invalid choice: 'some' (choose from"),
+        (
+            ["--recompute", "full", "--recompute-num-layers", "0"],
+            1,
+            "recompute_num_layers is 0; the model needs at least 1",
+        ),
         (["--lr", "100"], 1, "--lr is 100.0; expected more than 0 and less than 100"),
         (["--lr", "nan"], 1, "--lr is nan; expected more than 0"),
         (["--schedule", "nosuch.csv"], 2, "nosuch.csv: "),
