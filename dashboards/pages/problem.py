@@ -30,6 +30,13 @@ _ADVICE = {
 }
 
 
+def no_page(path: str) -> Node:
+    """The page of an address that has none."""
+    links = [dcc.Link("the overview", href="/"), "; the other pages are in the line above."]
+    text = html.P([f"There is no page {path[:80]}. See ", *links], id="problem")
+    return html.Section([html.H2("No such page"), text], className="panel problem")
+
+
 def layout(loaded: Loaded) -> Node:
     """The page for a load that failed."""
     has_steps = any(file.name.endswith(SUFFIX) for file in loaded.files)

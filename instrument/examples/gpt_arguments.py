@@ -34,8 +34,8 @@ def _add_mesh(add: Add) -> None:
     add(
         "--order",
         default="tp-cp-dp-pp",
-        help="which axis varies fastest from rank to rank (first) and which slowest; with ep (tp-cp-ep-dp-pp) tp, ep and dp say "
-        "so of etp, ep and their replicas too, as in Megatron-LM",
+        help="which axis varies fastest from rank to rank (first) and which slowest; axes left out vary slowest; with ep "
+        "(tp-cp-ep-dp-pp) tp, ep and dp say so of etp, ep and their replicas too, as in Megatron-LM",
     )
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
