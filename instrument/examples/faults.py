@@ -140,9 +140,9 @@ def _between(fault: Fault, chances: Random, occur: Callable[[], None]) -> None:
 
         return handle
 
-    handlers: Mapping[Kind, Handler] = vars(runtime)["POSTING_HANDLERS"]
+    handlers: Mapping[Kind, Handler] = vars(runtime)["HANDLERS"]
     changed = {kind: delayed(handler) if kind in _COMPUTE else handler for kind, handler in handlers.items()}
-    vars(runtime)["POSTING_HANDLERS"] = changed
+    vars(runtime)["HANDLERS"] = changed
 
 
 def _python(fault: Fault, chances: Random) -> None:
