@@ -30,7 +30,8 @@ from instrument.expert.layer import ExpertLayer
 from instrument.mesh import Mesh
 from instrument.models import sleeping
 from instrument.pipeline import runtime, transport
-from instrument.pipeline.step import Handler, Instruction, StepRun
+from instrument.pipeline.instruction import Instruction
+from instrument.pipeline.step import Handler, StepRun
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan

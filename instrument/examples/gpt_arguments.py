@@ -79,8 +79,8 @@ def _add_schedule(add: Add) -> None:
     add(
         "--p2p-calls",
         choices=[calls.value for calls in Calls],
-        help="which sends and receives are posted together, and awaited when: those between two ops of the plan; Megatron-LM's of "
-        "1f1b and interleaved-1f1b; these with its overlap_p2p_comm, and with its overlap_p2p_comm_warmup_flush; left out: plan",
+        help="which sends and receives are posted together, and awaited when: those between two ops of the plan; Megatron-LM's "
+        "of 1f1b and interleaved-1f1b; these with its overlap_p2p_comm, and overlap_p2p_comm_warmup_flush too; left out: plan",
     )
     add("--p2p-mode", choices=[mode.value for mode in Mode], help="how messages are posted; left out: batched")
     add(

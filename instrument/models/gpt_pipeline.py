@@ -62,8 +62,8 @@ class Wiring:
         blocking, even_odd = self.mode is Mode.BLOCKING, self.mode is Mode.EVEN_ODD
         if self.negotiated and self.calls is not Calls.PLAN and plan.num_chunks > 1:
             raise UsageError(
-                f"{self.calls} calls of chunks receive before they send, and ranks that negotiate each shape first would wait in a "
-                "ring; use the plan's calls"
+                f"{self.calls} calls of chunks receive before they send, and ranks that negotiate each shape first would wait in "
+                "a ring; use --p2p-calls plan"
             )
         return Posting(self.prefetch_depth, blocking, tagged, even_odd, self.calls, self.synchronised)
 

@@ -20,9 +20,8 @@ from functools import cached_property
 from instrument.pipeline.instruction import Instruction, Posted
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind, Phase
-from pptrace.schedule.messages import message_of, peer_of
+from pptrace.schedule.messages import message_of
 from pptrace.schedule.plan import Plan
-
 
 
 class Calls(StrEnum):
@@ -55,7 +54,7 @@ def megatron_calls(plan: Plan, rank: int, calls: Calls, even_odd: bool) -> tuple
     if calls.overlaps and not interleaved:
         raise ScheduleError(
             f"{plan.name}: {calls} is for interleaved 1F1B; Megatron-LM refuses overlap_p2p_comm without chunks as well: "
-            "use megatron, or the plan's calls with receives posted ahead"
+            "use --p2p-calls megatron, or plan with --prefetch"
         )
     row = _Row(plan, rank)
     made = _interleaved(row, calls) if interleaved else _one_chunk(row)
@@ -64,7 +63,7 @@ def megatron_calls(plan: Plan, rank: int, calls: Calls, even_odd: bool) -> tuple
     if sum(map(len, instructions)) != len(plan.ranks[rank]):
         raise ScheduleError(
             f"{plan.name}: a last microbatch group smaller than the {plan.pp} ranks leaves messages that no call of "
-            "Megatron-LM's has, which refuses it as well; choose other --microbatches or --group-size, or the plan's calls"
+            "Megatron-LM's has, which refuses it as well; choose other --microbatches or --group-size, or --p2p-calls plan"
         )
     return instructions
 
@@ -93,7 +92,7 @@ def require_progress(plan: Plan, rows: Sequence[Sequence[Instruction]]) -> None:
         if position[rank] < len(row):
             stuck = ", ".join(map(str, row[position[rank]]))
             raise ScheduleError(
-                f"{plan.name}: deadlock with Megatron-LM's calls: rank {rank} is stuck in {stuck}; use the plan's calls"
+                f"{plan.name}: deadlock with Megatron-LM's calls: rank {rank} is stuck in {stuck}; use --p2p-calls plan"
             )
 
 
@@ -125,7 +124,9 @@ def _ordered(instruction: Instruction, order: tuple[Kind, ...]) -> Instruction:
 
 
 def _other_form(plan: Plan) -> ScheduleError:
-    return ScheduleError(f"{plan.name}: Megatron-LM's calls are those of 1f1b and interleaved-1f1b; use the plan's calls")
+    return ScheduleError(
+        f"{plan.name}: Megatron-LM's calls are those of 1f1b and interleaved-1f1b; use --p2p-calls plan"
+    )
 
 
 @dataclass(frozen=True)

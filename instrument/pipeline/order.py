@@ -45,7 +45,8 @@ class Posting:
             raise UsageError("one blocking call at a time leaves nothing to post ahead; use a prefetch depth of 0")
         if self.calls is not Calls.PLAN and (self.prefetch_depth or self.blocking):
             raise UsageError(
-                f"with {self.calls} calls Megatron-LM says what is posted when; use a prefetch depth of 0, and no blocking calls"
+                f"{self.calls} calls are posted when Megatron-LM posts them: neither --prefetch nor --p2p-mode blocking goes "
+                "with them"
             )
 
 
@@ -58,8 +59,8 @@ def arrange(plan: Plan, rank: int, posting: Posting) -> tuple[Instruction, ...]:
     if posting.calls is not Calls.PLAN:
         if not posting.tagged and plan.pp == 2 and plan.num_chunks > 1 and not posting.calls.overlaps:
             raise ScheduleError(
-                f"{plan.name}: with two ranks a call of {posting.calls} has two sends to one rank, which NCCL takes for each other; "
-                "use overlap, as Megatron-LM asks for, or three ranks"
+                f"{plan.name}: with two ranks a call of {posting.calls} has two sends to one rank, which NCCL takes for each "
+                "other; use overlap, as Megatron-LM asks for, or three ranks"
             )
         return megatron_calls(plan, rank, posting.calls, posting.even_odd)
     instructions = tuple(plan.instructions(rank))

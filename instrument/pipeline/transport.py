@@ -107,7 +107,8 @@ class Wire:
         reverse = self._reverse if self._mode is Mode.EVEN_ODD else None
         senders = (self._rank if parcel.sending else parcel.pp_rank for parcel in parcels)
         return [
-            self._post_one(item, reverse if sender == 1 else None) for item, sender in zip(parcels, senders, strict=True)
+            self._post_one(item, reverse if sender == 1 else None)
+            for item, sender in zip(parcels, senders, strict=True)
         ]
 
     def _post_coalesced(self, parcels: Sequence[Parcel]) -> list[_Posted]:

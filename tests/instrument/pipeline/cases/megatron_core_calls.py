@@ -120,14 +120,13 @@ def run(pp: int, rank: int, m: int, v: int, n: int, overlap: bool, flush: bool, 
         pipeline_dtype=torch.float32, batch_p2p_comm=batched, overlap_p2p_comm=overlap,
         overlap_p2p_comm_warmup_flush=flush, deallocate_pipeline_outputs=False, use_cpu_initialization=True, **virtual,
     )  # fmt: skip
-    end_of = (lambda peer: "next" if peer == "next" else "prev")  # the communicator's ranks are names here
     dist.get_global_rank = lambda _group, peer: "next" if peer == (rank + 1) % pp else "prev"  # type: ignore[assignment]
     if pp == 2:  # one rank on both sides: the communicator asks for the next one first
         sides = iter(("next", "prev"))
         dist.get_global_rank = lambda _group, _peer: next(sides)  # type: ignore[assignment]
     dist.get_backend = lambda _group=None: "gloo"  # type: ignore[assignment]
-    dist.isend = lambda tensor, dst, group=None: seen.post(True, tensor, end_of(dst))  # type: ignore[assignment]
-    dist.irecv = lambda tensor, src, group=None: seen.post(False, tensor, end_of(src))  # type: ignore[assignment]
+    dist.isend = lambda tensor, dst, group=None: seen.post(True, tensor, dst)  # type: ignore[assignment]
+    dist.irecv = lambda tensor, src, group=None: seen.post(False, tensor, src)  # type: ignore[assignment]
     dist.P2POp = lambda function, tensor, peer, group=None: (function, tensor, peer)  # type: ignore[assignment,misc]
     dist.batch_isend_irecv = lambda ops: [function(tensor, peer) for function, tensor, peer in ops]  # type: ignore
     communicator = p2p_communication.P2PCommunicator(Group(pp, rank), config)
