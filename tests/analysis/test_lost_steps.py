@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -114,12 +114,12 @@ def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
 def damaged(folder: Path, source: Path, kept: Kept) -> Analysis:
     """A sample of which some kernels are not in the files."""
     for path in source.glob("rank*.json.gz"):
-        content = json.loads(gzip.decompress(path.read_bytes()))
+        content = msgspec.json.decode(gzip.decompress(path.read_bytes()))
         events = content["traceEvents"]
         kernels = sorted((each for each in events if each.get("cat") == "kernel"), key=lambda each: float(each["ts"]))
         left = {id(each) for each in kept(int(path.name[4]), kernels)}
         content["traceEvents"] = [each for each in events if each.get("cat") != "kernel" or id(each) in left]
-        folder.joinpath(path.name).write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+        folder.joinpath(path.stem).write_bytes(msgspec.json.encode(content))
     return load([folder])
 
 

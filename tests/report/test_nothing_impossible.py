@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pptrace.analysis.part_words import words_of_part
 from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
-from tests.support.extent import ALL
+from tests.support.extent import ALL, by_turns
 from tests.support.programs import SAMPLES
 
 Events = list[dict[str, Any]]
@@ -86,9 +86,9 @@ def without_devices(_draw: random.Random, events: Events, _rank: int) -> Events:
 def damaged(folder: Path, source: Path, damage: Damage, seed: int) -> Report:
     draw = random.Random(seed)
     for path in sorted(source.glob("rank*.json.gz")):
-        content = json.loads(gzip.decompress(path.read_bytes()))
+        content = msgspec.json.decode(gzip.decompress(path.read_bytes()))
         content["traceEvents"] = damage(draw, content["traceEvents"], int(path.name[4]))
-        folder.joinpath(path.name).write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+        folder.joinpath(path.stem).write_bytes(msgspec.json.encode(content))
     return load([folder]).report
 
 
@@ -119,8 +119,12 @@ def test_samples_have_no_impossible_figure(sample: Path) -> None:
     assert impossible(load([sample]).report) == []
 
 
-@pytest.mark.parametrize("damage", [stretched, lost, lost_at_first, never_set, unfinished, without_devices])
-@pytest.mark.parametrize("sample", ON_GPUS if ALL else ON_GPUS[:3], ids=lambda path: path.name)
+DAMAGES = (stretched, lost, lost_at_first, never_set, unfinished, without_devices)
+
+
+@pytest.mark.parametrize(
+    ("sample", "damage"), by_turns(ON_GPUS, DAMAGES), ids=lambda each: each.__name__ if callable(each) else each.name
+)
 def test_damaged_traces_have_no_impossible_figure(sample: Path, damage: Damage, tmp_path: Path) -> None:
     for seed in range(3 if ALL else 1):
         folder = tmp_path / str(seed)

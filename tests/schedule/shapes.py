@@ -8,17 +8,21 @@ from hypothesis import strategies as st
 
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
+from tests.support.extent import ALL
 
 MAX_PP, MAX_CHUNKS = 8, 4
+OF_MANY_RANKS = ((6, 13), (7, 7), (8, 3), (8, 8), (8, 17), (8, 20))
+"""(p, m) with fewer, as many and more microbatches than ranks, in whole rounds and not."""
 
 
 def one_chunk_shapes() -> Iterator[tuple[int, int]]:
-    """Every (p, m) with p ≤ 8 and m ≤ 4p."""
-    return ((p, m) for p in range(1, MAX_PP + 1) for m in range(1, 4 * p + 1))
+    """Every (p, m) with p ≤ 8 and m ≤ 4p; by default of more than five ranks only some."""
+    shapes = ((p, m) for p in range(1, MAX_PP + 1) for m in range(1, 4 * p + 1))
+    return ((p, m) for p, m in shapes if ALL or p <= 5 or (p, m) in OF_MANY_RANKS)
 
 
 def interleaved_shapes() -> Iterator[tuple[int, int, int, int]]:
-    """Every (p, m, v, N) with p ≤ 8, m ≤ 4p, 2 ≤ v ≤ 4 that Megatron allows: p ≤ N ≤ m, and m mod N = 0 or ≥ p."""
+    """Every (p, m, v, N) of those shapes with 2 ≤ v ≤ 4 that Megatron allows: p ≤ N ≤ m, and m mod N = 0 or ≥ p."""
     return (
         (p, m, v, n)
         for p, m in one_chunk_shapes()
@@ -39,9 +43,11 @@ def whole_rounds(p: int, m: int) -> bool:
 
 
 def legal_shapes(name: str, max_pp: int = 6, rounds: int = 3) -> Iterator[tuple[int, int, int]]:
-    """Every (p, m, v) with p ≤ ``max_pp`` and m ≤ ``rounds`` · p + 1 that a schedule takes; N is its default."""
+    """Every (p, m, v) with p ≤ ``max_pp`` and m ≤ ``rounds`` · p + 1 that a schedule takes; N is its default. By default those m
+    that are small or about a multiple of p.
+    """
     for p in range(1, max_pp + 1):
-        for m in range(1, rounds * p + 2):
+        for m in (m for m in range(1, rounds * p + 2) if ALL or m <= p + 1 or m in (2 * p, rounds * p, rounds * p + 1)):
             if name in ONE_CHUNK:
                 yield (p, m, 1)
             elif name in V_SHAPED:

@@ -96,8 +96,10 @@ def test_a_schedule_has_the_table_of_torch_for_every_shape_that_both_take(name: 
                 continue
             assert to_rows(build(name, p, m, v)) == expected, (p, m, v)
             compared += 1
-    whole = sum(whole_rounds(p, m) for p, m in one_chunk_shapes())
-    assert compared == {"looped-bfs": 3 * 144, "interleaved-zb": 3 * whole, "zbv": 144, "dualpipe-v": 80}[name]
+    shapes = [*one_chunk_shapes()]
+    whole, twice = sum(whole_rounds(p, m) for p, m in shapes), sum(m >= 2 * p for p, m in shapes)
+    taken = {"looped-bfs": 3 * len(shapes), "interleaved-zb": 3 * whole, "zbv": len(shapes), "dualpipe-v": twice}
+    assert compared == taken[name]
 
 
 @pytest.mark.parametrize(("name", "theirs"), MULTI.items(), ids=list(MULTI))
@@ -199,12 +201,9 @@ def test_1f1b_has_the_table_of_torch_but_for_its_misnumbered_last_rank() -> None
 
 
 def test_interleaved_is_the_order_of_megatron_for_every_group_size() -> None:
-    num_shapes = 0
     for p, m, v, n in interleaved_shapes():
         plan = build("interleaved-1f1b", p, m, v, n)
         assert to_rows(plan) == [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)], (p, m, v, n)
-        num_shapes += 1
-    assert num_shapes == 1344
 
 
 def test_the_virtual_microbatches_follow_the_published_example() -> None:
@@ -444,7 +443,7 @@ def test_groups_that_megatron_refuses_are_refused() -> None:
 def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_and_nowhere_else() -> None:
     """Megatron's table and warmup, which it does not let run with such a group, replayed."""
     taken = refused = 0
-    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 10):
+    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 3):
         for v, n in ((v, n) for v in range(2, MAX_CHUNKS + 1) for n in range(p, m + 1) if 0 < m % n < p):
             rows = [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)]
             if replay(from_rows(rows, "megatron")).blocked:
@@ -457,11 +456,11 @@ def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_an
                 held = [megatron.num_warmup(p, rank, m, v, n) + 1 for rank in range(p)]
                 assert all(most <= least for most, least in zip(peak_inflight(plan), held, strict=True)), (p, m, v, n)
                 taken += 1
-    assert (taken, refused) == ((1667, 253) if ALL else (184, 26))
+    assert (taken, refused) == ((1667, 253) if ALL else (162, 9))
 
 
 def test_the_lean_warmup_takes_any_last_group() -> None:
-    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 6]:
+    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 4]:
         for v in range(2, MAX_CHUNKS + 1):
             validate(build("interleaved-1f1b", p, m, v, lean=True))
 

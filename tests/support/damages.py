@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pptrace.model.damage import Damage
 
@@ -264,8 +265,10 @@ OF_RUN: dict[str, Change] = {
 def damaged(sample: Path, folder: Path, change: Change) -> Path:
     """A copy of a sample of which one rank's trace is changed."""
     for path in sorted(sample.glob("rank*.json.gz")):
-        content = json.loads(gzip.decompress(path.read_bytes()))
+        text = gzip.decompress(path.read_bytes())
         if path.name == f"rank{RANK}.json.gz":
+            content = msgspec.json.decode(text)
             content["traceEvents"] = change(content["traceEvents"])
-        (folder / path.name.removesuffix(".gz")).write_text(json.dumps(content), encoding="utf-8")
+            text = msgspec.json.encode(content)
+        (folder / path.name.removesuffix(".gz")).write_bytes(text)
     return folder
