@@ -32,8 +32,8 @@ _ADVICE = {
 
 def no_page(path: str) -> Node:
     """The page of an address that has none."""
-    links = [dcc.Link("the overview", href="/"), "; the other pages are in the line above."]
-    text = html.P([f"There is no page {path[:80]}. See ", *links], id="problem")
+    overview = dcc.Link("the overview", href="/")
+    text = html.P([f"There is no page {path[:80]}. See ", overview, "; others are in the line above."], id="problem")
     return html.Section([html.H2("No such page"), text], className="panel problem")
 
 
