@@ -99,6 +99,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     work = Work(tokens, _flops(settings, options), mesh.shape.world, _peak(settings, options) if reports else None)
     progress = Progress(work)
     if reports:
+        if settings.preset:
+            print(settings.preset, flush=True)
         print(work.heading(), flush=True)
         if skipped := skipped_kinds(settings.plan):
             print(

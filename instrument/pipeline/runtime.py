@@ -18,7 +18,7 @@ from torch import Tensor
 from instrument.data.text import Batch
 from instrument.optim.clipping import ClippedOptimizer
 from instrument.optim.gradient_sync import GradientSync, finishing_actions
-from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
+from instrument.pipeline.handlers import HANDLERS
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.speculation import prefix_lengths
@@ -58,7 +58,7 @@ class PipelineRuntime:
         program: the plan and what this rank runs it with.
         gradients: sums between ranks after the last microbatch.
         posting: when transfers are posted and awaited.
-        handlers: kind → handler; left out, those that fit ``posting``.
+        handlers: kind → handler; None: all of this runtime's.
 
     Raises:
         ScheduleError: the plan has a kind without a handler, or stages that ``program`` lacks, or transfers that
@@ -75,7 +75,7 @@ class PipelineRuntime:
         self.program = program
         self.gradients = gradients
         self.make_buffers: Callable[[], MicrobatchBuffers] = MicrobatchBuffers  # memory.measure has one that observes
-        self._handlers = handlers or (POSTING_HANDLERS if posting.prefetch_depth else HANDLERS)
+        self._handlers = handlers or HANDLERS
         plan, pp_rank = program.plan, program.pp_rank
         _require_runnable(plan, self._handlers)
         self._posting = posting

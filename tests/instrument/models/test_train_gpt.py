@@ -48,6 +48,24 @@ def test_a_global_batch_is_shared_out_over_replicas_and_microbatches() -> None:
         assert (settings.shape.pp, settings.shape.dp) == (4 // dp, dp)
 
 
+def test_a_preset_says_what_it_sets_and_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    like = [*SMALL, "--steps", "1", "--like", "megatron"]
+    assert main(like) == 0
+    assert (
+        "--like megatron: --p2p-calls megatron --p2p-mode batched --p2p-sync --prefetch 0\n" in capsys.readouterr().out
+    )
+    assert main([*like, "--schedule", "interleaved-1f1b", "--chunks", "2", "--p2p-mode", "batched"]) == 0
+    line = "--like megatron: --p2p-calls megatron-overlap --no-p2p-sync --prefetch 0; as given: --p2p-mode batched\n"
+    assert line in capsys.readouterr().out
+    for given, why in (
+        (["--prefetch", "2"], "neither --prefetch nor"),
+        (["--schedule", "zb-h1"], "use --p2p-calls plan"),
+        (["--p2p-calls", "megatron-overlap"], "refuses overlap_p2p_comm without chunks"),
+    ):
+        assert main([*like, *given]) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--peak-tflops", "0.5", "--recompute-microbatches-beyond", "0", "--memory"]
     assert main([*SMALL, "--steps", "2", *given]) == 0
