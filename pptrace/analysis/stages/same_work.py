@@ -26,7 +26,7 @@ class OfStage(Protocol):
 def same_work(
     differences: Sequence[StageDifference], ops: Mapping[tuple[int, str], OfStage], layers: Sequence[int] | None
 ) -> dict[str, Any] | None:
-    """What a finding says of a stage that does the same as another, and takes longer; None where it does more, or may.
+    """Text of a finding about a stage that does the same as another, and takes longer; None where it does more, or may.
 
     Args:
         differences: those of the stage, the largest first.

@@ -90,7 +90,7 @@ class Scale(nn.Module):
 
 
 def marked(plan: Plan, rank: int, posting: Posting) -> list[list[Any]]:
-    """What our runtime marks in one step of one rank."""
+    """Marks of our runtime in one step of one rank."""
     marks: Any = Marks()
     mesh: Any = SimpleNamespace(pp_rank=rank, global_rank=lambda peer: peer)
     spec = TensorSpec((1,), torch.float32, torch.device("cpu"))
