@@ -1,4 +1,4 @@
-"""Whether a stage that takes longer has more to do, or takes longer for the same: then its rank is slow, where there is one."""
+"""Stages that take longer: for more that they do, or for the same; then their rank is slow, where there is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYERS = "layers"
 
 
 class OfStage(Protocol):
-    """What the sums of a stage's ops of one kind have: their number, their compute, ns, and how many pieces of each class."""
+    """Sums of a stage's ops of one kind: their number, their compute, ns, and how many pieces of each class."""
 
     count: int
     compute: int
