@@ -39,6 +39,7 @@ bench: $(STAMP)
 
 table: $(STAMP)
 	$(BIN)/python tools/schedule_table.py --write docs/schedules.md
+	$(BIN)/python tools/coverage_table.py --write docs/coverage.md
 
 samples: $(STAMP)
 	$(BIN)/python sample_traces/make.py

@@ -54,7 +54,7 @@ class Wiring:
     synchronised: bool = False
 
     def posting(self, plan: Plan, *, tagged: bool) -> Posting:
-        """When transfers are posted and awaited, on a backend with tags or without.
+        """Posting of transfers, and waits for them, on a backend with tags or without.
 
         Raises:
             UsageError: settings that exclude each other.

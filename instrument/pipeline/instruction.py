@@ -1,4 +1,4 @@
-"""What the runtime executes at once: one compute action, or a group of sends and receives."""
+"""Instructions, which the runtime executes at once: one compute action, or a group of sends and receives."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from pptrace.schedule.plan import Plan
 
 
 class Calls(StrEnum):
-    """Which transfers are posted by one call."""
+    """Ways to share out transfers over calls."""
 
     PLAN = "plan"  # those between two actions of the plan
     MEGATRON = "megatron"  # Megatron-LM's, each awaited at once

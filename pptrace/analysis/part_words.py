@@ -237,4 +237,4 @@ def in_brackets(where: Mapping[str, int | str]) -> str:
 
 
 SLOW_RANK_ALIKE = "; a slow rank would look the same: there is one pipeline"
-"""What a finding about a stage ends with where there is one pipeline, and no replica to compare a rank with."""
+"""End of a finding about a stage where there is one pipeline, and no replica to compare a rank with."""

@@ -117,7 +117,8 @@ def _attributes(option: Option, types: dict[Value, Any]) -> dict[str, Any]:
         return {"is_flag": True, "help": option.help}
     if option.takes is Value.NAMES:
         return {"multiple": True, **common}
-    kind = click.Choice(option.choices) if option.choices else (_TYPES | types).get(option.takes, click.STRING)
+    choices = list(map(str, option.choices))  # of an enumeration click would take the names of its members
+    kind = click.Choice(choices) if choices else (_TYPES | types).get(option.takes, click.STRING)
     if option.default is MISSING:
         return {"type": kind, "required": True, **common}
     return {"type": kind, "default": option.default, "show_default": option.default is not None, **common}

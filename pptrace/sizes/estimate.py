@@ -111,6 +111,19 @@ class Estimate:
         return kept[0] - kept[1]
 
     @property
+    def layer_tensors(self) -> Mapping[str, int]:
+        """Bytes that the first layer keeps of a microbatch by tensor, the largest first, without those of experts; none where a
+        sum alone is known: of layers by their numbers, and where scores are stored.
+        """
+        facts = self.facts
+        if facts.form.numbers is not None or facts.form.scores_stored:
+            return {}
+        recompute = next(how for stage in range(len(facts.layers_per_stage)) for how in facts.recompute_of(stage))
+        sizes = MemoryPrediction(self.volume, on_device=True).sizes
+        tensors = sizes.layer_tensors(recompute, has_mlp=not facts.experts_of(0))
+        return dict(sorted(tensors.items(), key=lambda tensor: -tensor[1]))
+
+    @property
     def tokens(self) -> int:
         """Tokens of a step, of all pipelines."""
         return self.facts.sequence * self.facts.microbatch_size * self.plan.num_microbatches * self.mesh.dp

@@ -121,7 +121,7 @@ def test_the_finding_of_a_heavy_stage_says_of_which_work_it_has_more() -> None:
 
 
 def sums_of(run: Run) -> dict[int, Sums]:
-    """What each rank's trace tells of its ops."""
+    """Sums of each rank, as its trace tells them of its ops."""
     steps = StepsOfRank([step.step for step in run.report.steps])
     sums = {rank: of_rank(rank, steps, run.analysis.data) for rank in run.analysis.data.lanes}
     return {rank: of for rank, of in sums.items() if of is not None}

@@ -59,6 +59,27 @@ def test_files_have_what_python_has(tmp_path: Path) -> None:
     assert len(estimate["communication"]) == len(run.communication)
 
 
+def test_what_a_layer_keeps_is_listed_tensor_by_tensor() -> None:
+    """With 16 bits and dropout the terms of arXiv 2205.05198 without its scores, 34·s·b·h, and statistics of rows."""
+    sbh = 2048 * 2 * 1024
+    tensors = json.loads(pptrace_here(*RUN, "--dropout", "--json", "-").out)["layer_tensors"]
+    terms = {name: num_bytes // sbh for name, num_bytes in tensors.items() if num_bytes >= sbh}
+    assert sum(terms.values()) == 34
+    assert list(terms.items())[:3] == [("mlp_in", 8), ("gelu", 8), ("qkv", 6)]
+    assert "a layer keeps 142.9 MB of a microbatch: mlp_in 33.6 MB, " in pptrace_here(*RUN, "--dropout").out
+    experts = json.loads(pptrace_here(*RUN, "--experts", "8", "--json", "-").out)["layer_tensors"]
+    assert "qkv" in experts
+    assert "mlp_in" not in experts
+    for options in (("--attention", "stored"), ("--layer-parameters", "9", "--layer-activations", "9")):
+        assert json.loads(pptrace_here(*RUN, *options, "--json", "-").out)["layer_tensors"] == {}
+
+
+def test_a_family_is_named_as_it_is_written() -> None:
+    mlp = json.loads(pptrace_here(*RUN, "--family", "llama", "--json", "-").out)["layer_tensors"]
+    assert "gelu" not in mlp
+    assert "'gpt', 'llama'" in pptrace_here(*RUN, "--family", "bert").err
+
+
 def test_the_step_is_that_of_the_closed_form() -> None:
     """With equal stages, free messages and no other communication: (m + p − 1) · (f + b)."""
     flops = 10**14

@@ -233,6 +233,7 @@ def test_the_capture_is_limited_to_the_steps_where_cuda_can_tell_nsys(tmp_path: 
     window = {"--capture-range=cudaProfilerApi", "--capture-range-end=stop"}
     assert window <= set(profile_command("nsys", options, tmp_path, has_cuda=True))
     assert not window & set(profile_command("nsys", options, tmp_path, has_cuda=False))
+    assert "--cuda-graph-trace=node" in profile_command("nsys", options, tmp_path, has_cuda=True)
     assert "--cuda-memory-usage=true" not in profile_command("nsys", options, tmp_path, has_cuda=True)
     with_memory = replace(options, memory=True)
     assert "--cuda-memory-usage=true" in profile_command("nsys", with_memory, tmp_path, has_cuda=True)

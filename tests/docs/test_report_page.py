@@ -228,6 +228,7 @@ _INTERCONNECT = Interconnect(
         CollectiveRate("dp", "all_reduce", None, 9.0, None, None),
     ),
     ("the traces of 1 of 2 ranks do not name the device",),
+    ("NCCL_ALGO=Ring",),
 )
 _EXPERTS = ExpertsReport(
     *("counts", 2, 1),

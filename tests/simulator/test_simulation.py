@@ -278,6 +278,14 @@ op_costs = st.dictionaries(
 )
 
 
+def test_the_first_backward_of_1f1b_comes_later_the_more_stages_follow() -> None:
+    """In slot 2(p − s − 1) + 2 of stage s, counted from 1 at its first forward, where both take a slot."""
+    for p, m in ((1, 1), (2, 5), (4, 4), (4, 9), (7, 8)):
+        found = spans(simulate(build("1f1b", p, m), uniform(1, 1)))
+        slots = [found[f"{stage}B0"][0] - found[f"{stage}F0"][0] + 1 for stage in range(p)]
+        assert slots == [2 * (p - stage - 1) + 2 for stage in range(p)]
+
+
 @given(plans(), op_costs, st.integers(0, 9))
 def test_every_action_starts_as_soon_as_its_rank_and_its_inputs_are_ready(
     plan: Plan, ops: dict[tuple[Kind, int, int], int], latency: int

@@ -24,6 +24,7 @@ from pptrace.analysis.links.peaks import (
     peak_between,
     peak_of_device,
     ports_between,
+    settings_of,
     unknown_peaks,
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
@@ -283,7 +284,7 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     collectives = tuple(
         _collective(axis, kind, rate, on_device, facts, mesh) for (axis, kind), rate in sorted(rates.items())
     )
-    return Interconnect(devices, collectives, tuple(unknown_peaks(on_device, facts)))
+    return Interconnect(devices, collectives, tuple(unknown_peaks(on_device, facts)), settings_of(on_device, facts))
 
 
 def _device(rank: int, name: str | None) -> DevicePeak:

@@ -29,11 +29,12 @@ import numpy.typing as npt
 
 from pptrace.analysis.links.types import Link
 from pptrace.axes import MESH_ORDER, Axis, group_of
+from pptrace.environment import read_environment
 from pptrace.errors import UsageError
 from pptrace.intervals import Int64
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME
-from pptrace.model.wording import counted
+from pptrace.model.wording import counted, numbered
 
 Facts = Mapping[int, Mapping[str, object]]
 
@@ -158,6 +159,19 @@ def unknown_peaks(ranks: Sequence[int], facts: Facts) -> Iterator[str]:
         yield f"{name}: no peak is known, or it depends on bridges between the cards"
     if ranks and not is_same_host(ranks, facts) and peak_between(ranks, facts) is None:
         yield NO_NETWORK
+
+
+def settings_of(ranks: Sequence[int], facts: Facts) -> tuple[str, ...]:
+    """Settings of NCCL and CUDA that the environment of ranks has, as NAME=VALUE; with the ranks where not all have it."""
+    holders: dict[str, list[int]] = {}
+    for rank in ranks:
+        environment = facts.get(rank, {}).get("environment")
+        for name, value in read_environment(environment if isinstance(environment, Mapping) else {}).items():
+            holders.setdefault(f"{name}={value}", []).append(rank)
+    return tuple(
+        setting if len(of_ranks) == len(ranks) else f"{setting} (rank{'s' * (len(of_ranks) > 1)} {numbered(of_ranks)})"
+        for setting, of_ranks in sorted(holders.items())
+    )
 
 
 PORTS = "network_ports"

@@ -60,6 +60,7 @@ def links_table(report: Report) -> ReportTable:
         "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: fast transfers",
         "of peak: what NVLink or PCIe of these devices moves in one direction at most",
         *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
+        *([] if report.interconnect is None or report.interconnect.collectives else _settings(report.interconnect)),
     )
     return table_of("links", "Links, all steps", report.links, _LINK_COLUMNS, notes, 3, (11, 12, 10, 9, 8))
 
@@ -89,4 +90,9 @@ def collectives_table(interconnect: Interconnect) -> ReportTable:
         "of peak": lambda rate: units.percent(rate.share_of_peak),
     }
     title = "Bandwidth of collectives, all steps"
-    return table_of("interconnect", title, interconnect.collectives, columns, interconnect.reasons, 3)
+    notes = (*interconnect.reasons, *_settings(interconnect))
+    return table_of("interconnect", title, interconnect.collectives, columns, notes, 3)
+
+
+def _settings(interconnect: Interconnect) -> list[str]:
+    return [f"with {', '.join(interconnect.settings)}"] if interconnect.settings else []

@@ -67,11 +67,15 @@ class CollectiveRate:
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """Peaks of the links between devices, and the rates that collectives reach; ``reasons`` why peaks are None, a line each."""
+    """Peaks of the links between devices, and the rates that collectives reach; ``reasons`` why peaks are None, a line each.
+
+    ``settings`` are those of NCCL and CUDA in the environment (:mod:`pptrace.environment`), as NAME=VALUE.
+    """
 
     devices: tuple[DevicePeak, ...]
     collectives: tuple[CollectiveRate, ...]
     reasons: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether a stage that takes longer has more to do, or takes longer for the same: then its rank is slow, where there is one."""
+"""Stages that take longer: for more that they do, or for the same; then their rank is slow, where there is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYERS = "layers"
 
 
 class OfStage(Protocol):
-    """What the sums of a stage's ops of one kind have: their number, their compute, ns, and how many pieces of each class."""
+    """Sums of a stage's ops of one kind: their number, their compute, ns, and how many pieces of each class."""
 
     count: int
     compute: int
@@ -26,7 +26,7 @@ class OfStage(Protocol):
 def same_work(
     differences: Sequence[StageDifference], ops: Mapping[tuple[int, str], OfStage], layers: Sequence[int] | None
 ) -> dict[str, Any] | None:
-    """What a finding says of a stage that does the same as another, and takes longer; None where it does more, or may.
+    """Text of a finding about a stage that does the same as another, and takes longer; None where it does more, or may.
 
     Args:
         differences: those of the stage, the largest first.

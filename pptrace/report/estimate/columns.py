@@ -83,6 +83,7 @@ def estimate_object(
         "fits": None if limit_bytes is None else estimate.peak_bytes <= limit_bytes,
         "step_ns": None if step is None else step.step_ns,
         "bubble_ratio": None if simulation is None else simulation.bubble_ratio,
+        "layer_tensors": dict(estimate.layer_tensors),
         "ranks": as_rows(rank_columns(estimate)),
         "communication": as_rows(communication_columns(estimate, bytes_per_ns)),
     }

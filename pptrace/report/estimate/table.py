@@ -7,12 +7,13 @@ from typing import Any
 
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
-from pptrace.model.wording import counted
+from pptrace.model.wording import counted, listed
 from pptrace.report.estimate.columns import as_rows, communication_columns
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, missing_speeds
 from pptrace.sizes.estimate import Estimate, RankEstimate
 
 _MOST_RANKS = 16
+_MOST_TENSORS = 8
 _NOT_COUNTED = "at the peak, without temporaries, messages on their way and what an allocator rounds up"
 
 
@@ -40,6 +41,9 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
     each, size = estimate.bytes_each, units.num_bytes
     of_parameter = f"{each.weights} weights, {each.gradients} gradients, {each.optimizer} optimizer"
     notes = [f"bytes of a parameter: {of_parameter}; {_NOT_COUNTED}"]
+    if tensors := estimate.layer_tensors:
+        parts = listed((f"{name} {size(num_bytes)}" for name, num_bytes in tensors.items()), _MOST_TENSORS)
+        notes.append(f"a layer keeps {size(sum(tensors.values()))} of a microbatch: {parts}")
     if (again := estimate.recomputed_bytes) > 0:
         notes.append(f"a layer that is computed again has {size(again)} more while that lasts, which is not counted")
     if len(shown) < len(ranks):

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from pptrace.analysis.links.answer import with_network
-from pptrace.analysis.links.peaks import device_of, members_of, peak_between, peak_of_device, peak_of_ports, read_rate
+from pptrace.analysis.links.peaks import (
+    device_of,
+    members_of,
+    peak_between,
+    peak_of_device,
+    peak_of_ports,
+    read_rate,
+    settings_of,
+)
+from pptrace.analysis.links.show import links_table
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Trace
@@ -198,3 +207,21 @@ def test_links_between_hosts_are_compared_with_the_slower_port_or_the_rate_that_
     assert unknown.share_of_peak is None
     on_one_host = analyse(on_devices(recording, "NVIDIA H200", 1)).report
     assert with_network(on_one_host, 50.0) == on_one_host
+
+
+def test_settings_are_those_of_the_ranks_that_have_them() -> None:
+    ring = {"NCCL_ALGO": "Ring", "HOME": "/home/me"}
+    facts = {0: {"environment": ring}, 1: {"environment": ring | {"NCCL_TOPO_FILE": "/home/me/topo"}}, 2: {}}
+    assert settings_of((0, 1), facts) == ("NCCL_ALGO=Ring", "NCCL_TOPO_FILE=set (rank 1)")
+    assert settings_of((0, 1, 2, 3), facts)[0] == "NCCL_ALGO=Ring (ranks 0, 1)"
+    assert settings_of((2, 3), facts) == ()
+
+
+def test_a_report_has_the_settings_beside_its_links() -> None:
+    traces = on_devices(record(build("1f1b", 2, 4), lambda _: 300, 100, device=True), "NVIDIA A100-SXM4-80GB", 1)
+    settings = {"NCCL_P2P_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    traces = [replace(trace, metadata={**trace.metadata, "environment": settings}) for trace in traces]
+    report = analyse(traces).report
+    assert report.interconnect is not None
+    assert report.interconnect.settings == ("CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_P2P_DISABLE=1")
+    assert links_table(report).notes[-1] == "with CUDA_DEVICE_MAX_CONNECTIONS=1, NCCL_P2P_DISABLE=1"

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from instrument.examples import train_gpt
+from instrument.examples.gpt_arguments import make_parser
+from instrument.examples.gpt_settings import RankInfo, resolve_settings
 from instrument.examples.train_gpt import main
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build
@@ -35,6 +37,15 @@ def test_one_process_trains_and_the_loss_falls(capsys: pytest.CaptureFixture[str
     seen = losses(capsys.readouterr().out)
     assert len(seen) == 8
     assert seen[-1] < seen[0] - 0.5
+
+
+def test_a_global_batch_is_shared_out_over_replicas_and_microbatches() -> None:
+    for dp, size, expected in ((1, 2, 8), (2, 2, 4), (4, 1, 4)):
+        sizes = {"--dp": dp, "--microbatch-size": size, "--global-batch-size": 16}
+        options = make_parser().parse_args([str(part) for pair in sizes.items() for part in pair])
+        settings = resolve_settings(options, RankInfo(0, 4, 0, 4))
+        assert settings.plan.num_microbatches == expected
+        assert (settings.shape.pp, settings.shape.dp) == (4 // dp, dp)
 
 
 def test_a_preset_says_what_it_sets_and_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from instrument.data.text import Batch
 from instrument.models.gpt_pipeline import Wiring
 from instrument.pipeline.megatron_calls import Calls, require_progress
 from instrument.pipeline.order import Posting, arrange
-from instrument.pipeline.p2p import Communicator, TensorSpec
+from instrument.pipeline.p2p import Communicator, Message, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
 from instrument.pipeline.transport import Mode
@@ -90,7 +90,7 @@ class Scale(nn.Module):
 
 
 def marked(plan: Plan, rank: int, posting: Posting) -> list[list[Any]]:
-    """What our runtime marks in one step of one rank."""
+    """Marks of our runtime in one step of one rank."""
     marks: Any = Marks()
     mesh: Any = SimpleNamespace(pp_rank=rank, global_rank=lambda peer: peer)
     spec = TensorSpec((1,), torch.float32, torch.device("cpu"))
@@ -142,6 +142,23 @@ def test_the_steady_calls_of_chunks_have_four_transfers() -> None:
     groups = arrange(plan_of((4, 8, 2, 4)), 1, Posting(calls=Calls.MEGATRON))
     assert max(map(len, groups)) == 4
     assert sum(len(group) == 4 for group in groups) == 2 * 8 - (2 * 2 + 4) - 1  # all steady calls but the last
+
+
+@pytest.mark.parametrize(("device", "synchronised", "times"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)])
+def test_the_host_waits_for_the_gpu_after_a_call_that_is_awaited(
+    monkeypatch: pytest.MonkeyPatch, device: str, synchronised: bool, times: int
+) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.synchronize", waited.append)
+    mesh: Any = SimpleNamespace(pp_rank=0, global_rank=lambda peer: peer)
+    plan, marks, transport = plan_of((2, 2, 1, 2)), Marks(), Arrived()
+    spec = TensorSpec((1,), torch.float32, torch.device(device))
+    posting = Posting(calls=Calls.MEGATRON, synchronised=synchronised)
+    communicator = Communicator(mesh, plan, spec, transport, cast("Any", marks), posting)
+    send = next(action for action in plan.ranks[0] if action.kind.is_send)
+    communicator.exchange([Message(send, torch.ones(1))], 0)
+    assert waited == [torch.device(device)] * times
+    assert [event[0] for event in marks.events] == ["post", "wait"]
 
 
 def test_no_shape_that_megatron_takes_deadlocks() -> None:
