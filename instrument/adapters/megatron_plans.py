@@ -12,8 +12,6 @@ from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.builders.interleaved import schedule_table
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import replay
-from pptrace.schedule.text import from_rows
 
 Work = tuple[int, int]
 """(chunk, microbatch)"""
@@ -59,26 +57,12 @@ class PassShape:
 
 def plan_of(shape: PassShape) -> Plan | None:
     """The plan of a pass; None where the shape is none that Megatron-LM runs."""
+    name = "combined-1f1b" if shape.overlaps else "interleaved-1f1b" if shape.num_chunks > 1 else "1f1b"
+    group = shape.group_size if shape.num_chunks > 1 else None
+    entry = registry.get(name)
     try:
-        if shape.overlaps:
-            plan = from_rows([_overlapped_row(shape, rank) for rank in range(shape.pp)], "custom")
-            return None if replay(plan).blocked else plan
-        name = "interleaved-1f1b" if shape.num_chunks > 1 else "1f1b"
-        group = shape.group_size if shape.num_chunks > 1 else None
-        entry = registry.get(name)
-        if not entry.runs_without_labels(shape.pp, shape.num_microbatches, group):
+        if entry.only_groups_of_p and not entry.runs_without_labels(shape.pp, shape.num_microbatches, group):
             return None
         return entry.build(shape.pp, shape.num_microbatches, shape.num_chunks, group_size=group)
     except (ScheduleError, ShapeError):
         return None
-
-
-def _overlapped_row(shape: PassShape, rank: int) -> list[str]:
-    """``combined_1f1b``: one forward more in the warmup, then pairs, each of a forward and an earlier backward."""
-    forwards = [f"{chunk * shape.pp + rank}F{mb}" for chunk, mb in shape.forwards]
-    backwards = [f"{chunk * shape.pp + rank}B{mb}" for chunk, mb in shape.backwards]
-    warmup = 2 * (shape.pp - rank - 1) + (shape.num_chunks - 1) * (shape.group_size or shape.pp) + 1
-    warmup = min(warmup, len(forwards))
-    steady = len(forwards) - warmup
-    pairs = [f"({f};{b})OVERLAP_F_B" for f, b in zip(forwards[warmup:], backwards[:steady], strict=True)]
-    return [*forwards[:warmup], *pairs, *backwards[steady:]]

@@ -13,6 +13,7 @@ from instrument.examples.faults import Fault
 from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod, RecomputeModule
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
+from instrument.optim.gradient_sync import Reduce
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.transport import Mode
@@ -54,6 +55,17 @@ def _add_mesh(add: Add) -> None:
         type=float,
         metavar="MB",
         help=f"MiB of gradients that are averaged by one call (--zero 0 and 1); left out: {DEFAULT_BUCKET_MB:g}",
+    )
+    add(
+        "--grad-reduce",
+        choices=[reduce.value for reduce in Reduce],
+        help="when averages of gradients begin (--zero 0 and 1): during a stage's last backward; rank r of the pipeline r backwards "
+        "later (Megatron-LM's align_grad_reduce); after a rank's last op; left out: overlap",
+    )
+    add(
+        "--overlap-param-gather",
+        action="store_true",
+        help="with --zero 1: gather updated parameters while the next forwards run, each awaited by the layer that reads it",
     )
 
 

@@ -29,6 +29,7 @@ from instrument.models.parallel import ParallelOptions, check_parallel
 from instrument.models.rank_form import RankForm
 from instrument.optim.adamw import WEIGHT_DECAY
 from instrument.optim.clipping import OptimizerSync, require_norm
+from instrument.optim.gradient_sync import Reduce
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.balance import LayerTimes, balance
 from instrument.pipeline.megatron_calls import Calls, require_progress
@@ -198,8 +199,13 @@ def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo,
     prefetch_depth = _prefetch_depth(options, mode, calls)
     if options.zero >= Zero.GRADIENTS and options.bucket_mb is not None:
         raise UsageError("--bucket-mb is for --zero 0 and 1; fully_shard gathers and reduces layer by layer")
+    if options.zero >= Zero.GRADIENTS and options.grad_reduce is not None:
+        raise UsageError("--grad-reduce is for --zero 0 and 1; fully_shard reduces each layer in its last backward")
+    if options.zero != Zero.OPTIMIZER and options.overlap_param_gather:
+        raise UsageError(f"--overlap-param-gather is for --zero 1, which gathers parameters, and that is {options.zero}")
     sharding = (parallel, bucket_bytes, Zero(options.zero))
-    return Wiring(device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync))
+    when = (Reduce(options.grad_reduce or Reduce.OVERLAP), options.overlap_param_gather)
+    return Wiring(device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when)
 
 
 def balanced_partition(times: LayerTimes, plan: Plan) -> tuple[range, ...]:

@@ -122,6 +122,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
             _evaluate(runtime, feed, observer, step, options, reports)
     if clipped is not None:
         clipped.finish(options.steps - 1)
+    runtime.gradients.complete_parameters()
     progress.finish()
     if options.memory:
         batch = _load(feed, observer, options.steps)

@@ -269,7 +269,8 @@ class GptStage(nn.Module):
 
     The first stage takes token ids, the last returns logits; between stages travel the activations of :class:`Block`.
     Without ``parallel`` the rank has whole layers. ``ends``: the stage has the embedding, it has the head; left out, these go
-    with the first and the last layer.
+    with the first and the last layer. ``before_part`` is called with the embedding, each layer and the head before it runs
+    forward (of a forward in pieces with all of them first).
     """
 
     def __init__(
@@ -284,6 +285,7 @@ class GptStage(nn.Module):
         has_embedding, has_head = ends or (0 in layers, config.layers - 1 in layers)
         self.embedding = Embedding(config, parallel) if has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})
+        self.before_part: Callable[[nn.Module], None] = _nothing
         self._num_together = 1
         if config.recompute is Recompute.FULL and config.recompute_method is RecomputeMethod.UNIFORM:
             self._num_together = config.recompute_num_layers
@@ -298,9 +300,12 @@ class GptStage(nn.Module):
         recorder = self.parallel.region.group.recorder
         if self.embedding is not None:
             with recorder.part("embedding"):
+                self.before_part(self.embedding)
                 x = self.embedding(x, microbatch_key)
         with recorder.part("layers"):
             for blocks in self._together():
+                for block in blocks:
+                    self.before_part(block)
                 x = (
                     recomputed_together(blocks, x, microbatch_key)
                     if len(blocks) > 1
@@ -309,6 +314,7 @@ class GptStage(nn.Module):
         if self.head is None:
             return x
         with recorder.part(HEAD):
+            self.before_part(self.head)
             logits: Tensor = self.head(x)
         return logits
 
@@ -325,6 +331,8 @@ class GptStage(nn.Module):
         recompute: bool = False,
     ) -> Pieces[Tensor]:
         """:meth:`forward` that pauses while tokens travel to experts."""
+        for part in self.children():
+            self.before_part(part)
         if self.embedding is not None:
             x = self.embedding(x, microbatch_key)
         for blocks in self._together():
@@ -349,6 +357,10 @@ class GptStage(nn.Module):
             if config.tied:  # the values of the embedding, wherever that is
                 head.projection.weight = drawn_embedding(config).tokens.weight
             self.head.take(head)
+
+
+def _nothing(_part: nn.Module) -> None:
+    """Do nothing before a part of a stage runs."""
 
 
 def drawn_embedding(config: GptConfig) -> Embedding:

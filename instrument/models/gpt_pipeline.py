@@ -15,7 +15,7 @@ from instrument.mesh import Mesh, MeshShape
 from instrument.models.gpt import HEAD, GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
-from instrument.optim.gradient_sync import Averaging, GradientSync
+from instrument.optim.gradient_sync import Averaging, GradientSync, Reduce
 from instrument.optim.main_parameters import Zero, accumulate_in
 from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.order import Posting
@@ -39,7 +39,8 @@ class Wiring:
 
     With ``negotiated``, every message is preceded by its shape. ``prefetch_depth``, ``calls`` and ``synchronised`` are those of
     :class:`instrument.pipeline.order.Posting`. ``parallel`` has the options of tp and cp. Gradients are averaged
-    ``bucket_bytes`` at a time, and ``zero`` is what is sharded over replicas.
+    ``bucket_bytes`` at a time, and ``zero`` is what is sharded over replicas; ``reduce`` and ``overlaps_gathers`` are those of
+    :class:`instrument.optim.gradient_sync.Averaging`.
     """
 
     device: torch.device
@@ -52,6 +53,8 @@ class Wiring:
     zero: Zero = Zero.NONE
     calls: Calls = Calls.PLAN
     synchronised: bool = False
+    reduce: Reduce = Reduce.OVERLAP
+    overlaps_gathers: bool = False
 
     def posting(self, plan: Plan, *, tagged: bool) -> Posting:
         """Posting of transfers, and waits for them, on a backend with tags or without.
@@ -182,7 +185,8 @@ def _gradient_sync(
         for module in stages.values():
             accumulate_in(module.parameters(), torch.float32)
     tied = tied_weight(stages) if is_tied else None  # after the sharding, which replaces the parameters
-    averaging = Averaging(wiring.route, wiring.bucket_bytes, wiring.zero, fully_sharded)
+    when = (wiring.reduce, wiring.overlaps_gathers)
+    averaging = Averaging(wiring.route, wiring.bucket_bytes, wiring.zero, fully_sharded, *when)
     return GradientSync(mesh, stages, tied, parallel.region.group, averaging)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -52,6 +53,38 @@ def finishing_actions(actions: Sequence[Action]) -> dict[Action, tuple[Finish, .
     return finishing
 
 
+class Reduce(StrEnum):
+    """When a rank begins to average the gradients of a stage."""
+
+    OVERLAP = "overlap"  # during the stage's last backward
+    ALIGNED = "aligned"  # at one time along the pipeline: rank r as many backwards later, or after its last op
+    AFTER = "after"  # after the rank's last op
+
+    def begins_within(self, pp_rank: int) -> bool:
+        """Return whether the gradients of an action are sent while it runs."""
+        return self is Reduce.OVERLAP or (self is Reduce.ALIGNED and pp_rank == 0)
+
+
+def sending_actions(actions: Sequence[Action], reduce: Reduce, pp_rank: int) -> dict[Action, tuple[Finish, ...]]:
+    """The actions of a rank's plan with or after which complete gradients are sent; the others' are sent after the last one.
+
+    Source: Megatron-LM ``align_grad_reduce``: asynchronous communication slows compute, and ranks that are slowed at different
+    times wait for each other. Its first rank sends after the action where a rank has several stages, here during it.
+    """
+    finishing = finishing_actions(actions)
+    if reduce.begins_within(pp_rank):
+        return finishing
+    backwards = [action for action in actions if any(half.kind in (Kind.B, Kind.I) for half in action.halves)]
+    sending: dict[Action, tuple[Finish, ...]] = {}
+    index = -1
+    for action in actions if reduce is Reduce.ALIGNED else ():
+        index += action in backwards[index + 1 : index + 2]
+        if action in finishing and index + pp_rank < len(backwards):
+            later = backwards[index + pp_rank]
+            sending[later] = sending.get(later, ()) + finishing[action]
+    return sending
+
+
 @dataclass(frozen=True, slots=True)
 class Averaging:
     """Averaging of gradients over the replicas: dp × cp.
@@ -61,12 +94,16 @@ class Averaging:
         bucket_bytes: how much is averaged by one call.
         zero: what is sharded over the replicas.
         fully_sharded: the stages, where ``zero`` shards gradients or parameters.
+        reduce: when it begins.
+        overlaps_gathers: ZeRO-1's parameters are gathered while the next forwards run, each awaited by the layer that has it.
     """
 
     route: Route = Route.DIRECT
     bucket_bytes: int = BUCKET_BYTES
     zero: Zero = Zero.NONE
     fully_sharded: FullySharded | None = None
+    reduce: Reduce = Reduce.OVERLAP
+    overlaps_gathers: bool = False
 
 
 class GradientSync:
@@ -128,13 +165,19 @@ class GradientSync:
         counts_experts = edp.rank == 0 or zero is Zero.OPTIMIZER
         self._counted_experts = [p for p in parameters if id(p) in experts and counts_experts and id(p) not in copied]
         self._is_sharded = zero is Zero.OPTIMIZER
+        self._reduce, self._pp_rank = averaging.reduce, mesh.pp_rank
+        self._shards = [averages.shards for averages in self._averages if averages.shards is not None]
+        for shards in self._shards:
+            shards.overlaps_gathers = averaging.overlaps_gathers
+        if averaging.overlaps_gathers:
+            for stage in modules:
+                stage.before_part = self.complete_parameters  # type: ignore[assignment]
         self._shares = self._counted_shares(modules, experts)
         self.main = self._main_parameters(parameters)
         self._watch_completion(stages, early)
 
     def _main_parameters(self, parameters: Sequence[nn.Parameter]) -> MainParameters | None:
-        shards = [averages.shards for averages in self._averages if averages.shards is not None]
-        return Joined(shards) if shards else main_parameters(parameters, self._fully_sharded)
+        return Joined(self._shards) if self._shards else main_parameters(parameters, self._fully_sharded)
 
     def _late_parameters(self, parameters: Sequence[nn.Parameter]) -> set[int]:
         """Ids of the parameters whose gradients are averaged after the backward, because their parts are summed first."""
@@ -156,9 +199,18 @@ class GradientSync:
             if id(parameter) in self._overlapped_of:
                 parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
+    def sending(self, actions: Sequence[Action]) -> dict[Action, tuple[Finish, ...]]:
+        """:func:`sending_actions` of this rank's plan."""
+        return sending_actions(actions, self._reduce, self._pp_rank)
+
+    def complete_parameters(self, module: nn.Module | None = None) -> None:
+        """Wait for the gathers of a module's parameters that are under way, or of all; every replica calls it alike."""
+        for shards in self._shards:
+            shards.complete(module)
+
     @contextmanager
     def finishing(self, finishes: Sequence[Finish]) -> Iterator[None]:
-        """Context of an action of :func:`finishing_actions`: what it completes may be sent as soon as it is complete."""
+        """Context of an action of :func:`sending_actions`: what is complete may be sent, as soon as it is if during it."""
         if self._fully_sharded is not None:
             with self._fully_sharded.finishing([finish.stage for finish in finishes]):
                 yield
@@ -170,8 +222,10 @@ class GradientSync:
         for finish in finishes:
             parts = self._parts[finish.stage]
             completed += [*(parts.splittable if finish.splittable else ()), *(parts.others if finish.others else ())]
-        self._awaited = {id(parameter) for parameter in completed}
+        awaited = {id(parameter) for parameter in completed}
+        self._awaited = awaited if self._reduce.begins_within(self._pp_rank) else set()
         yield
+        self._awaited |= awaited if not self._reduce.begins_within(self._pp_rank) else set()
         for parameter in reversed(completed):
             self._accumulated(parameter)
 
@@ -210,8 +264,7 @@ class GradientSync:
         """
         if self._is_sharded:
             rows = {id(share.parameter): share.rows for share in self._shares}
-            shards = [averages.shards for averages in self._averages if averages.shards is not None]
-            return [part for each in shards for part in each.counted(rows)]
+            return [part for each in self._shards for part in each.counted(rows)]
         return [share.gradient() for share in self._shares]
 
     def mean_loss(self, losses: Tensor, step: int) -> Tensor:

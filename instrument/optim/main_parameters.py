@@ -112,7 +112,10 @@ class Shards:
         self._divisor = divisor
         self._parts = {id(bucket): self._part_of(bucket) for bucket in buckets}
         self._buckets = tuple(buckets)
+        self._gathers: dict[int, Pending[Tensor]] = {}
+        self._buckets_of = {id(p): bucket for bucket in buckets for p in bucket.parameters}
         self.parameters = tuple(self._parts.values())
+        self.overlaps_gathers = False
 
     def start(self, bucket: Bucket, gradients: Tensor) -> Pending[Tensor]:  # noqa: ARG002
         return self._group.start_reduce_scatter(gradients)
@@ -128,9 +131,23 @@ class Shards:
         """Do nothing: averaging freed them."""
 
     def publish(self) -> None:
-        for bucket in self._buckets:
+        self.complete()
+        for bucket in reversed(self._buckets) if self.overlaps_gathers else self._buckets:  # forwards read first layers first
             part = self._parts[id(bucket)].detach().to(bucket.parameters[0].dtype)
-            bucket.take_values(self._group.all_gather(part))
+            if self.overlaps_gathers:
+                self._gathers[id(bucket)] = self._group.start_all_gather(part)
+            else:
+                bucket.take_values(self._group.all_gather(part))
+
+    def complete(self, module: nn.Module | None = None) -> None:
+        """Wait for the gathers under way of the buckets with a module's parameters, or of all."""
+        if not self._gathers:
+            return
+        parameters = () if module is None else module.parameters()
+        buckets = self._buckets if module is None else [self._buckets_of[id(p)] for p in parameters if id(p) in self._buckets_of]
+        for bucket in buckets:
+            if gather := self._gathers.pop(id(bucket), None):
+                bucket.take_values(gather.wait())
 
     def counted(self, rows: Mapping[int, int | None]) -> list[Tensor]:
         """The gradients in this rank's parts, of the first ``rows[id(parameter)]`` rows of each parameter, or of all where

@@ -7,7 +7,7 @@ New kinds of action are new entries of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from instrument.data.text import Batch
 from instrument.optim.clipping import ClippedOptimizer
-from instrument.optim.gradient_sync import GradientSync, finishing_actions
+from instrument.optim.gradient_sync import Finish, GradientSync
 from instrument.pipeline.evaluation import ForwardBuffers, evaluating, forwards_of
 from instrument.pipeline.handlers import HANDLERS
 from instrument.pipeline.megatron_calls import Calls
@@ -27,7 +27,7 @@ from instrument.pipeline.speculation import prefix_lengths
 from instrument.pipeline.step import Handler, RankProgram, StepRun
 from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind
-from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.schedule.actions import Action, Kind, iter_halves
 from pptrace.schedule.plan import Plan
 
 
@@ -82,7 +82,6 @@ class PipelineRuntime:
         _require_runnable(plan, self._handlers)
         self._posting = posting
         self._instructions = arrange(plan, pp_rank, posting)
-        self._finishing = finishing_actions(plan.compute_actions(pp_rank))
         if set(program.stages) != set(plan.stages_of(pp_rank)):
             raise ScheduleError(
                 f"{plan.name}: rank {pp_rank} runs stages {plan.stages_of(pp_rank)} and its program has "
@@ -153,9 +152,13 @@ class PipelineRuntime:
         arranged = [arrange(self.program.plan, rank, self._posting) for rank in range(self.program.plan.pp)]
         return prefix_lengths(self.program.plan, arranged)[self.program.pp_rank]
 
+    @cached_property
+    def _sending(self) -> Mapping[Action, Sequence[Finish]]:
+        return self.gradients.sending(self.program.plan.compute_actions(self.program.pp_rank))
+
     def _execute(self, run: StepRun, start: int, end: int) -> None:
         for instruction in self._instructions[start:end]:
-            finishes = self._finishing.get(instruction[0])
+            finishes = self._sending.get(instruction[0])
             if finishes is None:
                 self._handlers[instruction[0].kind](run, instruction)
                 continue

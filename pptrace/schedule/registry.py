@@ -138,6 +138,18 @@ SCHEDULES: dict[str, Schedule] = {
             torch_name="Interleaved1F1B",
         ),
         Schedule(
+            interleaved.COMBINED,
+            "interleaved 1F1B whose F and B overlap as one action, for exchanges with experts",
+            "(p−1)F&B/(v·m(f+b))",
+            "min(2(p−r−1)+(v−1)·N+2, v·m)",
+            "Megatron-LM overlap_moe_expert_parallel_comm",
+            interleaved.build_combined,
+            default_chunks=2,
+            takes_any_chunks=True,
+            takes_group_size=True,
+            always_labelled=True,
+        ),
+        Schedule(
             interleaved.LOOPED_BFS,
             "breadth-first: all microbatches of a chunk, then the next chunk",
             "(p−1)/(v·m)",

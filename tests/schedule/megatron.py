@@ -73,16 +73,16 @@ def convert_schedule_table_to_order(num_warmup: int, num_model_chunks: int, tabl
     return order
 
 
-def num_warmup(p: int, rank: int, m: int, v: int, n: int) -> int:
-    """``get_pp_rank_microbatches``, interleaved."""
-    return min(m * v, (p - rank - 1) * 2 + (v - 1) * n)
+def num_warmup(p: int, rank: int, m: int, v: int, n: int, combined: bool = False) -> int:
+    """``get_pp_rank_microbatches``, interleaved; ``combined`` is ``overlap_moe_expert_parallel_comm``."""
+    return min(m * v, (p - rank - 1) * 2 + (v - 1) * n + combined)
 
 
-def interleaved_row(p: int, rank: int, m: int, v: int, n: int) -> list[str]:
+def interleaved_row(p: int, rank: int, m: int, v: int, n: int, combined: bool = False) -> list[str]:
     """The compute actions of a rank; microbatches of a chunk come in order, in each direction."""
     row = []
     seen: dict[int, int] = {}
-    for code in convert_schedule_table_to_order(num_warmup(p, rank, m, v, n), v, get_schedule_table(m, v, n)):
+    for code in convert_schedule_table_to_order(num_warmup(p, rank, m, v, n, combined), v, get_schedule_table(m, v, n)):
         mb = seen.get(code, 0)
         seen[code] = mb + 1
         chunk = abs(code) - 1

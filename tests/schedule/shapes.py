@@ -69,6 +69,7 @@ def _takes_chunks(name: str, p: int, m: int, v: int) -> bool:
         "interleaved-zb": whole_rounds(p, m),
         "interleaved-1f1b": m >= p and sound_last_group(p, v, p, m % p),
         "interleaved-afab": m >= p,
+        "combined-1f1b": m % p == 0,
     }[name]
 
 

@@ -62,6 +62,17 @@ def test_gpipe_runs_what_torch_executes(monkeypatch: pytest.MonkeyPatch) -> None
             assert row == [call[0] for call in calls if "_" not in call[0]]
 
 
+def test_combined_has_the_order_of_megatron_with_the_pairs_of_its_steady_phase_as_one() -> None:
+    for p, m, v, n in interleaved_shapes():
+        plan = build("combined-1f1b", p, m, v, n)
+        for rank, row in enumerate(to_rows(plan)):
+            pairs = [cell for cell in row if "OVERLAP" in cell]
+            apart = [half for cell in row for half in cell.replace("OVERLAP_F_B", "").strip("()").split(";")]
+            assert apart == megatron.interleaved_row(p, rank, m, v, n, combined=True), (p, m, v, n, rank)
+            assert len(pairs) == m * v - megatron.num_warmup(p, rank, m, v, n, combined=True)
+        assert not replay(plan).blocked
+
+
 def test_interleaved_has_the_table_of_torch_for_every_shape_that_both_take() -> None:
     """torch groups microbatches by m / (m // p) where that is whole; Megatron calls it N."""
     compared = 0

@@ -56,7 +56,7 @@ def test_ranks_run_the_same_order_where_the_catalogue_says_so(entry: Schedule) -
 
 def test_what_is_known_of_frameworks() -> None:
     """No runtime runs breadth-first without labels; Megatron ran all forwards first for m = p alone."""
-    assert [entry.name for entry in SCHEDULES.values() if entry.always_labelled] == ["looped-bfs"]
+    assert [entry.name for entry in SCHEDULES.values() if entry.always_labelled] == ["combined-1f1b", "looped-bfs"]
     assert [entry.name for entry in SCHEDULES.values() if entry.only_if_m_is_p] == ["interleaved-afab"]
     first = SCHEDULES["interleaved-afab"]
     assert [first.runs_without_labels(4, m, None) for m in (3, 4, 8)] == [False, True, False]

@@ -132,6 +132,16 @@ def test_dualpipe_has_the_bubble_of_its_source() -> None:
             assert simulation.makespan_ns - m * (f + f + w) == expected, (p, m, f, w)
 
 
+def test_combined_1f1b_waits_for_p_minus_1_pairs() -> None:
+    """On average over the ranks; with pairs that cost f + b as interleaved 1F1B does."""
+    for p, m, v in legal_shapes("combined-1f1b"):
+        if m < 2 * p:
+            continue
+        for pair in (6, 5):
+            ranks = simulate(build("combined-1f1b", p, m, v), Costs({Kind.F: 2, Kind.B: 4, Kind.OVERLAP_F_B: pair})).ranks
+            assert sum(rank.bubble_ns for rank in ranks) == p * (p - 1) * pair, (p, m, v, pair)
+
+
 def test_an_overlapped_pair_that_is_cheaper_than_its_halves_shortens_the_step() -> None:
     kinds = {Kind.F: 2, Kind.B: 4, Kind.I: 2, Kind.W: 2}
     for name in ("dualpipe", "dualpipe-v"):
@@ -163,6 +173,7 @@ def test_v_half_and_v_min_hold_half_and_a_third_of_what_1f1b_holds() -> None:
 def test_each_schedule_holds_the_chunks_that_it_says() -> None:
     held: dict[str, Callable[[int, int, int, int], int]] = {
         "eager-1f1b": lambda p, m, v, r: min(2 * (p - r - 1) + 1, m),
+        "combined-1f1b": lambda p, m, v, r: min(2 * (p - r - 1) + (v - 1) * p + 2, v * m),
         "looped-bfs": lambda p, m, v, r: v * m,
         "zb-h1": lambda p, m, v, r: min(p, m),
         "zb-h2": lambda p, m, v, r: min(2 * p - 1, m),

@@ -48,7 +48,11 @@ def runs_elsewhere(plan: Plan) -> bool:
 
 _MEGATRON = Framework(
     MEGATRON,
-    {"1f1b": "", "interleaved-1f1b": "--num-virtual-stages-per-pipeline-rank {chunks}"},
+    {
+        "1f1b": "",
+        "interleaved-1f1b": "--num-virtual-stages-per-pipeline-rank {chunks}",
+        "combined-1f1b": "--num-virtual-stages-per-pipeline-rank {chunks} --overlap-moe-expert-parallel-comm",
+    },
     (MEGATRON,),
 )
 _ZERO_BUBBLE = "--enable-zero-bubble --zero-bubble-max-pending-backward"
@@ -215,6 +219,8 @@ def _of_megatron(change: Change, schedule: str, plan: Plan, split: tuple[int, ..
     options = [] if split is None else [megatron_layout(split, has_chunks=has_chunks)]
     if split is None and has_chunks and _changes_chunks(change, schedule):  # a layout tells the virtual stages itself
         options.append(f"--num-virtual-stages-per-pipeline-rank {plan.num_chunks}")
+    if change.schedule == "combined-1f1b":
+        options.append("--overlap-moe-expert-parallel-comm")
     if change.recompute_layers:
         options.append(
             f"--recompute-granularity full --recompute-method block --recompute-num-layers {change.recompute_layers}"

@@ -4,6 +4,7 @@ Interleaved 1F1B takes the microbatches depth-first in groups of N; within a gro
 uses the same table with the chunks reversed. The last group may be smaller than p, which Megatron-LM refuses: its microbatches
 come back to the first rank later than their turn, and ranks wait for them, for each other for ever where it is too small. It is
 sound if it and N together have at least 2(p−1) microbatches, if there are two chunks and it has one, and with the lean warmup.
+Combined 1F1B runs each pair as one action, so that while the tokens of one travel to experts and back the other computes.
 
 Interleaved zero bubble (ZB1P) splits the backward, with weight gradients r later on rank r, and takes the microbatches in
 max(1, m // p) equal groups, as torch does, which therefore must divide m. Interleaved all-forward-all-backward is what older
@@ -11,7 +12,7 @@ versions of Megatron-LM ran with m = p; its order is sound for any last group, s
 breadth-first: each chunk runs all its microbatches before the next one starts; the backward takes both from last to first (the
 paper draws the microbatches in order, torch runs them in reverse).
 
-Sources: Narayanan et al. (arXiv 2104.04473) and Megatron-LM ``forward_backward_pipelining_with_interleaving``,
+Sources: Narayanan et al. (arXiv 2104.04473) and Megatron-LM ``forward_backward_pipelining_with_interleaving``, ``combined_1f1b``,
 ``get_schedule_table``, before ``microbatch_group_size_per_vp_stage`` came with ``all_warmup_microbatches`` where m = p; Qi et al.
 (arXiv 2401.10241); Lamy-Poirier (arXiv 2211.05953); torch.distributed.pipelining's ScheduleInterleaved1F1B,
 ScheduleInterleavedZeroBubble and ScheduleLoopedBFS.
@@ -22,12 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.errors import ShapeError
-from pptrace.schedule.builders.pairing import Virtual, one_forward_one_backward, one_forward_one_input_grad
+from pptrace.schedule.builders.pairing import Virtual, one_forward_one_backward, one_forward_one_input_grad, overlapped_pairs
 from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape
 
 ONE_F_ONE_B, AFAB, ZERO_BUBBLE, LOOPED_BFS = "interleaved-1f1b", "interleaved-afab", "interleaved-zb", "looped-bfs"
+COMBINED = "combined-1f1b"
 
 
 def schedule_table(num_microbatches: int, num_chunks: int, group_size: int) -> list[tuple[int, int]]:
@@ -74,6 +76,27 @@ def build_1f1b(shape: Shape) -> Plan:
         ONE_F_ONE_B,
         (
             one_forward_one_backward(*orders, num_warmup_forwards(shape, rank))
+            for rank, orders in enumerate(_orders(shape, n))
+        ),
+    )
+
+
+def build_combined(shape: Shape) -> Plan:
+    """One forward more in the warmup, so that the two of a pair are of microbatches that do not wait for each other."""
+    if shape.pp > 1 or shape.num_chunks > 1:  # without a pipeline Megatron-LM combines too
+        _require_groups(COMBINED, shape, "1f1b")
+    _refuse_lean(COMBINED, shape)
+    p, m, n = shape.pp, shape.num_microbatches, shape.group_size or shape.pp
+    if 0 < m % n < p:
+        raise ShapeError(
+            f"{COMBINED}: {m} microbatches in groups of {n} leave a last group of {m % n}; expected 0 or at least p={p}: try "
+            f"m={m - m % n} or {m - m % n + p}"
+        )
+    whole = m * shape.num_chunks
+    return make_plan(
+        COMBINED,
+        (
+            overlapped_pairs(*orders, min(num_warmup_forwards(shape, rank) + 1, whole))
             for rank, orders in enumerate(_orders(shape, n))
         ),
     )

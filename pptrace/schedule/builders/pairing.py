@@ -28,6 +28,20 @@ def one_forward_one_backward(
     return actions
 
 
+def overlapped_pairs(
+    forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int
+) -> list[Action]:
+    """:func:`one_forward_one_backward` with the forward and the backward of each pair as one action."""
+    actions = one_forward_one_backward(forwards, backwards, num_warmup)
+    end = num_warmup + 2 * (len(forwards) - num_warmup)
+    pairs = zip(actions[num_warmup:end:2], actions[num_warmup + 1 : end : 2], strict=True)
+    steady = [
+        Action(Kind.OVERLAP_F_B, forward.stage, forward.microbatch, forward.chunk, forward.phase, (forward, backward))
+        for forward, backward in pairs
+    ]
+    return [*actions[:num_warmup], *steady, *actions[end:]]
+
+
 def one_forward_one_input_grad(
     forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int, weight_lag: int
 ) -> list[Action]:

@@ -14,6 +14,7 @@ import pytest
 
 from instrument.models.gpt import Recompute, RecomputeModule
 from instrument.optim.clipping import OptimizerSync
+from instrument.optim.gradient_sync import Reduce
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, train_mixes
@@ -85,6 +86,26 @@ def test_any_vocabulary_and_stages_of_the_ends_alone_train_as_one_process_does(p
         volume = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan)
         assert outcome.volumes == tuple(volume.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
         assert outcome.weights == MemoryPrediction(volume, on_device=False).of_rank(rank).weights
+
+
+DEEP = Mix(pp=2, dp=2, schedule="interleaved-1f1b", bucket_bytes=3000)
+WHEN = (
+    replace(DEEP, reduce=Reduce.ALIGNED),
+    replace(DEEP, reduce=Reduce.ALIGNED, zero=1, overlaps_gathers=True, tied=False, recompute=Recompute.FULL),
+    replace(DEEP, reduce=Reduce.AFTER, zero=1, overlaps_gathers=True, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
+    replace(DEEP, schedule="zb-h1", reduce=Reduce.ALIGNED, zero=1, overlaps_gathers=True),
+    replace(DEEP, schedule="dualpipe", reduce=Reduce.AFTER, zero=1, overlaps_gathers=True),
+    Mix(tp=2, cp=2, zero=1, sequence=True, overlaps_gathers=True, bucket_bytes=2000, num_layers=1, recompute=Recompute.FULL),
+)
+
+
+@pytest.mark.parametrize("mix", WHEN, ids=name_of)
+def test_sums_and_gathers_at_other_times_change_nothing(pool: Pool, mix: Mix) -> None:
+    """Losses, parameters, and the bytes of every step, all of them in marks (an update that waits for validation is in the next)."""
+    outcomes = check(pool, [mix])
+    for rank, (outcome,) in enumerate(outcomes if mix.sync is OptimizerSync.SYNCHRONOUS else ()):
+        predicted = StepVolume(facts_of(mix, mix.steps), mix.shape, mix.plan)
+        assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(mix.steps)), (mix, rank)
 
 
 @pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])

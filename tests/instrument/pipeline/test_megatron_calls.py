@@ -97,7 +97,7 @@ def marked(plan: Plan, rank: int, posting: Posting) -> list[list[Any]]:
     communicator = Communicator(mesh, plan, spec, Arrived(), marks, posting)
     stages: dict[int, nn.Module] = {stage: Scale() for stage in plan.stages_of(rank)}
     program = RankProgram(plan, rank, stages, lambda output, _: output.sum(), communicator, marks)
-    gradients: Any = SimpleNamespace(finishing=lambda _: nullcontext(), run=lambda _: None, mean_loss=lambda *_: None)
+    gradients: Any = SimpleNamespace(sending=lambda _: {}, run=lambda _: None, mean_loss=lambda *_: None)
     numbers = torch.ones(plan.num_microbatches, 1)
     PipelineRuntime(program, gradients, posting).run(Batch(numbers, numbers), 0)
     events: list[list[Any]] = marks.events

@@ -27,6 +27,7 @@ from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.optim.control_channel import ControlChannel
+from instrument.optim.gradient_sync import Reduce
 from instrument.optim.main_parameters import Zero, make_adamw
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
@@ -85,6 +86,8 @@ class Mix:
     steps: int = STEPS
     vocabulary: int = 256
     split: tuple[int, ...] | None = None
+    reduce: Reduce = Reduce.OVERLAP
+    overlaps_gathers: bool = False
 
     @property
     def world(self) -> int:
@@ -210,8 +213,9 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
     device, zero = device_of(mix), Zero(mix.zero)
     wiring = Wiring(
-        device, route=route, prefetch_depth=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
-    )
+        device, route=route, prefetch_depth=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero,
+        reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers,
+    )  # fmt: skip
     return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE), wiring, recorder)
 
 
@@ -232,6 +236,7 @@ def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> lis
             losses.append(float(result.loss))
     if clipped is not None:
         clipped.finish(steps - 1)
+    runtime.gradients.complete_parameters()
     return losses
 
 
