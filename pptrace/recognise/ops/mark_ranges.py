@@ -138,7 +138,7 @@ def _without_evaluations(marks: MarkedRanges) -> MarkedRanges:
         return marks
     last = np.searchsorted(marks.start_ns[spans], marks.start_ns, side="right") - 1
     is_training = (last < 0) | (marks.start_ns >= marks.end_ns[spans[last]])
-    names = ("collectives", "links", "calls", "awaits")
+    names = ("collectives", "links", "calls")  # what trains may be awaited by an evaluation
     others = {name: table.where(is_training[table["at"]]) for name in names for table in (getattr(marks, name),)}
     return replace(marks.only(is_training), equal=np.where(is_training, marks.equal, -1), **others)
 
