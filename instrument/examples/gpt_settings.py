@@ -197,10 +197,14 @@ def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo,
     if options.zero >= Zero.GRADIENTS and options.grad_reduce is not None:
         raise UsageError("--grad-reduce is for --zero 0 and 1; fully_shard reduces each layer in its last backward")
     if options.zero != Zero.OPTIMIZER and options.overlap_param_gather:
-        raise UsageError(f"--overlap-param-gather is for --zero 1, which gathers parameters, and that is {options.zero}")
+        raise UsageError(
+            f"--overlap-param-gather is for --zero 1, which gathers parameters, and that is {options.zero}"
+        )
     sharding = (parallel, bucket_bytes, Zero(options.zero))
     when = (Reduce(options.grad_reduce or Reduce.OVERLAP), options.overlap_param_gather)
-    return Wiring(device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when)
+    return Wiring(
+        device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when
+    )
 
 
 def balanced_partition(times: LayerTimes, plan: Plan) -> tuple[range, ...]:

@@ -132,7 +132,9 @@ class Shards:
 
     def publish(self) -> None:
         self.complete()
-        for bucket in reversed(self._buckets) if self.overlaps_gathers else self._buckets:  # forwards read first layers first
+        for bucket in (
+            reversed(self._buckets) if self.overlaps_gathers else self._buckets
+        ):  # forwards read first layers first
             part = self._parts[id(bucket)].detach().to(bucket.parameters[0].dtype)
             if self.overlaps_gathers:
                 self._gathers[id(bucket)] = self._group.start_all_gather(part)
@@ -144,7 +146,11 @@ class Shards:
         if not self._gathers:
             return
         parameters = () if module is None else module.parameters()
-        buckets = self._buckets if module is None else [self._buckets_of[id(p)] for p in parameters if id(p) in self._buckets_of]
+        buckets = (
+            self._buckets
+            if module is None
+            else [self._buckets_of[id(p)] for p in parameters if id(p) in self._buckets_of]
+        )
         for bucket in buckets:
             if gather := self._gathers.pop(id(bucket), None):
                 bucket.take_values(gather.wait())
