@@ -59,8 +59,8 @@ def _add_mesh(add: Add) -> None:
     add(
         "--grad-reduce",
         choices=[reduce.value for reduce in Reduce],
-        help="when averages of gradients begin (--zero 0 and 1): during a stage's last backward; rank r of the pipeline r backwards "
-        "later (Megatron-LM's align_grad_reduce); after a rank's last op; left out: overlap",
+        help="when averages of gradients begin (--zero 0 and 1): during a stage's last backward; rank r of the pipeline r "
+        "backwards later (Megatron-LM's align_grad_reduce); after a rank's last op; left out: overlap",
     )
     add(
         "--overlap-param-gather",

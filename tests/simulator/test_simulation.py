@@ -138,7 +138,9 @@ def test_combined_1f1b_waits_for_p_minus_1_pairs() -> None:
         if m < 2 * p:
             continue
         for pair in (6, 5):
-            ranks = simulate(build("combined-1f1b", p, m, v), Costs({Kind.F: 2, Kind.B: 4, Kind.OVERLAP_F_B: pair})).ranks
+            ranks = simulate(
+                build("combined-1f1b", p, m, v), Costs({Kind.F: 2, Kind.B: 4, Kind.OVERLAP_F_B: pair})
+            ).ranks
             assert sum(rank.bubble_ns for rank in ranks) == p * (p - 1) * pair, (p, m, v, pair)
 
 

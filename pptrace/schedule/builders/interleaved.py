@@ -23,7 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.errors import ShapeError
-from pptrace.schedule.builders.pairing import Virtual, one_forward_one_backward, one_forward_one_input_grad, overlapped_pairs
+from pptrace.schedule.builders.pairing import (
+    Virtual,
+    one_forward_one_backward,
+    one_forward_one_input_grad,
+    overlapped_pairs,
+)
 from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape

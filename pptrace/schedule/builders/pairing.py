@@ -28,9 +28,7 @@ def one_forward_one_backward(
     return actions
 
 
-def overlapped_pairs(
-    forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int
-) -> list[Action]:
+def overlapped_pairs(forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int) -> list[Action]:
     """:func:`one_forward_one_backward` with the forward and the backward of each pair as one action."""
     actions = one_forward_one_backward(forwards, backwards, num_warmup)
     end = num_warmup + 2 * (len(forwards) - num_warmup)

@@ -117,6 +117,7 @@ def test_other_frameworks_are_told_the_plan_in_their_own_words() -> None:
     of_v = every_option(Change(schedule="v-half"))
     assert of_v["sail-sg/zero-bubble"] == "--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half"
     assert of_v["Primus"] == "pp_algorithm: v-half"
+    assert every_option(Change(schedule="combined-1f1b"))["Megatron-LM"].endswith("--overlap-moe-expert-parallel-comm")
     assert every_option(Change(schedule="gpipe"))["nanotron"] == "parallelism.pp_engine: afab"
     assert not {"DeepSpeed", "nanotron", "veScale"} & every_option(Change(schedule="zb-h1")).keys()
 

@@ -93,6 +93,7 @@ def test_overlapped_pairs_alternate_in_pieces(pool: Pool) -> None:
         assert in_turn.turns == 0
         assert in_pieces.turns > of_few_layers.turns > 0
     check(pool, [replace(mix, schedule="dualpipe-v", dp=1, tp=2, sequence=True)])
+    assert all(outcome.turns > 0 for (outcome,) in check(pool, [replace(mix, schedule="combined-1f1b")]))
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [1, 4])

@@ -95,13 +95,22 @@ WHEN = (
     replace(DEEP, reduce=Reduce.AFTER, zero=1, overlaps_gathers=True, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
     replace(DEEP, schedule="zb-h1", reduce=Reduce.ALIGNED, zero=1, overlaps_gathers=True),
     replace(DEEP, schedule="dualpipe", reduce=Reduce.AFTER, zero=1, overlaps_gathers=True),
-    Mix(tp=2, cp=2, zero=1, sequence=True, overlaps_gathers=True, bucket_bytes=2000, num_layers=1, recompute=Recompute.FULL),
+    Mix(
+        tp=2,
+        cp=2,
+        zero=1,
+        sequence=True,
+        overlaps_gathers=True,
+        bucket_bytes=2000,
+        num_layers=1,
+        recompute=Recompute.FULL,
+    ),
 )
 
 
 @pytest.mark.parametrize("mix", WHEN, ids=name_of)
 def test_sums_and_gathers_at_other_times_change_nothing(pool: Pool, mix: Mix) -> None:
-    """Losses, parameters, and the bytes of every step, all of them in marks (an update that waits for validation is in the next)."""
+    """Losses, parameters, and the bytes of every step, all of them in marks (one that waits for its norm is in the next)."""
     outcomes = check(pool, [mix])
     for rank, (outcome,) in enumerate(outcomes if mix.sync is OptimizerSync.SYNCHRONOUS else ()):
         predicted = StepVolume(facts_of(mix, mix.steps), mix.shape, mix.plan)

@@ -61,6 +61,8 @@ def test_a_preset_says_what_it_sets_and_what_is_given(capsys: pytest.CaptureFixt
         (["--prefetch", "2"], "neither --prefetch nor"),
         (["--schedule", "zb-h1"], "use --p2p-calls plan"),
         (["--p2p-calls", "megatron-overlap"], "refuses overlap_p2p_comm without chunks"),
+        (["--overlap-param-gather"], "is for --zero 1"),
+        (["--zero", "2", "--grad-reduce", "after"], "--grad-reduce is for --zero 0 and 1"),
     ):
         assert main([*like, *given]) == 2
         assert why in capsys.readouterr().err

@@ -18,6 +18,7 @@ from torch import nn
 
 from instrument.data.text import Batch
 from instrument.models.gpt_pipeline import Wiring
+from instrument.optim.gradient_sync import Reduce, sending_actions
 from instrument.pipeline.megatron_calls import Calls, require_progress
 from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.p2p import Communicator, Message, TensorSpec
@@ -25,6 +26,7 @@ from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
 from instrument.pipeline.transport import Mode
 from pptrace.errors import ScheduleError, ShapeError, UsageError
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -114,10 +116,30 @@ def receives_awaited(events: list[list[Any]]) -> list[tuple[int, list[Any]]]:
     return sorted(awaited)
 
 
+def reduced(plan: Plan, rank: int) -> list[tuple[int, int]]:
+    """Each stage whose aligned sums this rank begins with or after an action, with the number of backwards up to there."""
+    actions = plan.compute_actions(rank)
+    sending, backwards, begun = sending_actions(actions, Reduce.ALIGNED, rank), 0, []
+    for action in actions:
+        backwards += action.kind is Kind.B
+        begun += [(backwards, finish.stage) for finish in sending.get(action, ())]
+    late = set(plan.stages_of(rank)) - {stage for _, stage in begun}
+    return begun + [(backwards, stage) for stage in sorted(late)]
+
+
+def reduced_by_megatron(events: list[list[Any]]) -> list[tuple[int, int]]:
+    backwards, begun = 0, []
+    for kind, *rest in events:
+        backwards += kind == "B"
+        begun += [(backwards, rest[0][0])] if kind == "reduce" else []
+    return begun
+
+
 @needs_megatron
 def test_calls_are_those_of_megatron_core_in_its_order() -> None:
     """Ops, calls and the transfers of each call; and each receive is awaited between the same ops, but for groups larger than p,
-    where Megatron-LM waits for the oldest receive, and ours for the one that the next op reads.
+    where Megatron-LM waits for the oldest receive, and ours for the one that the next op reads. Aligned gradient sums begin after
+    the same backwards (of one stage, the first rank's begin in its last one, without a call of ``grad_sync_func``).
     """
     cases = [(size, calls, batched, rank) for size, calls, batched in CASES for rank in range(size[0])]
     asked = [
@@ -128,12 +150,10 @@ def test_calls_are_those_of_megatron_core_in_its_order() -> None:
     assert ended.returncode == 0, ended.stderr
     for (size, calls, batched, rank), theirs in zip(cases, json.loads(ended.stdout), strict=True):
         ours = marked(plan_of(size), rank, Posting(calls=calls, even_odd=not batched))
-        assert [e for e in ours if e[0] != "wait"] == [e for e in theirs if e[0] != "wait"], (
-            size,
-            calls,
-            batched,
-            rank,
-        )
+        theirs_made = [event for event in theirs if event[0] not in ("wait", "reduce")]
+        assert [event for event in ours if event[0] != "wait"] == theirs_made, (size, calls, batched, rank)
+        if rank or size[2] > 1:
+            assert reduced(plan_of(size), rank) == reduced_by_megatron(theirs), (size, rank)
         if size[3] == size[0]:
             assert receives_awaited(ours) == receives_awaited(theirs), (size, calls, batched, rank)
 

@@ -2,7 +2,8 @@
 
 Its argument is a JSON list of [pp, rank, microbatches, chunks, group size, overlap, warmup_flush, batched]. The schedules and the
 P2PCommunicator are megatron-core's; torch.distributed's functions under them record what they are given. Each answer is a list
-of [F or B, stage, microbatch] and, for a call, of [post or wait, [[kind, stage, microbatch], …]].
+of [F or B, stage, microbatch] and, for a call, of [post or wait, [[kind, stage, microbatch], …]]; of [reduce, [stage]] where its
+``grad_sync_func`` (``align_grad_reduce``) is called.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import sys
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,7 +79,8 @@ class Recording:
             return [kind, *next(known for given, known in known_by if given is tensor)]
 
         return [
-            event if event[0] in ("F", "B") else [event[0], [named(item) for item in event[1]]] for event in self.events
+            event if event[0] in ("F", "B", "reduce") else [event[0], [named(item) for item in event[1]]]
+            for event in self.events
         ]
 
 
@@ -135,6 +138,12 @@ def run(pp: int, rank: int, m: int, v: int, n: int, overlap: bool, flush: bool, 
     one = Group(1, 0)
     groups = SimpleNamespace(tp=one, cp=one, embd=None, pos_embd=None, pp=communicator.pp_group, dp_cp=one)
     stages = [Stage(config, seen, chunk) for chunk in range(v)]
+
+    def reduce_of(stage: Stage) -> Any:
+        return lambda _parameters: seen.events.append(["reduce", [stage.stage]])
+
+    config.no_sync_func = nullcontext
+    config.grad_sync_func = [reduce_of(stage) for stage in stages] if v > 1 else reduce_of(stages[0])
 
     def forward_step(_batches: Any, model: Any) -> Any:
         return model(), lambda out: (out.sum(), {})
