@@ -28,9 +28,16 @@ class Layout(StrEnum):
     CONTIGUOUS = "contiguous"  # one chunk for each ring rank, in order
 
 
+class KeyExchange(StrEnum):
+    """The way in which keys and values reach the ranks of a ring; values as of Megatron-LM's ``--cp-comm-type``."""
+
+    P2P = "p2p"  # they rotate
+    ALL_GATHER = "all_gather"  # each rank gets all of them at once
+
+
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """Sizes of the two ways of context parallelism, and the layout of the ring.
+    """Sizes of the two ways of context parallelism, the layout of the ring, and how keys travel in it.
 
     Raises:
         UsageError: a size below 1.
@@ -39,6 +46,7 @@ class ContextShape:
     ring: int = 1
     ulysses: int = 1
     layout: Layout = Layout.BALANCED
+    exchange: KeyExchange = KeyExchange.P2P
 
     def __post_init__(self) -> None:
         for name in ("ring", "ulysses"):

@@ -258,6 +258,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         sequence_parallel=options.sequence_parallel,
         overlap=options.overlap,
         ulysses=options.ulysses,
+        cp_comm_type=options.cp_comm_type,
         recompute=options.recompute,
         recompute_microbatches_beyond=options.recompute_microbatches_beyond,
         zero=int(settings.wiring.zero),

@@ -1,4 +1,4 @@
-"""Collectives by size: the line that their times were made of, names of kernels, steps of rings and trees, hosts that tp crosses."""
+"""Collectives by size: lines through their times, names of kernels, steps of rings and trees, hosts that tp crosses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives over other links, in closed form: an op is its compute and its all-reduces, and 1F1B takes m + p − 1 pairs of ops."""
+"""Collectives over other links: an op is its compute and its all-reduces, and 1F1B takes m + p − 1 pairs of ops."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_with_another_schedule_collectives_change_in_its_ops(run: pptrace.Run) -
 
 @pytest.mark.parametrize("given", ["dp=2", "tp", "tp=0", "tp=x", "tp=-1", "tp=inf", "pp=2", "=2"])
 def test_what_is_no_axis_of_ops_and_no_speed_is_refused(run: pptrace.Run, given: str) -> None:
-    with pytest.raises(PptraceError, match="--collective-speed .*: expected one of tp, cp, ep"):
+    with pytest.raises(PptraceError, match=r"--collective-speed .*: expected one of tp, cp, ep"):
         run.whatif(collective_speeds=given)
 
 
