@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pptrace.errors import UsageError
+from pptrace.sizes.context import causal_scores
 
 
 class Layout(StrEnum):
@@ -108,6 +109,16 @@ class ContextShape:
         chunk = sequence // (2 * self.ring)
         ends = (ring_rank, 2 * self.ring - 1 - ring_rank)
         return tuple(range(index * chunk, (index + 1) * chunk) for index in ends)
+
+
+def imbalance_line(sequence: int, shape: ContextShape) -> str:
+    """Say how many causal scores each ring rank computes under the contiguous layout."""
+    contiguous, balanced = (causal_scores(sequence, shape.ring, balanced=balanced) for balanced in (False, True))
+    each = " / ".join(f"{scores:,}" for scores in contiguous)
+    return (
+        f"contiguous: ring ranks compute {each} scores of a head and sequence; balanced they would compute {balanced[0]:,} each, "
+        f"{max(contiguous) / balanced[0]:.2f} times fewer than the last one"
+    )
 
 
 def positions(shape: ContextShape, sequence: int, rank: int, device: torch.device | None = None) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from instrument import session
+from instrument.context.shard import Layout, imbalance_line
 from instrument.data.text import Batch
 from instrument.examples.faults import install_faults, make_experts_sleep
 from instrument.examples.gpt_arguments import make_parser
@@ -100,6 +101,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     progress = Progress(work)
     if reports:
         print(work.heading(), flush=True)
+        if parallel.context.layout is Layout.CONTIGUOUS and parallel.context.ring > 1:
+            print(imbalance_line(options.seq, parallel.context), flush=True)
         if skipped := skipped_kinds(settings.plan):
             print(
                 f"{', '.join(skipped)} of the plan are passed over: sharding and gradient sums need no actions here",

@@ -184,7 +184,13 @@ class EstimatedRun(ExportsJson):
     def _json_object(self) -> dict[str, Any]:
         from pptrace.report.estimate.columns import estimate_object
 
-        return estimate_object(self.estimate, self.link_speeds, self.limit_bytes, self.step)
+        return estimate_object(
+            self.estimate,
+            self.link_speeds,
+            self.limit_bytes,
+            self.step,
+            None if self.speeds is None else self.speeds.flops_per_ns,
+        )
 
     @overload
     def to_csv(self, path: None = None) -> str: ...
