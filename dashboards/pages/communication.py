@@ -13,7 +13,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
-from pptrace.analysis.links.show import collectives_table, late_ranks_table, links_table
+from pptrace.analysis.links.show import collectives_table, late_ranks_table, links_table, sizes_table
 from pptrace.analysis.report import Report
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
@@ -107,6 +107,8 @@ def of_links(report: Report, axis: str | None) -> list[Node]:
         parts = [empty("No links", _NO_LINKS, "no-links")]
     if report.late_ranks:
         parts.append(data_table(late_ranks_table(report), "late-ranks"))
+    if report.collectives:
+        parts.append(data_table(sizes_table(report.collectives), "collectives"))
     if report.interconnect is not None and report.interconnect.collectives:
         parts.append(data_table(collectives_table(report.interconnect), "interconnect"))
     return parts

@@ -36,6 +36,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "comms": "Communication",
     "links": "Communication",
     "late-ranks": "Communication",
+    "collectives": "Communication",
     "interconnect": "Communication",
     "memory": "Memory",
     "stragglers": "Stages",

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is cut over context-parallel ranks: ring, Ulysses, both, or neither."""
+"""Attention over a sequence that is cut over context-parallel ranks: ring or gathered keys, Ulysses, both, or neither."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from instrument.collectives import AxisGroup
+from instrument.context.gather import GatherAttention
 from instrument.context.ring import RingAttention
-from instrument.context.shard import ContextShape
+from instrument.context.shard import ContextShape, KeyExchange
 from instrument.context.ulysses import Ulysses, ulysses_kv_heads
 from instrument.mesh import Mesh
 from instrument.recorder import Recorder
@@ -73,7 +74,8 @@ class ContextAttention:
     def __init__(self, groups: ContextGroups, causal: bool = True) -> None:
         self._causal = causal
         self._ulysses = None if groups.ulysses is None else Ulysses(groups.ulysses)
-        self._ring = None if groups.ring is None else RingAttention(groups.ring, groups.shape.layout, causal)
+        over_keys = GatherAttention if groups.shape.exchange is KeyExchange.ALL_GATHER else RingAttention
+        self._ring = None if groups.ring is None else over_keys(groups.ring, groups.shape.layout, causal)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(microbatch, heads, sequence / cp, head dim), k and v with KV heads, which divide heads → as ``q``.

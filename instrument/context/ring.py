@@ -12,7 +12,7 @@ are ring − 1 steps. Part of the local step is held back to run while the last 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,26 @@ def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
     weight = torch.sigmoid(part_lse - lse).unsqueeze(-1)
     out.lerp_(part_out.to(out.dtype), weight.to(out.dtype))
     torch.logaddexp(lse, part_lse, out=lse)
+
+
+class TravellingKeys(Protocol):
+    """Keys and values of other ranks, on their way."""
+
+    def take(self, step: int) -> Tensor:
+        """Wait for those of a step, from 1 on and in order; those that come next travel from then on."""
+        ...
+
+
+class _RotatingKeys:
+    def __init__(self, group: AxisGroup, keys: Tensor, ring: int) -> None:
+        self._group, self._last = group, ring - 1
+        self._following = group.start_rotation(keys)
+
+    def take(self, step: int) -> Tensor:
+        keys = self._following.wait()
+        if step < self._last:
+            self._following = self._group.start_rotation(keys)
+        return keys
 
 
 class RingAttention:
@@ -62,17 +82,19 @@ class RingAttention:
             raise UsageError(f"{length} positions on a rank; the balanced layout holds two chunks of equal length")
         return RingPlan(self.group.size, self.group.rank, length, self.causal, self.layout)
 
+    def start_keys(self, keys: Tensor, plan: RingPlan) -> TravellingKeys:
+        """Start what brings the keys of the other ranks, of each at its step."""
+        return _RotatingKeys(self.group, keys, plan.ring)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp over the positions of all ranks."""
         kernel, plan = kernel_for(q), self.plan(q.shape[2])
         keys = torch.stack((k, v)).contiguous()
-        following = self.group.start_rotation(keys)
+        following = self.start_keys(keys, plan)
         out, lse = kernel.forward(q, keys[0], keys[1], plan.local.masked)
         out = out.to(accumulation_dtype(out.dtype))
         for step in range(1, plan.ring):
-            keys = following.wait()
-            if step < plan.ring - 1:
-                following = self.group.start_rotation(keys)
+            keys = following.take(step)
             if square := plan.remote(step):
                 k, v = _at(keys, square.keys)
                 part = kernel.forward(_at(q, square.queries), k, v, square.masked)
@@ -81,22 +103,20 @@ class RingAttention:
 
     def gradients(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
         """Gradients of this rank's q, k and v, from ``grad`` of its output; in their dtypes."""
-        plan, rows = self.plan(q.shape[2]), _RowGradients(grad, q, out, lse)
-        local_keys = keys = torch.stack((k, v)).contiguous()
-        following = self.group.start_rotation(keys)
-        local_sum = _zero_sum(keys)
+        plan, rows = self.plan(q.shape[2]), RowGradients(grad, q, out, lse)
+        local_keys = torch.stack((k, v)).contiguous()
+        following = self.start_keys(local_keys, plan)
+        local_sum = zero_sum(local_keys)
         for square in plan.local_early:
             rows.add(square, local_keys, local_sum)
         travelling: Pending[Tensor] | None = None
         for step in range(1, plan.ring):
-            keys = following.wait()
-            if step < plan.ring - 1:
-                following = self.group.start_rotation(keys)
+            keys = following.take(step)
             remote = plan.remote(step)
             part = None if remote is None else rows.part(remote, keys)
-            grad_sum = _zero_sum(keys) if travelling is None else travelling.wait()
+            grad_sum = zero_sum(keys) if travelling is None else travelling.wait()
             if remote is not None and part is not None:
-                _add(grad_sum, remote.keys, part)
+                add_part(grad_sum, remote.keys, part)
             travelling = self.group.start_rotation(grad_sum)
         for square in plan.local_late:
             rows.add(square, local_keys, local_sum)
@@ -105,7 +125,7 @@ class RingAttention:
         return rows.grad_q.to(q.dtype), local_sum[0].to(k.dtype), local_sum[1].to(v.dtype)
 
 
-class _RowGradients:
+class RowGradients:
     """The backward of this rank's queries, block by block; ``grad_q`` is the sum so far."""
 
     def __init__(self, grad: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> None:
@@ -124,7 +144,7 @@ class _RowGradients:
 
     def add(self, square: Square, keys: Tensor, grad_sum: Tensor) -> None:
         """Add a square's part to ``grad_q``, and its parts of keys and values to ``grad_sum``."""
-        _add(grad_sum, square.keys, self.part(square, keys))
+        add_part(grad_sum, square.keys, self.part(square, keys))
 
 
 class _Ring(torch.autograd.Function):
@@ -152,10 +172,10 @@ def _at(tensor: Tensor, positions: slice) -> Tensor:
     return tensor[..., positions, :]
 
 
-def _zero_sum(keys: Tensor) -> Tensor:
+def zero_sum(keys: Tensor) -> Tensor:
     return torch.zeros_like(keys, dtype=accumulation_dtype(keys.dtype))
 
 
-def _add(grad_sum: Tensor, positions: slice, part: tuple[Tensor, Tensor]) -> None:
+def add_part(grad_sum: Tensor, positions: slice, part: tuple[Tensor, Tensor]) -> None:
     for whole, addend in zip(_at(grad_sum, positions), part, strict=True):
         whole.add_(addend)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pptrace.errors import UsageError
+from pptrace.sizes.context import causal_scores
 
 
 class Layout(StrEnum):
@@ -28,9 +29,16 @@ class Layout(StrEnum):
     CONTIGUOUS = "contiguous"  # one chunk for each ring rank, in order
 
 
+class KeyExchange(StrEnum):
+    """The way in which keys and values reach the ranks of a ring; values as of Megatron-LM's ``--cp-comm-type``."""
+
+    P2P = "p2p"  # they rotate
+    ALL_GATHER = "all_gather"  # each rank gets all of them at once
+
+
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """Sizes of the two ways of context parallelism, and the layout of the ring.
+    """Sizes of the two ways of context parallelism, the layout of the ring, and how keys travel in it.
 
     Raises:
         UsageError: a size below 1.
@@ -39,6 +47,7 @@ class ContextShape:
     ring: int = 1
     ulysses: int = 1
     layout: Layout = Layout.BALANCED
+    exchange: KeyExchange = KeyExchange.P2P
 
     def __post_init__(self) -> None:
         for name in ("ring", "ulysses"):
@@ -100,6 +109,16 @@ class ContextShape:
         chunk = sequence // (2 * self.ring)
         ends = (ring_rank, 2 * self.ring - 1 - ring_rank)
         return tuple(range(index * chunk, (index + 1) * chunk) for index in ends)
+
+
+def imbalance_line(sequence: int, shape: ContextShape) -> str:
+    """Say how many causal scores each ring rank computes under the contiguous layout."""
+    contiguous, balanced = (causal_scores(sequence, shape.ring, balanced=balanced) for balanced in (False, True))
+    each = " / ".join(f"{scores:,}" for scores in contiguous)
+    return (
+        f"contiguous: ring ranks compute {each} scores of a head and sequence; balanced they would compute {balanced[0]:,} each, "
+        f"{max(contiguous) / balanced[0]:.2f} times fewer than the last one"
+    )
 
 
 def positions(shape: ContextShape, sequence: int, rank: int, device: torch.device | None = None) -> Tensor:

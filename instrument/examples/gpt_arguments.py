@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 
+from instrument.context.shard import KeyExchange, Layout
 from instrument.examples.expert_arguments import Add, add_experts
 from instrument.examples.faults import Fault
 from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod, RecomputeModule
@@ -43,6 +44,18 @@ def _add_mesh(add: Add) -> None:
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
     add("--ulysses", type=int, default=1, metavar="N", help="of cp, ranks that exchange heads; the others form rings")
+    add(
+        "--cp-comm-type",
+        choices=list(map(str, KeyExchange)),
+        default=str(KeyExchange.P2P),
+        help="how keys reach the ranks of a ring: they rotate, or each rank gathers all of them",
+    )
+    add(
+        "--cp-layout",
+        choices=list(map(str, Layout)),
+        default=str(Layout.BALANCED),
+        help="positions of a ring rank: a chunk from either end of a sequence, so that causal attention costs all alike, or one",
+    )
     add(
         "--zero",
         type=int,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from instrument.context.shard import KeyExchange
+from instrument.context.shard import Layout as ContextLayout
 from instrument.data.text import TextData
 from instrument.examples.expert_arguments import read_experts
 from instrument.examples.faults import check_faults
@@ -90,7 +92,8 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     shape = fit_shape(rank_info.world, options.pp, options.dp, options.cp, options.tp, order, options.ep, options.etp)
     model = _make_model(options)
     _check_axes(options)
-    parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses)
+    layout, exchange = ContextLayout(options.cp_layout), KeyExchange(options.cp_comm_type)
+    parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses, layout, exchange)
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads, model.experts)
     if model.experts is not None:
         check_layers(model.experts, model.layers, model.hidden, shape.etp)
@@ -259,6 +262,17 @@ def _check_axes(options: argparse.Namespace) -> None:
             f"--ulysses is {options.ulysses} and cp is 1; it says how many ranks of cp exchange heads: give --cp a multiple of "
             f"{options.ulysses}"
         )
+
+    ring = options.cp // max(options.ulysses, 1)
+    for name, value, usual in (
+        ("--cp-comm-type", options.cp_comm_type, KeyExchange.P2P),
+        ("--cp-layout", options.cp_layout, ContextLayout.BALANCED),
+    ):
+        if value != usual and ring <= 1:
+            raise UsageError(
+                f"{name} {value} is for the ranks of cp that exchange no heads, of which there is {max(ring, 1)}; give --cp a "
+                f"larger multiple of --ulysses, or leave {name} out"
+            )
 
 
 def _bucket_bytes(value: float | None) -> int:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from instrument import session
+from instrument.context.shard import Layout, imbalance_line
 from instrument.data.text import Batch
 from instrument.examples.faults import install_faults, make_experts_sleep
 from instrument.examples.gpt_arguments import make_parser
@@ -102,6 +103,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         if settings.preset:
             print(settings.preset, flush=True)
         print(work.heading(), flush=True)
+        if parallel.context.layout is Layout.CONTIGUOUS and parallel.context.ring > 1:
+            print(imbalance_line(options.seq, parallel.context), flush=True)
         if skipped := skipped_kinds(settings.plan):
             print(
                 f"{', '.join(skipped)} of the plan are passed over: sharding and gradient sums need no actions here",
@@ -284,6 +287,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         sequence_parallel=options.sequence_parallel,
         overlap=options.overlap,
         ulysses=options.ulysses,
+        cp_comm_type=options.cp_comm_type,
         recompute=options.recompute,
         recompute_microbatches_beyond=options.recompute_microbatches_beyond,
         zero=int(settings.wiring.zero),

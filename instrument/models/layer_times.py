@@ -143,6 +143,8 @@ def _sizes(form: RankForm, overlap: bool) -> dict[str, object]:
         "tp": form.tp,
         "cp": form.context.size,
         "ulysses": form.context.ulysses,
+        "cp_comm_type": str(form.context.exchange),
+        "cp_layout": str(form.context.layout),
         "sequence_parallel": form.sequence,
         "overlap": overlap,
     }

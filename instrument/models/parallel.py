@@ -11,7 +11,7 @@ from torch import Tensor
 
 from instrument.collectives import AxisGroup, axis_group
 from instrument.context.attention import ContextAttention, check_context, make_context_groups
-from instrument.context.shard import ContextShape, positions
+from instrument.context.shard import ContextShape, KeyExchange, Layout, positions
 from instrument.expert.groups import ExpertGroups, expert_groups
 from instrument.mesh import Mesh, MeshShape
 from instrument.recorder import Recorder
@@ -30,12 +30,15 @@ class ParallelOptions:
     """Options of tensor and context parallelism, without the sizes of the axes.
 
     ``sequence`` shards activations between the layers over tp (Megatron SP), ``overlap`` overlaps their communication with
-    the GEMMs. ``ulysses`` ranks of cp exchange heads, and cp / ulysses form the ring.
+    the GEMMs. ``ulysses`` ranks of cp exchange heads, and cp / ulysses form the ring, over which
+    ``layout`` lays sequences out and ``exchange`` brings keys.
     """
 
     sequence: bool = False
     overlap: bool = False
     ulysses: int = 1
+    layout: Layout = Layout.BALANCED
+    exchange: KeyExchange = KeyExchange.P2P
 
     def context(self, cp: int) -> ContextShape:
         """The ring and Ulysses sizes of cp ranks.
@@ -45,7 +48,7 @@ class ParallelOptions:
         """
         if self.ulysses < 1 or cp % self.ulysses:
             raise UsageError(f"ulysses={self.ulysses} does not divide cp={cp}; choose a divisor of {cp}")
-        return ContextShape(cp // self.ulysses, self.ulysses)
+        return ContextShape(cp // self.ulysses, self.ulysses, self.layout, self.exchange)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

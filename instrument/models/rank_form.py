@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend
 
-from instrument.context.shard import ContextShape
+from instrument.context.shard import ContextShape, KeyExchange
 from instrument.context.ulysses import ulysses_kv_heads
 from instrument.mesh import MeshShape
 from instrument.models.gpt import GptConfig
@@ -51,9 +51,11 @@ class RankForm:
         """The attention that runs, in words."""
         if self.context.size == 1:
             return FUSED
+        gathers = self.context.exchange is KeyExchange.ALL_GATHER
+        over_ring = "attention over gathered keys" if gathers else "ring attention"
         if self.context.ulysses == 1:
-            return "ring attention"
-        return "Ulysses with " + (FUSED if self.context.ring == 1 else "ring attention")
+            return over_ring
+        return "Ulysses with " + (FUSED if self.context.ring == 1 else over_ring)
 
 
 def fused_kernel(form: RankForm, device: torch.device) -> SDPBackend | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.experts.types import ExpertsReport
-from pptrace.analysis.links.types import Interconnect, LateRank, Link
+from pptrace.analysis.links.types import CollectiveSpeed, Interconnect, LateRank, Link
 from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.result import (
@@ -166,6 +166,7 @@ class Report:
     late_ranks: tuple[LateRank, ...] = field(default=(), metadata=answer_of("links", shown=4))
     stragglers: Stragglers | None = field(default=None, metadata=answer_of("stragglers", shown=2))
     interconnect: Interconnect | None = field(default=None, metadata=answer_of("links", shown=4))
+    collectives: tuple[CollectiveSpeed, ...] = field(default=(), metadata=answer_of("links", shown=4))
     missing_evidence: tuple[MissingEvidence, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
     root_causes: tuple[RootCause, ...] = ()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MOST_LAYERS = 10_000
 RECOMPUTES = ("none", "selective", "full")
 ATTENTIONS = ("fused", "stored")
+CP_COMM_TYPES = ("p2p", "all_gather")
 _DTYPES = {num_bytes: name for name, num_bytes in ITEM_BYTES.items()}
 _STEP = options_of(SimulateOptions)
 _AXES = ("pp", "tp", "cp", "dp", "ep")
@@ -56,6 +57,12 @@ class EstimateOptions:
     dp: int = option(1, Value.WHOLE, "Data-parallel pipelines.", "D")
     ep: int = option(1, Value.WHOLE, "Ranks of a stage that share its experts.", "E")
     ulysses: int = option(1, Value.WHOLE, "Context-parallel ranks that exchange heads (Ulysses); a divisor of cp.", "N")
+    cp_comm_type: str = option(
+        "p2p",
+        Value.TEXT,
+        "How keys reach the other context-parallel ranks: p2p (ring), all_gather.",
+        choices=CP_COMM_TYPES,
+    )
     sequence_parallel: bool = option(False, Value.FLAG, "Sequence parallelism along tp.")
     zero: int = option(0, Value.DEPTH, "What replicas share: 1 optimizer, 2 also gradients, 3 also weights.", "0-3")
     recompute: str = option("none", Value.TEXT, "What the backward computes again.", choices=RECOMPUTES)
@@ -177,7 +184,13 @@ class EstimatedRun(ExportsJson):
     def _json_object(self) -> dict[str, Any]:
         from pptrace.report.estimate.columns import estimate_object
 
-        return estimate_object(self.estimate, self.link_speeds, self.limit_bytes, self.step)
+        return estimate_object(
+            self.estimate,
+            self.link_speeds,
+            self.limit_bytes,
+            self.step,
+            None if self.speeds is None else self.speeds.flops_per_ns,
+        )
 
     @overload
     def to_csv(self, path: None = None) -> str: ...
@@ -309,6 +322,7 @@ def _facts(options: EstimateOptions, plan: Plan, spell: Spelling) -> GptFacts:
         sequence_parallel=options.sequence_parallel,
         overlap=False,
         ulysses=options.ulysses,
+        cp_comm_type=options.cp_comm_type,
         recompute=options.recompute,
         recompute_microbatches_beyond=None,
         zero=options.zero,
@@ -367,6 +381,11 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
             raise UsageError(
                 f"{spell(name)} {getattr(options, name) or part}{twice} does not divide {what} {number}; choose a divisor"
             )
+    if facts.cp_comm_type == "all_gather" and facts.ulysses > 1 and facts.zero and mesh.dp == 1:
+        raise UsageError(
+            f"{spell('cp_comm_type')} all_gather with {spell('ulysses')}, {spell('zero')} and one pipeline: groups of two sizes "
+            f"gather along cp, which the bytes of an axis do not tell apart; leave out {spell('zero')} or {spell('ulysses')}"
+        )
     if facts.experts is not None:
         check_experts(facts.experts, mesh.ep, mesh.tp, tokens)
     elif mesh.ep > 1:

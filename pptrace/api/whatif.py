@@ -11,6 +11,7 @@ from pptrace.analysis.links.types import Link
 from pptrace.analysis.whatif.answer import OnCount, answer, pictures
 from pptrace.analysis.whatif.candidates import REPAIRED, all_changes, all_schedules, prefetch_name, recompute_name
 from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.collectives import parse_speed
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.stage_costs import Assumed
@@ -203,7 +204,12 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         return
     names = {one.name for one in fields(Change)} & options_of(Wishes).keys()
     given = {name: value for name in names if (value := getattr(wishes, name)) is not None}
-    change = Change(**given | {"ideals": tuple(map(parse_ideal, dict.fromkeys(wishes.ideals)))})
+    speeds = dict(map(parse_speed, wishes.collective_speeds))
+    of_texts = {
+        "ideals": tuple(map(parse_ideal, dict.fromkeys(wishes.ideals))),
+        "collective_speeds": tuple(speeds.items()),
+    }
+    change = Change(**given | of_texts)
     others = _name(wishes)
     if not wishes.schedules:
         yield others, change
@@ -288,6 +294,7 @@ def _name(wishes: Wishes) -> str:
         f"microbatches {wishes.microbatch_size:g} times the size" if wishes.microbatch_size else "",
         f"split {_commas(wishes.split)}" if wishes.split else "",
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
+        *(f"collectives along {name.replace('=', ' ')} times as fast" for name in wishes.collective_speeds),
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
         "" if wishes.recompute_layers is None else recompute_name(wishes.recompute_layers),

@@ -75,6 +75,13 @@ class Wishes:
         label="Link speed",
         hint="messages so many times as fast",
     )
+    collective_speeds: str | Sequence[str] = option(
+        (),
+        Value.NAMES,
+        "With the collectives inside ops along an axis (tp, cp, ep) X times as fast, as over other links.",
+        "AXIS=X",
+        flag="collective-speed",
+    )
     links: Run | Sequence[Link] | None = option(
         None,
         Value.RUN,

@@ -95,7 +95,7 @@ def _show(run: EstimatedRun, outputs: Outputs) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from pptrace.report.estimate.table import fit_line, headline, step_line, tables
+    from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables
     from pptrace.report.text_table import Stripped, render_table
 
     outputs.write({"--csv": run.to_csv, "--json": run.to_json})
@@ -106,6 +106,9 @@ def _show(run: EstimatedRun, outputs: Outputs) -> None:
         lines.append(Text(fit_line(run.estimate, run.limit_bytes)))
     if run.step is not None and run.speeds is not None:
         lines.append(Text(step_line(run.estimate, run.step, run.speeds)))
+    flops = None if run.speeds is None else run.speeds.flops_per_ns
+    if context := context_line(run.estimate, run.link_speeds, flops):
+        lines.append(Text(context))
     shown = [render_table(table, console.width) for table in tables(run.estimate, run.link_speeds, run.limit_bytes)]
     console.print(Stripped(Group(*lines, *shown)))
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair", "splits")
+TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair", "splits", "algorithm")
 """Columns of the tables of ops and communication with few texts on many rows: of a whole run they are categories (codes)."""
 
 _USUAL_TEXTS: Mapping[str, tuple[str, ...]] = {

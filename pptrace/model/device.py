@@ -54,7 +54,8 @@ class DeviceWork:
     ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
     its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
     ``lost`` are kernels that were launched and not recorded. ``pieces`` are what the rank computed when, by kind of work: of a
-    rank without a device its operators. ``backward`` is what its backwards are made of.
+    rank without a device its operators. ``backward`` is what its backwards are made of. ``algorithm`` is that of each kernel
+    (a code of :data:`pptrace.recognise.device.work.ALGORITHMS`).
     """
 
     start_ns: Int64
@@ -68,6 +69,7 @@ class DeviceWork:
     lost: LostKernels = field(default_factory=lambda: NOTHING_LOST)
     pieces: Pieces = field(default_factory=Pieces)
     backward: BackwardParts = field(default_factory=BackwardParts)
+    algorithm: npt.NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -92,6 +92,7 @@ COMMS: Schema = {
     "clock": "str",  # device or host; none where only the duration end − start is known
     "received_bytes": "int64",  # of an all-to-all of uneven parts, where bytes is what is handed in
     "splits": "str",  # of an all-to-all: rows sent to each member, ">", rows received from each; "3,7>3,1"
+    "algorithm": "str",  # algorithm and protocol in the name of NCCL's kernel, "RING_LL"; others may have run in it
 }
 
 CALLS: Schema = {
@@ -116,13 +117,14 @@ CALLS: Schema = {
     "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
     "worker": "int64",  # thread that executed it, where the process group has worker threads (gloo)
     "splits": "str",  # as in COMMS
+    "algorithm": "str",  # as in COMMS
 }
 """Communication calls of one rank whose axis is not yet known, one row per call."""
 
 MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
 
 
-_OPTIONAL: Mapping[str, Any] = {"chunk": UNKNOWN, "received_bytes": UNKNOWN, "splits": ""}
+_OPTIONAL: Mapping[str, Any] = {"chunk": UNKNOWN, "received_bytes": UNKNOWN, "splits": "", "algorithm": ""}
 """Columns that a table may be made without, with the value of all rows."""
 
 
@@ -130,7 +132,7 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     """Make a frame with exactly the schema's columns and dtypes, in its order.
 
     Raises:
-        KeyError: a column of the schema is missing, other than chunk, received_bytes and splits, which may be left out.
+        KeyError: a column of the schema is missing, other than those that may be left out (``_OPTIONAL``).
         ValueError: a column is not in the schema, or lengths differ.
     """
     unexpected = set(columns) - set(schema)

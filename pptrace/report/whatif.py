@@ -170,6 +170,7 @@ def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
     for one in ideals:
         words = [_MEANS[name.partition("=")[0]] for name in one.ideal]
         words += [f"messages take 1/{one.link_speed:g} of the time"] if one.link_speed != 1 else []
+        words += [f"collectives along {axis} take 1/{speed:g} of it" for axis, speed in one.collective_speeds.items()]
         rows.append((one.name, "; ".join(words), *_lengths(one), _references(one, notes)))
     columns, shown = _with_verified(("if", "", *_LENGTHS, "notes"), rows, ideals)
     below = (

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pptrace.axes import Axis
+from pptrace.marks import Collective
 from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.schedule.outstanding import outstanding
 from pptrace.schedule.plan import Plan
@@ -150,6 +151,8 @@ class Estimate:
         """Ranks of a group along an axis."""
         mesh = self.mesh
         cp = self.facts.ulysses if kind == "all_to_all" else mesh.cp
+        if self.facts.cp_comm_type == "all_gather" and kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+            cp //= self.facts.ulysses
         sizes = {Axis.PP: mesh.pp, Axis.TP: mesh.tp, Axis.CP: cp, Axis.DP: mesh.dp, Axis.DP_CP: mesh.dp * mesh.cp}
         sizes |= {Axis.EP: mesh.ep, Axis.ETP: mesh.etp, Axis.EDP: mesh.edp}
         return sizes.get(Axis(axis), 2)  # ends of a tied embedding, mirrored ranks

@@ -37,7 +37,8 @@ class GptFacts:
     ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
     has any. ``attention_kernel`` is that of the fused attention, None where the ring runs instead. ``sleeps``: stages sleep,
     and compute the halves of overlapped pairs one after the other. ``vocabulary`` is the number of token ids, for which a rank of
-    tp has :meth:`vocabulary_rows`.
+    tp has :meth:`vocabulary_rows`. ``cp_comm_type`` is how keys reach ranks of cp that exchange no heads: ``p2p`` or
+    ``all_gather``.
     """
 
     hidden: int
@@ -68,6 +69,7 @@ class GptFacts:
     recompute_method: str = "uniform"
     recompute_num_layers: int = 1
     recompute_modules: tuple[str, ...] = ("core_attn",)
+    cp_comm_type: str = "p2p"
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""

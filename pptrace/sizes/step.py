@@ -119,6 +119,7 @@ class StepVolume:
             facts.item_bytes,
             self._cp // facts.ulysses,
             facts.ulysses,
+            facts.cp_comm_type == "all_gather",
         )
 
     def _batch(self, pp_rank: int) -> Iterator[Volume]:

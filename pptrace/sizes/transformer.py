@@ -183,7 +183,8 @@ def cross_entropy_volume(tp: int, tokens: int, number_bytes: int) -> Volume:
 class AttentionSizes:
     """One layer's attention over whole sequences by ``ring`` · ``ulysses`` context ranks.
 
-    Heads are those of one rank of tp. ``sum_bytes`` is the width of what gradients are summed in.
+    Heads are those of one rank of tp. ``sum_bytes`` is the width of what gradients are summed in; ``gathers``: keys
+    do not rotate, but are gathered.
     """
 
     microbatch: int
@@ -194,6 +195,7 @@ class AttentionSizes:
     item_bytes: int
     ring: int = 1
     ulysses: int = 1
+    gathers: bool = False
 
     @property
     def sum_bytes(self) -> int:
@@ -243,9 +245,25 @@ def ring_volume(sizes: AttentionSizes) -> BothWays:
     return BothWays(total((keys,)), total((keys, sums)))
 
 
+def gather_volume(sizes: AttentionSizes) -> BothWays:
+    """The keys and values of all ranks of the ring, in backward again, and the sums of their gradients."""
+    hidden = sizes.travelling_kv_heads // sizes.ulysses * sizes.head_dim
+    tokens = sizes.microbatch * sizes.sequence
+
+    def of(kind: Collective, item_bytes: int) -> Volume:
+        return collective(Axis.CP, kind, sizes.ring, ring_step_bytes(tokens, hidden, item_bytes))
+
+    keys = of(Collective.ALL_GATHER, sizes.item_bytes)
+    return BothWays(keys, total((keys, of(Collective.REDUCE_SCATTER, sizes.sum_bytes))))
+
+
+def _keys_volume(sizes: AttentionSizes) -> BothWays:
+    return gather_volume(sizes) if sizes.gathers else ring_volume(sizes)
+
+
 def attention_volume(sizes: AttentionSizes) -> BothWays:
     """Communication of forward and backward together (USP, arXiv 2405.07719)."""
-    parts = (ulysses_volume(sizes), ring_volume(sizes))
+    parts = (ulysses_volume(sizes), _keys_volume(sizes))
     return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
 
 
@@ -262,4 +280,4 @@ def attention_again_volume(sizes: AttentionSizes) -> Volume:
         held = sizes.sequence // (sizes.ring * sizes.ulysses)
         num_bytes = sizes.microbatch * held * heads * sizes.head_dim * sizes.item_bytes
         scattered = collective(Axis.CP, Collective.ALL_TO_ALL, sizes.ulysses, num_bytes)
-    return total((scattered, ring_volume(sizes).forward))
+    return total((scattered, _keys_volume(sizes).forward))

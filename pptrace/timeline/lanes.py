@@ -17,6 +17,9 @@ from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice
 
+INNER_AXES = ("tp", "cp", "ep")
+"""Axes along which ops communicate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -128,6 +131,13 @@ def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
     """Time in which each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them without compute, ns."""
     blocked = subtract(_blocking(comms.where(is_inner(comms)), "start_ns", "end_ns"), lane.compute)
     return lengths_within(blocked, ops["start_ns"], ops["end_ns"])
+
+
+def exposed_inside_ops(ops: Slice, comms: Slice, lane: Lane, axis: str) -> Int64:
+    """Time in which collectives along an axis were moved inside each op of a rank, which waited for them without compute, ns."""
+    of_axis = comms.where(is_inner(comms) & (comms["axis"] == axis) & (comms["match"] >= 0))
+    moved = subtract(_blocking(of_axis, "transfer_start_ns", "transfer_end_ns"), lane.compute)
+    return lengths_within(moved, ops["start_ns"], ops["end_ns"])
 
 
 def is_inner(comms: Slice) -> npt.NDArray[np.bool_]:

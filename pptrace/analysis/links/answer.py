@@ -6,7 +6,7 @@ Communication of one rank by the other side: what the links of a run are joined 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
+from pptrace.analysis.links.collectives import collectives_of, findings_on_hosts, sizes_of_rank, with_peaks
 from pptrace.analysis.links.peaks import (
     NO_NETWORK,
     Facts,
@@ -28,7 +29,7 @@ from pptrace.analysis.links.peaks import (
     unknown_peaks,
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
-from pptrace.analysis.result import CommSummary
+from pptrace.analysis.result import CommSummary, Severity
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
@@ -48,13 +49,14 @@ class RankTraffic:
     sums ``transfer`` and ``wait``, the transfer ``fast``, below which a tenth of them are, and ``slack``: the time for which
     messages might have been under way before the rank asked for them. ``collectives`` has one for each ``axis`` and ``kind``:
     ``count``, ``num_last`` (calls that the rank was the last to enter) and ``wait``. ``on_device``: all of it was timed on the
-    device.
+    device. ``sizes`` are collectives by size, those without a match too (:mod:`pptrace.analysis.links.collectives`).
     """
 
     rank: int
     messages: Slice
     collectives: Slice
     on_device: bool = False
+    sizes: Slice = field(default_factory=lambda: Slice.empty("count"))
 
 
 _FAST = 10
@@ -87,10 +89,13 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankTraffic | No
 
 def traffic_of(rank: int, comms: Slice) -> RankTraffic:
     """Sum up a rank's rows (schema COMMS) with transfers filled; rows without a match are left out."""
+    sizes = sizes_of_rank(comms)
     comms = comms.only(_COLUMNS).where(comms["match"] >= 0)
     is_message = comms.among("kind", P2P)
     on_device = bool((comms["clock"] == "device").all()) and len(comms) > 0
-    return RankTraffic(rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)), on_device)
+    return RankTraffic(
+        rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)), on_device, sizes
+    )
 
 
 _COLUMNS = (
@@ -157,12 +162,18 @@ def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:
 
 
 def answer(asked: Asked) -> Mapping[str, Any]:
-    """The links between ranks, how often each was late, and the peaks of their devices' links."""
+    """The links between ranks, how often each was late, the peaks of their devices' links, and how fast collectives are."""
     ranks, facts, mesh = list(asked.of_ranks.values()), asked.run.facts, asked.run.mesh
+    interconnect, numbers = interconnect_of(asked.report, ranks, facts, mesh), [traffic.rank for traffic in ranks]
+    collectives = collectives_of((traffic.sizes for traffic in ranks), numbers, facts, mesh)
+    on_hosts, findings = findings_on_hosts(collectives, asked.report.steps, numbers, facts, mesh), asked.report.findings
+    num_critical = sum(finding.severity is Severity.CRITICAL for finding in findings)
     return {
         "links": links_of(ranks, facts),
         "late_ranks": late_ranks_of(ranks),
-        "interconnect": interconnect_of(asked.report, ranks, facts, mesh),
+        "interconnect": interconnect,
+        "collectives": with_peaks(collectives, interconnect),
+        "findings": (*findings[:num_critical], *on_hosts, *findings[num_critical:]),
     }
 
 
@@ -190,7 +201,8 @@ def with_network(report: Report, gbps: float) -> Report:
     collectives = tuple(map(of_collective, report.interconnect.collectives))
     reasons = tuple(reason for reason in report.interconnect.reasons if reason != NO_NETWORK)
     interconnect = replace(report.interconnect, collectives=collectives, reasons=reasons)
-    return replace(report, links=tuple(map(compared, report.links)), interconnect=interconnect)
+    speeds = with_peaks(report.collectives, interconnect)
+    return replace(report, links=tuple(map(compared, report.links)), interconnect=interconnect, collectives=speeds)
 
 
 def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> tuple[Link, ...]:
@@ -302,8 +314,7 @@ def _transfer_ns(comm: CommSummary) -> int:
 def _collective(
     axis: str, kind: str, rate: float, ranks: Sequence[int], facts: Facts, mesh: MeshInfo
 ) -> CollectiveRate:
-    on_one_host = is_same_host(ranks, facts)
-    groups = ([tuple(ranks)] if on_one_host else members_of(axis, mesh, ranks)) or []
+    groups = ([tuple(ranks)] if is_same_host(ranks, facts) else members_of(axis, mesh, ranks)) or []
     hosts = {is_same_host(group, facts) for group in groups}
     is_same = hosts.pop() if len(hosts) == 1 else None
     of_groups = [ports_between(kind, group, facts) for group in groups] if is_same is False else []

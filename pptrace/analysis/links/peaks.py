@@ -265,32 +265,32 @@ class LinkFit:
     reason: str | None = None
 
 
-def fit_link(sizes: Int64, times: Int64, count: Int64) -> LinkFit:
-    """Fit the line to the time of a fast transfer (ns) of each size (bytes), of which there are ``count`` messages.
+def fit_link(sizes: Int64, times: Int64, count: Int64, name: str = "messages") -> LinkFit:
+    """Fit the line to the time of a fast transfer (ns) of each size (bytes), of which there are ``count`` messages (``name``).
 
     Errors count in parts of the time, so that small messages tell the latency and large ones the bandwidth. Of two sizes, which
     any line fits, neither may be alone of its size.
     """
     if not len(sizes) or (sizes < 0).any():
-        return LinkFit(reason="the trace does not tell how large its messages are")
+        return LinkFit(reason=f"the trace does not tell how large its {name} are")
     least, most = int(sizes.min()), int(sizes.max())
     if least == most:
-        return LinkFit(reason=f"all messages have {counted(least, 'byte')}")
+        return LinkFit(reason=f"all {name} have {counted(least, 'byte')}")
     if most < LEAST_RATIO * max(least, 1):
-        return LinkFit(reason=f"messages of {least} to {most} bytes are too much alike")
+        return LinkFit(reason=f"{name} of {least} to {most} bytes are too much alike")
     if len(np.unique(sizes)) == 2 and count.min() < 2:
-        return LinkFit(reason="of two sizes, one has a single message")
+        return LinkFit(reason=f"of two sizes, one has a single {name[:-1]}")
     if (times <= 0).any():
         return LinkFit(reason="some transfers took no time")
     latency, slope = _line(sizes.astype(np.float64), times.astype(np.float64), np.minimum(count, _FULL_WEIGHT))
     if slope <= 0:
-        return LinkFit(reason="larger messages took no longer")
+        return LinkFit(reason=f"larger {name} took no longer")
     if round(latency) < 0:
-        return LinkFit(reason="larger messages took longer than in proportion")
+        return LinkFit(reason=f"larger {name} took longer than in proportion")
     off = np.abs(latency + slope * sizes - times) / times
     worst = int(off.argmax())
     if off[worst] > _MOST_OFF:
-        return LinkFit(reason=f"no line: it misses messages of {int(sizes[worst])} bytes by {off[worst]:.0%}")
+        return LinkFit(reason=f"no line: it misses {name} of {int(sizes[worst])} bytes by {off[worst]:.0%}")
     return LinkFit(max(round(latency), 0), 1 / slope)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pptrace.analysis.links.types import CollectiveRate, Interconnect, LateRank, Link
+from pptrace.analysis.links.types import CollectiveRate, CollectiveSize, CollectiveSpeed, Interconnect, LateRank, Link
 from pptrace.model import units
 from pptrace.model.report_table import Amount, Columns, ReportTable, table_of
 
@@ -20,6 +20,7 @@ def tables(report: Report, amount: Amount) -> list[ReportTable]:
         return []
     shown = [links_table(report)] if report.links else []
     shown += [late_ranks_table(report)] if report.late_ranks else []
+    shown += [sizes_table(report.collectives)] if report.collectives else []
     interconnect = report.interconnect
     return [*shown, collectives_table(interconnect)] if interconnect is not None and interconnect.collectives else shown
 
@@ -31,6 +32,7 @@ FILES: Mapping[str, Rows] = {
         lambda report: () if report.interconnect is None else report.interconnect.collectives,
         "bandwidth of collectives against the interconnect's",
     ),
+    "collectives": (lambda report: report.collectives, "collectives by size: latency, bandwidth, algorithm"),
 }
 
 
@@ -96,3 +98,42 @@ def collectives_table(interconnect: Interconnect) -> ReportTable:
 
 def _settings(interconnect: Interconnect) -> list[str]:
     return [f"with {', '.join(interconnect.settings)}"] if interconnect.settings else []
+
+
+_SizeRow = tuple[CollectiveSpeed, CollectiveSize]
+_SIZE_COLUMNS: Columns[_SizeRow] = {
+    "axis": lambda row: row[0].axis,
+    "kind": lambda row: row[0].kind,
+    "of ranks": lambda row: units.number(row[0].group_size),
+    "": lambda row: _HOSTS[row[0].is_same_host].replace("two", "several"),
+    "kernel": lambda row: f"{row[0].kernel_algorithm or '–'} {row[0].kernel_protocol or ''}".strip(),
+    "bytes": lambda row: units.num_bytes(row[1].bytes),
+    "calls": lambda row: str(row[1].count),
+    "fast µs": lambda row: _microseconds(row[1].fast_ns),
+    "bus B/s": lambda row: units.bandwidth(row[1].busbw_gbps),
+    "latency µs": lambda row: _microseconds(row[0].latency_ns),
+    "fitted bus B/s": lambda row: units.bandwidth(row[0].bandwidth_gbps),
+    "peak B/s": lambda row: units.bandwidth(row[0].peak_gbps),
+    "steps ring / tree": lambda row: f"{row[0].ring_steps or '–'} / {row[0].tree_steps or '–'}",
+}
+
+
+def sizes_table(collectives: Sequence[CollectiveSpeed]) -> ReportTable:
+    """A row for each size of the collectives of an axis, kind, size of group and kernel."""
+    reasons = sorted({speed.fit_reason for speed in collectives if speed.fit_reason is not None})
+    notes = [
+        "fast: from when the last member had come, a tenth are faster; latency + bus bytes / fitted: of all sizes",
+        *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
+    ]
+    if any(speed.kernel_algorithm for speed in collectives):
+        notes.append(
+            "kernel: what NCCL named it after, which runs others too: all protocols are named LL (from 2.8 on), NVLS and PAT ring"
+        )
+    if any(speed.exceeds_ll for speed in collectives):
+        notes.append("LL moves half of the peak at most: what moves more here ran another protocol")
+    rows = [(speed, size) for speed in collectives for size in speed.sizes]
+    return table_of("collectives", "Collectives by size, all steps", rows, _SIZE_COLUMNS, notes, 4, (12, 11, 3))
+
+
+def _microseconds(ns: int | None) -> str:
+    return "–" if ns is None else f"{ns / 1e3:,.1f}"

@@ -66,6 +66,48 @@ class CollectiveRate:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveSize:
+    """Collectives of one size (within 9 %): ``bytes`` their mean, ``count`` calls of all ranks, ``fast_ns`` a fast transfer, from
+    when the last member had come: a tenth are faster, the median over ranks.
+    """
+
+    bytes: int | None
+    count: int
+    fast_ns: int | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSpeed:
+    """Collectives of one kind on an axis, in all steps of the report, in groups of one size, by the name of their kernels.
+
+    ``kernel_algorithm`` and ``kernel_protocol`` are what NCCL named the kernel after, which may run others
+    (:func:`pptrace.recognise.device.work.algorithm_of_kernel`); ``exceeds_ll``: too fast for the protocol LL. ``latency_ns`` and
+    ``bandwidth_gbps`` (bus bandwidth) describe fast transfers as latency + bus bytes / bandwidth. ``ring_steps`` and
+    ``tree_steps`` are what either algorithm takes one after the other.
+    """
+
+    axis: str
+    kind: str
+    group_size: int | None
+    kernel_algorithm: str | None
+    kernel_protocol: str | None
+    is_same_host: bool | None
+    count: int
+    transfer_ns: int | None
+    sizes: tuple[CollectiveSize, ...]
+    latency_ns: int | None
+    bandwidth_gbps: float | None
+    fit_reason: str | None
+    ring_steps: int | None
+    tree_steps: int | None
+    peak_gbps: float | None = None
+    share_of_peak: float | None = None
+    exceeds_ll: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Interconnect:
     """Peaks of the links between devices, and the rates that collectives reach; ``reasons`` why peaks are None, a line each.
 

@@ -32,7 +32,8 @@ class Change:
     are given and their product is today's number, a step does the same work. ``split`` are the layers of each stage of the
     model, ``link_speed`` how many times as fast messages are, ``placement`` the pipeline rank of today that each rank of the
     pipeline then is. ``prefetch``: receives are posted so many ops before they are needed. ``recompute_layers`` of each stage run
-    their forward again in the backward, and no others. ``order`` is today's plan with its sends and receives in another order.
+    their forward again in the backward, and no others. ``collective_speeds`` is for some axes how many times as fast their
+    collectives inside ops are. ``order`` is today's plan with its sends and receives in another order.
     """
 
     schedule: str | None = None
@@ -46,6 +47,7 @@ class Change:
     prefetch: int | None = None
     order: Plan | None = None
     recompute_layers: int | None = None
+    collective_speeds: tuple[tuple[str, float], ...] = ()
 
     @property
     def keeps_plan(self) -> bool:

@@ -137,7 +137,7 @@ def options_of(
     """
     if change.order is not None:
         return {PPTRACE: "--schedule FILE.csv", TORCH: 'schedule._load_csv("FILE.csv", format="compute_comms")'}
-    if change.ideals or change.link_speed != 1 or change.placement is not None:
+    if change.ideals or change.link_speed != 1 or change.collective_speeds or change.placement is not None:
         return {}
     plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
     lines = {name: line for name, line in plans.items() if name not in _WITH_OPTIONS}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.collectives import notes_on_speeds
 from pptrace.analysis.whatif.frameworks import Framework, goes_round, paste_lines
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
@@ -69,6 +70,7 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
         yield "--csv FILE.csv writes it with its sends and receives, and ops keep their order"
     if change.microbatch_size != change.link_speed and costs.num_stages > 1:
         yield _of_scaled_messages(costs)
+    yield from notes_on_speeds(costs, change.collective_speeds)
     if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
         yield "messages on links that the run did not use are taken to take what its messages took elsewhere"
     if plan.num_chains > costs.plan.num_chains:

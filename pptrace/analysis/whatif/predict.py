@@ -12,6 +12,7 @@ import numpy as np
 
 from pptrace.analysis.shared_devices import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
+from pptrace.analysis.whatif.collectives import other_assumptions, with_speeds
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.recompute import parts_after, with_recompute
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
@@ -194,11 +195,21 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         placement=change.placement,
         graphs=graphs,
     )
+    return changed_costs(costs, change, plan), target
+
+
+def changed_costs(costs: StageCosts, change: Change, plan: Plan, **assumed: bool) -> StageCosts:
+    """The costs with other speeds of collectives (``assumed``: of :func:`with_speeds`), other recompute, and what is ideal.
+
+    Raises:
+        UsageError: the run has no such axis, stage or rank.
+    """
+    costs = with_speeds(costs, change.collective_speeds, **assumed)
     if change.recompute_layers is not None:
         costs = with_recompute(costs, parts_after(costs, change.recompute_layers, plan.chain_length))
     for ideal in change.ideals:
         costs = apply_ideal(costs, ideal)
-    return costs, target
+    return costs
 
 
 def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[float, float]:
@@ -252,6 +263,8 @@ def _variants(
             yield other, replace(target, stages=stage_map_of(fixed, *stages_of))
         if costs.delay.any():
             yield costs, replace(target, scales_delays=True)
+    for assumed in other_assumptions(costs, change.collective_speeds):
+        yield changed_costs(baseline.costs, change, target.plan, **assumed), target
     if target.changes_messages and not costs.knows_latency:
         yield costs, replace(target, latency_share=1.0)
     if not target.stages.is_identity:

@@ -32,7 +32,8 @@ class Scenario:
     ``over_limit_bytes`` is what that is over the limit that was given, None without a limit or where the peak is not known.
     ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
     ``paste`` has the options that make the change, by framework; {} where none do. ``link_speed`` is how many times as fast
-    messages are. ``doubt`` is why a change whose whole interval is shorter is not sure to help, "" where nothing is in its way.
+    messages are, ``collective_speeds`` by axis how many times as fast collectives inside ops are. ``doubt`` is why a change whose
+    whole interval is shorter is not sure to help, "" where nothing is in its way.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Scenario:
     period_low_ns: int | None = None
     period_high_ns: int | None = None
     link_speed: float = 1.0
+    collective_speeds: Mapping[str, float] = field(default_factory=dict)
     standing: Standing = Standing.UNSURE
     doubt: str = ""
 

@@ -5,7 +5,7 @@ A schedule orders the same work in another way, so that its prediction begins he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along
 from pptrace.analysis.recompute.types import RecomputeReport
+from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
 from pptrace.analysis.whatif.recompute import BackwardShares, backward_shares, layers_that_recompute
 from pptrace.model.tables import Int64
@@ -23,6 +24,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
+from pptrace.timeline.lanes import INNER_AXES
 
 F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
 Latencies = Mapping[tuple[int, int], int]
@@ -45,7 +47,10 @@ NOTHING_ASSUMED = Assumed()
 
 
 _FEW_STEPS = 16
-_OF_WINDOWS = ("step", "ranks", "work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner")
+_OF_WINDOWS = (
+    *("step", "ranks", "work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner"),
+    *map(exposed_along, INNER_AXES),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +73,9 @@ class StageCosts:
     ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
     many rows (1: all of it); None of a run without experts on several ranks.
 
+    ``exposed_tp``, ``exposed_cp`` and ``exposed_ep`` are the parts of ``inner`` that are transfers along an axis, ns, None where
+    there are none; ``collectives`` is what is known of these.
+
     ``fixed`` is what an op takes however much it does, ns, by output.
     """
 
@@ -89,6 +97,10 @@ class StageCosts:
     weight_share: float
     routed_work: Floats | None = None
     routed_inner: Floats | None = None
+    exposed_tp: Floats | None = None
+    exposed_cp: Floats | None = None
+    exposed_ep: Floats | None = None
+    collectives: KnownOfCollectives = KnownOfCollectives()  # noqa: RUF009
     assumed: Assumed = NOTHING_ASSUMED
 
     @property
@@ -221,7 +233,11 @@ def stage_costs(
             )  # of a full backward both have it
             routed[index] = part
     shares = backward_shares(recompute, plan)
-    are_whole, share = _split_whole_backwards(plan, table, work, inner, shares.of_weights())
+    measured = {name: getattr(matrix, name) for name in map(exposed_along, INNER_AXES)}
+    exposed: dict[str, Any] = {
+        name: by_stage(column) for name, column in measured.items() if column is not None and column.any()
+    }
+    are_whole, share = _split_whole_backwards(plan, table, (work, inner, *exposed.values()), shares.of_weights())
     transfer, splits = _transfers(plan, matrix), not are_whole.all()
     usual = np.median(work, axis=(0, 2))
     of_both = np.divide(
@@ -237,6 +253,7 @@ def stage_costs(
         weight_share=float(share.mean()),
         routed_work=routed[0],
         routed_inner=routed[1],
+        **exposed,
     )
     latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
     places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}
@@ -300,15 +317,16 @@ def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
 
 
 def _split_whole_backwards(
-    plan: Plan, table: PlanTable, work: Floats, inner: Floats, share: Floats
+    plan: Plan, table: PlanTable, of_ops: Sequence[Floats], share: Floats
 ) -> tuple[npt.NDArray[np.bool_], Floats]:
-    """Share out what full backwards took over both outputs, in place. Returns whether all of each stage are whole, and W's part.
+    """Share out what full backwards took (the first of ``of_ops``; others are parts of it) over both outputs, in place. Returns
+    whether all of each stage are whole, and W's part.
 
     ``share`` is W's part of a full backward of each stage, where the run did not measure both somewhere.
     """
     kinds = table.slot_kind.reshape(plan.num_stages, plan.num_microbatches, len(Output))
     chains = kinds.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output)).max(axis=0)
-    is_whole = chains[:, :, BACKWARD] == Kind.B.code
+    is_whole, work = chains[:, :, BACKWARD] == Kind.B.code, of_ops[0]
     if not is_whole.all():
         share = share.copy()
         both = work[:, :, :, BACKWARD] + work[:, :, :, W]
@@ -317,7 +335,7 @@ def _split_whole_backwards(
         for stage in range(plan.chain_length):
             known = of_weights[:, stage][~np.isnan(of_weights[:, stage])]
             share[stage] = np.median(known) if known.size else usual
-    for values in (work, inner):
+    for values in of_ops:
         whole = values[:, :, :, BACKWARD]
         values[:, :, :, W] = np.where(is_whole, whole * share[:, np.newaxis], values[:, :, :, W])
         values[:, :, :, BACKWARD] = np.where(is_whole, whole * (1 - share[:, np.newaxis]), whole)

@@ -22,6 +22,7 @@ from pptrace.analysis.shared_devices import USUAL_CORE_WAIT
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
+from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework, options_of
 from pptrace.analysis.whatif.measured_gains import MeasuredGains, OutsideTimes
 from pptrace.analysis.whatif.memory import (
@@ -170,6 +171,7 @@ class Study:
             period_low_ns=period_low,
             period_high_ns=period_high,
             link_speed=change.link_speed,
+            collective_speeds=dict(change.collective_speeds),
         )
         doubt = self._doubt(scenario, plan) if gains is None else ""
         return replace(scenario, standing=_standing(scenario, doubt, is_lacking=bool(lack)), doubt=doubt)
@@ -252,7 +254,7 @@ class Study:
 
 
 def _standing(scenario: Scenario, doubt: str, *, is_lacking: bool) -> Standing:
-    if scenario.ideal or scenario.link_speed != 1:
+    if scenario.ideal or scenario.link_speed != 1 or scenario.collective_speeds:
         return Standing.IDEAL
     if is_lacking:
         return Standing.LACKING
@@ -295,6 +297,7 @@ def study_run(
     assert followed is not None  # steps without a plan have no costs
     plan = followed.compute_only()
     costs = stage_costs(plan, matrix, layers, {**latencies_of(report.links), **latencies}, report.recompute)
+    costs = replace(costs, collectives=KnownOfCollectives.of(report.collectives, report.steps))
     if costs.splits_backward and assumed.weight_share is not None:
         raise UsageError(f"--wgrad-share {assumed.weight_share:g}: the run measured W by itself; leave the option away")
     spans = {step.step: step.span_ns or 0 for step in report.steps}

@@ -259,6 +259,7 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
         "group_ranks": "",
         "hint": "",
         "splits": "",
+        "algorithm": "",
         "peer": -1,
         "stream": -1,
         "backward": -1,

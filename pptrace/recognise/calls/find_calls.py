@@ -39,7 +39,7 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs
 from pptrace.recognise.calls.host_calls import host_calls
 from pptrace.recognise.calls.kernels import with_kernels
-from pptrace.recognise.device.work import KINDS
+from pptrace.recognise.device.work import ALGORITHMS, KINDS, algorithms
 from pptrace.slices import Slice, group_codes
 
 _ALL_REDUCE, _REDUCE_SCATTER = CODE_OF_KIND["all_reduce"], CODE_OF_KIND["reduce_scatter"]
@@ -258,6 +258,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "functional": calls["is_functional"].astype(np.int64),
         "worker": calls["worker"],
         "splits": args.texts("splits", shapes),
+        "algorithm": category_of_codes(algorithms(events, calls["kernel"]), ALGORITHMS),
         "stream": np.where(on_device, stream, -1),
         "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
     }

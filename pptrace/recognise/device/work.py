@@ -17,6 +17,7 @@ import numpy as np
 from pptrace.intervals import Int64, earliest_from, intersect, lengths_within, merge, subtract
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels, Rows
+from pptrace.model.tables import Int8
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import idle_time
 
@@ -90,6 +91,35 @@ def hint_of_kernel(name: str) -> str:
     return "ep" if _EXPERTS.search(name) else "tp" if _TENSORS.search(name) else ""
 
 
+_ALGORITHM = re.compile(
+    r"_(TREE|RING|COLLNET(?:_DIRECT|_CHAIN)?|NVLS(?:_TREE)?|PAT)_(LL128|LL|SIMPLE)(?![A-Z0-9])"  # NCCL 2.8 on, RCCL
+    r"|^nccl[A-Z]\w*?(Tree|Ring|CollNet)(LL128|LL|)Kernel_"  # before
+)
+ALGORITHMS = (
+    "",
+    *(
+        f"{algorithm}_{protocol}"
+        for algorithm in ("TREE", "RING", "COLLNET", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+        for protocol in ("LL", "LL128", "SIMPLE")
+    ),
+)
+"""Algorithms and protocols in names of kernels, by their codes; 0 is none."""
+
+
+@lru_cache(maxsize=4096)
+def algorithm_of_kernel(name: str) -> int:
+    """The code of the algorithm and the protocol in the name of one of NCCL's kernels; 0 without one, as of sends and receives.
+
+    A kernel runs what it is given, of other protocols too: NCCL compiles one for each function, inlines LL alone and names it
+    after that (``src/device/generate.py``).
+    """
+    match = _ALGORITHM.search(name)
+    if match is None or kind_of_kernel(name) == "send_recv":
+        return 0
+    algorithm, protocol = match[1] or match[3].upper(), match[2] or match[4] or "SIMPLE"
+    return ALGORITHMS.index(f"{algorithm}_{protocol}")
+
+
 _NCCL_CALL = re.compile(r"^(?:(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z])")
 """Names of NCCL's host calls, without the range of a batch, which may never end."""
 _DEVICE_RANGE = re.compile(r"^(?:(?:nccl|rccl|hccl|xccl):|p?nccl[A-Z])")
@@ -114,6 +144,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
+        algorithm=algorithms(events, rows),
         missing_device_events="" if len(rows) else _name_of_missing_device(events, backend),
         idle=idle_time(events, rows, calls, communicates),
     )
@@ -140,6 +171,13 @@ def communication_rows(events: Events) -> Rows:
     rows = rows[named | (events.category[rows] == Category.MEMCPY)]
     carrying: Rows = rows[_communicates(events, rows, launch_calls(events, rows))]
     return carrying
+
+
+def algorithms(events: Events, rows: Rows) -> Int8:
+    """The code (of :data:`ALGORITHMS`) of each kernel; 0 for the row −1."""
+    ids, index = np.unique(np.where(rows >= 0, events.name_id[rows], -1) if len(events) else rows, return_inverse=True)
+    codes = [algorithm_of_kernel(events.names[number]) if number >= 0 else 0 for number in ids.tolist()]
+    return np.array(codes, dtype=np.int8)[index]
 
 
 def device_rows(events: Events) -> Rows:

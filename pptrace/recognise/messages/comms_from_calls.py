@@ -99,6 +99,7 @@ def _of_rank(
             "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
             **{name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
             "stream": calls["stream"].to_numpy(),
+            "algorithm": calls["algorithm"].array,
             "clock": calls["clock"].to_numpy(dtype=object),
             "group": np.array([group.key for group in call_groups], dtype=object)[number],
             "seq": calls["seq"].to_numpy(),

@@ -13,6 +13,7 @@ from pptrace.marks import P2P, SpanKind
 from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import DIRECTIONS, Int64, comms_table, ops_table
+from pptrace.recognise.device.work import ALGORITHMS
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables
 from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
 from pptrace.schedule.actions import Kind, Phase
@@ -110,7 +111,7 @@ def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
         "splits": category_of_codes(rows["splits"], [str(text) for text in splits]),
         "clock": category_of_codes((times["stream"] >= 0).astype(np.int64), ("host", "device")),
     }
-    return comms_table({**columns, **times})
+    return comms_table({**columns, **times, "algorithm": category_of_codes(times["algorithm"], ALGORITHMS)})
 
 
 def _transfer_columns(marks: MarkedRanges) -> dict[str, Int64]:
@@ -164,4 +165,4 @@ def _times(marks: MarkedRanges, rows: Slice, launches: LaunchIndex) -> dict[str,
     }
     on_device = {name: work.end_ns if name == "end_ns" else work.start_ns for name in times}
     times = {name: np.where(work.launched, on_device[name], times[name]) for name in times}
-    return times | {"stream": np.where(work.launched, work.stream, -1)}
+    return times | {"stream": np.where(work.launched, work.stream, -1), "algorithm": work.algorithm}

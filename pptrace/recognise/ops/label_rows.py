@@ -53,8 +53,10 @@ class CarriedMessages:
     def kernels(self, host_ns: Int64) -> LaunchedWork:
         """The kernels that carry the messages whose calls began then."""
         call = last_like([host_ns], [self._carried["host_ns"]])
-        columns = (np.append(self._carried[name], 0)[call] for name in ("start_ns", "end_ns", "stream"))
-        return LaunchedWork(call >= 0, *columns)
+        start_ns, end_ns, stream = (
+            np.append(self._carried[name], 0)[call] for name in ("start_ns", "end_ns", "stream")
+        )
+        return LaunchedWork(call >= 0, start_ns, end_ns, stream, np.zeros_like(call))
 
     def arrivals(self, start_ns: Int64, end_ns: Int64) -> Int64:
         """Times at which the only message posted in each [start_ns, end_ns) had been waited for; −1 where no range shows it."""

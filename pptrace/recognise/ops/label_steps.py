@@ -165,14 +165,15 @@ class RankTables:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWork:
-    """Device work launched in each of several host ranges: from the first start to the last end, and the stream of
-    what was launched first. The numbers mean something only where any was ``launched``.
+    """Device work launched in each of several host ranges: from the first start to the last end, and the stream and
+    algorithm of what was launched first. The numbers mean something only where any was ``launched``.
     """
 
     launched: npt.NDArray[np.bool_]
     start_ns: Int64
     end_ns: Int64
     stream: Int64
+    algorithm: Int64
 
 
 class LaunchIndex:
@@ -190,13 +191,15 @@ class LaunchIndex:
         launches, rows = self._launches[communication], self._rows[communication]
         low, high = np.searchsorted(launches, starts_ns), np.searchsorted(launches, ends_ns)
         launched = low < high
-        start, end, stream = (np.zeros(len(low), dtype=np.int64) for _ in range(3))
+        start, end, stream, algorithm = (np.zeros(len(low), dtype=np.int64) for _ in range(4))
         if launched.any():
             first, behind = low[launched], high[launched]
             start[launched] = reduce_ranges(np.minimum, self._work.start_ns[rows], first, behind)
             end[launched] = reduce_ranges(np.maximum, self._work.end_ns[rows], first, behind)
             stream[launched] = self._work.stream[rows[first]]
-        return LaunchedWork(launched, start, end, stream)
+            if len(self._work.algorithm):
+                algorithm[launched] = self._work.algorithm[rows[first]]
+        return LaunchedWork(launched, start, end, stream, algorithm)
 
     def compute_around(self, starts_ns: Int64, ends_ns: Int64) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
         """(last end of the compute launched before each range, 0 without any; first start of that launched from its end on;

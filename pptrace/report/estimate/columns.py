@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pptrace.simulator.estimated_step import EstimatedStep
+from pptrace.sizes.context import causal_scores, hiding_sequences
 from pptrace.sizes.estimate import Estimate, RankEstimate
 
 ESTIMATE_SCHEMA = "pptrace.estimate/1"
@@ -63,7 +64,11 @@ def as_rows(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def estimate_object(
-    estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: int | None, step: EstimatedStep | None
+    estimate: Estimate,
+    bytes_per_ns: Mapping[str, float],
+    limit_bytes: int | None,
+    step: EstimatedStep | None,
+    flops_per_ns: float | None = None,
 ) -> dict[str, Any]:
     """The JSON object of an estimate."""
     plan, mesh = estimate.plan, estimate.mesh
@@ -86,4 +91,23 @@ def estimate_object(
         "layer_tensors": dict(estimate.layer_tensors),
         "ranks": as_rows(rank_columns(estimate)),
         "communication": as_rows(communication_columns(estimate, bytes_per_ns)),
+        "context": context_object(estimate, bytes_per_ns, flops_per_ns),
+    }
+
+
+def context_object(
+    estimate: Estimate, bytes_per_ns: Mapping[str, float], flops_per_ns: float | None
+) -> dict[str, Any] | None:
+    """Scores of the ranks of a ring, and from which sequences on it hides its keys; None without one, or with gathered keys."""
+    facts, cp, speed = estimate.facts, estimate.mesh.cp, bytes_per_ns.get("cp")
+    ring = cp // facts.ulysses
+    if ring == 1 or facts.form.numbers is not None:
+        return None
+    is_known = flops_per_ns is not None and speed and facts.cp_comm_type == "p2p"
+    hides = hiding_sequences(facts, cp, flops_per_ns / speed) if is_known and flops_per_ns and speed else None
+    return {
+        "balanced_scores": list(causal_scores(facts.sequence, ring, balanced=True)),
+        "contiguous_scores": list(causal_scores(facts.sequence, ring, balanced=False)),
+        "hides_forward_from": None if hides is None else hides.forward,
+        "hides_backward_from": None if hides is None else hides.backward,
     }

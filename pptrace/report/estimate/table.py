@@ -8,7 +8,7 @@ from typing import Any
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted, listed
-from pptrace.report.estimate.columns import as_rows, communication_columns
+from pptrace.report.estimate.columns import as_rows, communication_columns, context_object
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, missing_speeds
 from pptrace.sizes.estimate import Estimate, RankEstimate
 
@@ -106,6 +106,24 @@ def step_line(estimate: Estimate, step: EstimatedStep, speeds: Speeds) -> str:
         f"predicted step {units.milliseconds(step.step_ns)} ms: bubble ratio {units.ratio(step.simulation.bubble_ratio)}, "
         f"{flops:,.1f} model TFLOP/s of each rank, {estimate.tokens / step.step_ns * 1e9:,.0f} tokens/s. "
         f"Nothing overlaps but messages of the pipeline{free}."
+    )
+
+
+def context_line(estimate: Estimate, bytes_per_ns: Mapping[str, float], flops_per_ns: float | None) -> str:
+    """Say how many scores each rank of a ring has, and from which sequence on it hides its keys; "" without a ring."""
+    known = context_object(estimate, bytes_per_ns, flops_per_ns)
+    if known is None:
+        return ""
+    contiguous = " / ".join(f"{scores:,}" for scores in known["contiguous_scores"])
+    line = (
+        f"causal scores of a head and sequence: {known['balanced_scores'][0]:,} on each rank of the ring; a contiguous layout "
+        f"would have {contiguous}"
+    )
+    if known["hides_forward_from"] is None:
+        return f"{line}."
+    return (
+        f"{line}. Keys hide behind attention from {known['hides_forward_from']:,} tokens a sequence on, in backward from "
+        f"{known['hides_backward_from']:,}; this one has {estimate.facts.sequence:,}."
     )
 
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from instrument.context.shard import ContextShape, Layout
+from instrument.context.shard import ContextShape, KeyExchange, Layout
 from instrument.context.squares import RingPlan
 from instrument.route import Route
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
@@ -30,7 +30,14 @@ from tests.support.pool import Pool
 
 TOLERANCE = 1e-12
 RINGS = tuple(ContextShape(ring, 1, layout) for ring in (2, 4) for layout in Layout)
-SHAPES = (*RINGS, ContextShape(1, 2), ContextShape(1, 4), *(ContextShape(2, 2, layout) for layout in Layout))
+GATHERED = tuple(replace(ring, exchange=KeyExchange.ALL_GATHER) for ring in (*RINGS, ContextShape(2, 2)))
+SHAPES = (
+    *RINGS,
+    *GATHERED,
+    ContextShape(1, 2),
+    ContextShape(1, 4),
+    *(ContextShape(2, 2, layout) for layout in Layout),
+)
 
 
 def by_size(cases: list[ContextCase]) -> list[list[ContextCase]]:
@@ -106,7 +113,9 @@ def test_position_ids_are_those_of_the_shard(pool: Pool) -> None:
 def test_balanced_ranks_compute_equally_many_scores_and_none_twice(pool: Pool, ring: int) -> None:
     case = ContextCase(ContextShape(ring))
     contiguous = replace(case, shape=ContextShape(ring, 1, Layout.CONTIGUOUS))
-    results = pool.run(num_scores, [case, contiguous, replace(case, causal=False)], world=ring)
+    gathered = replace(case, shape=ContextShape(ring, exchange=KeyExchange.ALL_GATHER))
+    results = pool.run(num_scores, [case, contiguous, replace(case, causal=False), gathered], world=ring)
+    assert [row[3] for row in results] == [row[0] for row in results]
     triangle = case.sequence * (case.sequence + 1) // 2
     assert [row[0] for row in results] == [[triangle // ring] * 2] * ring
     assert [sum(row[1][way] for row in results) for way in (0, 1)] == [triangle] * 2
@@ -119,6 +128,8 @@ def test_balanced_ranks_compute_equally_many_scores_and_none_twice(pool: Pool, r
 
 def test_exchanges_are_posted_before_the_computation_that_hides_them(pool: Pool) -> None:
     assert pool.run(order_of_work, ContextCase(ContextShape(2)), world=2) == [("xcwc", "xcwcxccw")] * 2
+    gathered = pool.run(order_of_work, ContextCase(ContextShape(2, exchange=KeyExchange.ALL_GATHER)), world=2)
+    assert gathered == [("xcwc", "xcwcxccw")] * 2  # keys, and keys and sums of gradients
     results = pool.run(order_of_work, ContextCase(ContextShape(4)), world=4)
     assert results == [("xcwxcwxcwc", "xcwxcxwxcwxwcwxccw")] * 4
 
@@ -138,12 +149,12 @@ def volume(marks: list[Mark]) -> Volume:
     else [(torch.float64, 4), (torch.bfloat16, 2), (torch.float64, 1)],
 )
 def test_predicted_bytes_are_the_marked_bytes(pool: Pool, dtype: torch.dtype, kv_heads: int) -> None:
-    shapes = (ContextShape(2), ContextShape(4), ContextShape(1, 2), ContextShape(1, 4), ContextShape(2, 2))
+    shapes = (ContextShape(2), ContextShape(4), ContextShape(1, 2), ContextShape(1, 4), ContextShape(2, 2), *GATHERED)
     every = [ContextCase(shape, causal, kv_heads, dtype=dtype) for shape, causal in product(shapes, (True, False))]
     for cases in by_size(every):
         for rank in pool.run(marks_of, cases, world=cases[0].shape.size):
             for case, (forward, backward) in zip(cases, rank, strict=True):
-                ways = (case.shape.ring, case.shape.ulysses)
+                ways = (case.shape.ring, case.shape.ulysses, case.shape in GATHERED)
                 sizes = (MICROBATCH, case.sequence, HEADS, kv_heads, HEAD_DIM, dtype.itemsize, *ways)
                 predicted = attention_volume(AttentionSizes(*sizes))
                 assert predicted.forward == volume(forward), case

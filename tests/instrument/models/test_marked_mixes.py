@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from instrument.context.shard import KeyExchange, Layout
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
@@ -58,6 +59,9 @@ MIXES = {
     "ring-selective-zero3": Mix(cp=2, dp=2, zero=3, recompute=Recompute.SELECTIVE),
     "pp-ulysses-selective": Mix(
         pp=2, cp=2, ulysses=2, schedule="interleaved-1f1b", recompute=Recompute.SELECTIVE, kv_heads=1
+    ),
+    "gathered-selective-gqa": Mix(
+        pp=2, cp=2, exchange=KeyExchange.ALL_GATHER, layout=Layout.CONTIGUOUS, recompute=Recompute.SELECTIVE, kv_heads=1
     ),
     "dualpipe": Mix(pp=2, dp=2, schedule="dualpipe", ahead=2),
     "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),

@@ -12,6 +12,7 @@ from itertools import combinations
 
 import pytest
 
+from instrument.context.shard import KeyExchange, Layout
 from instrument.models.gpt import Recompute, RecomputeModule
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.gradient_sync import Reduce
@@ -144,6 +145,10 @@ def test_split_backwards_and_v_shapes_train_on_tensor_and_context_parallel_ranks
 
 def test_heads_travel_in_place_of_keys_and_beside_them(pool: Pool) -> None:
     check(pool, [Mix(cp=4, ulysses=ulysses) for ulysses in (2, 4)])
+    gathered = {"exchange": KeyExchange.ALL_GATHER}
+    check(
+        pool, [Mix(cp=4, kv_heads=1, layout=Layout.CONTIGUOUS), Mix(cp=4, **gathered), Mix(cp=4, ulysses=2, **gathered)]
+    )
     check(pool, [Mix(pp=2, cp=4 if ALL else 2, ulysses=2)])
     check(pool, [Mix(tp=2, cp=2, ulysses=2, sequence=True)])
 

@@ -147,7 +147,14 @@ def order_of_work(case: ContextCase) -> tuple[str, str]:
     with profile(activities=[ProfilerActivity.CPU]) as back:
         output.backward(gradient)
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    letters = {"pp1:exchange": "x", "pp1:await": "w", flash: "c", f"{flash}_backward": "c"}
+    letters = {
+        "pp1:exchange": "x",
+        "pp1:all_gather": "x",
+        "pp1:reduce_scatter": "x",
+        "pp1:await": "w",
+        flash: "c",
+        f"{flash}_backward": "c",
+    }
 
     def read(profiler: Any) -> str:
         events = sorted(profiler.events(), key=lambda event: event.time_range.start)

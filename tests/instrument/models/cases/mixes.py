@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
+from instrument.context.shard import KeyExchange, Layout
 from instrument.data.text import TextData
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
@@ -64,6 +65,8 @@ class Mix:
     sequence: bool = False
     overlap: bool = False
     ulysses: int = 1
+    layout: Layout = Layout.BALANCED
+    exchange: KeyExchange = KeyExchange.P2P
     schedule: str = "1f1b"
     kv_heads: int | None = None
     tied: bool = True
@@ -136,7 +139,7 @@ class Mix:
 
     @property
     def options(self) -> ParallelOptions:
-        return ParallelOptions(self.sequence, self.overlap, self.ulysses)
+        return ParallelOptions(self.sequence, self.overlap, self.ulysses, self.layout, self.exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         sequence_parallel=mix.sequence,
         overlap=mix.overlap,
         ulysses=mix.ulysses,
+        cp_comm_type=str(mix.exchange),
         recompute=mix.recompute.value,
         recompute_microbatches_beyond=None,
         zero=mix.zero,
