@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "level",
     default="auto",
     show_default=True,
-    metavar="auto|full|light",
+    metavar="auto|full|light|shapes",
     help="light: ranges of ops and calls, and the device; full: operators too, which slows the run; auto: light where a "
     "pipeline's runtime names its ops.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +12,20 @@ import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.result import Finding
+from pptrace.analysis.stages.flops import (
+    MULTIPLYING,
+    NOT_PREDICTED,
+    OPERATORS,
+    SIZES,
+    FlopSums,
+    StageFlops,
+    flop_sums,
+    predicted_by_run,
+    why_unknown,
+    with_sizes,
+)
 from pptrace.analysis.stages.layer_order import parts_by_order
-from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
+from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
 from pptrace.intervals import intersect, length, lengths_within
 from pptrace.marks import PART
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
@@ -35,12 +47,17 @@ Sums = dict[tuple[int, str], "_Sums"]
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums of the ops of one stage and kind: their number, their compute, ns, and that by class and by part."""
+    """Sums of the ops of one stage and kind: their number, their compute, ns, and that by class and by part.
+
+    ``class_flops`` and ``part_flops`` are the floating-point operations of each.
+    """
 
     count: int
     compute: int
     classes: dict[str, int]
     parts: dict[str, int]
+    class_flops: FlopSums = field(default_factory=FlopSums)
+    part_flops: FlopSums = field(default_factory=FlopSums)
 
 
 def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
@@ -93,7 +110,11 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
         named = np.unique(part[part > 0]).tolist()
         parts = {names[code].removeprefix(PART): length(intersect(times[part == code], computes)) for code in named}
         parts[""] = total - sum(parts.values())
-    return _Sums(len(start), total, of_classes, parts)
+    flops, lengths = pieces.flops[inside], last - first
+    of_parts = (
+        flop_sums(flops, lengths, part, [name.removeprefix(PART) for name in names]) if len(names) else FlopSums()
+    )
+    return _Sums(len(start), total, of_classes, parts, flop_sums(flops, lengths, work, map(str, CLASSES)), of_parts)
 
 
 def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: Sequence[str]) -> bool:
@@ -107,14 +128,19 @@ def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: S
     return bool((num_parts > 1).any())
 
 
-def stage_compute(of_ranks: Iterable[Sums]) -> StageCompute | None:
-    """The compute of all stages from the sums of all ranks; None where no rank's trace tells what its ops did."""
+def stage_compute(of_ranks: Iterable[Sums], predicted: StageFlops = NOT_PREDICTED) -> StageCompute | None:
+    """The compute of all stages from the sums of all ranks; None where no rank's trace tells what its ops did.
+
+    ``predicted`` are the FLOPs of an op by its stage and kind, as the run itself wrote them down.
+    """
     totals: Sums = {}
     for sums in of_ranks:
         for key, part in sums.items():
             total = totals.setdefault(key, _Sums(0, 0, {}, {}))
             total.count += part.count
             total.compute += part.compute
+            total.class_flops.update(part.class_flops)
+            total.part_flops.update(part.part_flops)
             for into, entries in ((total.classes, part.classes), (total.parts, part.parts)):
                 for name, ns in entries.items():
                     into[name] = into.get(name, 0) + ns
@@ -123,11 +149,25 @@ def stage_compute(of_ranks: Iterable[Sums]) -> StageCompute | None:
             total.parts[""] = total.parts.get("", 0) + part.compute  # of a replica whose trace names none
     if not totals:
         return None
-    ops = tuple(
-        StageOps(stage, kind, sums.count, sums.compute, _largest_first(sums.classes), _few(sums.parts))
-        for (stage, kind), sums in sorted(totals.items())
-    )
+    ops = tuple(_ops(*key, sums, predicted.get(key)) for key, sums in sorted(totals.items()))
     return StageCompute(ops, tuple(_differences(totals)))
+
+
+def _ops(stage: int, kind: str, sums: _Sums, predicted: Mapping[str, int] | None) -> StageOps:
+    """What the ops of a stage and kind compute, with FLOPs by their operators, else by the sizes of the model."""
+    why, source, flops = why_unknown(sums.class_flops, sums.compute), OPERATORS, sums.class_flops
+    if why and predicted:
+        why, source, flops = "", SIZES, with_sizes(flops, sums.classes, sums.count, predicted)
+    classes = tuple(
+        StageWork(part.name, part.ns, flops.of(part.name) if part.name in MULTIPLYING else None)
+        for part in _largest_first(sums.classes)
+    )
+    parts = tuple(
+        StageWork(part.name, part.ns, sums.part_flops.of(part.name) if part.name in sums.parts else None)
+        for part in _few(sums.parts)
+    )
+    total = None if why else flops.flops.total()
+    return StageOps(stage, kind, sums.count, sums.compute, classes, parts, total, "" if why else source, why)
 
 
 def _largest_first(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
@@ -191,7 +231,7 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
 
 def answer(asked: Asked) -> Mapping[str, Any]:
     """The work of the stages; the finding of a heavy stage says of which kinds of work it has more."""
-    compute = stage_compute(asked.of_ranks.values())
+    compute = stage_compute(asked.of_ranks.values(), predicted_by_run(asked.run.facts.values()))
     if compute is None:
         return {}
     return {"stages": compute, "findings": tuple(_with_reason(one, compute) for one in asked.report.findings)}
