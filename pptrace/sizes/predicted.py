@@ -16,8 +16,8 @@ def predicted_facts(volume: StepVolume, rank: int, steps: range, *, on_device: b
 
     ``communication`` has for each range of equal ``steps`` [first, beyond the last] the ``bytes`` by axis and kind, null where
     they depend on routes that were not counted. ``memory`` has bytes of the rank's parts, by ``stages`` of the plan what one
-    microbatch keeps (``by_recompute``: if no layer recomputed, or all did), and the ``reason`` where the activations are null. ``flops`` are
-    those of an op.
+    microbatch keeps (``by_recompute``: if no layer recomputed, or all did), and the ``reason`` where the activations are null.
+    ``flops`` are those of an op.
     """
     return {
         "communication": _communication(volume, rank, steps),

@@ -111,10 +111,12 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
         parts = {names[code].removeprefix(PART): length(intersect(times[part == code], computes)) for code in named}
         parts[""] = total - sum(parts.values())
     flops, lengths = pieces.flops[inside], last - first
-    of_parts = (
-        flop_sums(flops, lengths, part, [name.removeprefix(PART) for name in names]) if len(names) else FlopSums()
-    )
-    return _Sums(len(start), total, of_classes, parts, flop_sums(flops, lengths, work, map(str, CLASSES)), of_parts)
+    sums = _Sums(len(start), total, of_classes, parts, flop_sums(flops, lengths, work, CLASSES))
+    if not (pieces.work != CLASSES.index(WorkClass.PYTHON)).any():  # no operators were recorded
+        sums.class_flops.unknown.update(of_classes)
+    elif len(names):
+        sums.part_flops = flop_sums(flops, lengths, part, [name.removeprefix(PART) for name in names])
+    return sums
 
 
 def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: Sequence[str]) -> bool:
@@ -157,13 +159,15 @@ def _ops(stage: int, kind: str, sums: _Sums, predicted: Mapping[str, int] | None
     """What the ops of a stage and kind compute, with FLOPs by their operators, else by the sizes of the model."""
     why, source, flops = why_unknown(sums.class_flops, sums.compute), OPERATORS, sums.class_flops
     if why and predicted:
-        why, source, flops = "", SIZES, with_sizes(flops, sums.classes, sums.count, predicted)
+        why, source, flops = "", SIZES, with_sizes(sums.classes, sums.count, predicted)
     classes = tuple(
         StageWork(part.name, part.ns, flops.of(part.name) if part.name in MULTIPLYING else None)
         for part in _largest_first(sums.classes)
     )
     parts = tuple(
-        StageWork(part.name, part.ns, sums.part_flops.of(part.name) if part.name in sums.parts else None)
+        StageWork(
+            part.name, part.ns, sums.part_flops.of(part.name) if sums.part_flops.flops and part.name != OTHERS else None
+        )
         for part in _few(sums.parts)
     )
     total = None if why else flops.flops.total()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,9 @@ class FlopSums:
         return None if self.unknown[name] else self.flops[name]
 
 
-def flop_sums(flops: Int64, lengths: Int64, codes: npt.NDArray[np.signedinteger[Any]], names: Iterable[str]) -> FlopSums:
+def flop_sums(
+    flops: Int64, lengths: Int64, codes: npt.NDArray[np.signedinteger[Any]], names: Iterable[str]
+) -> FlopSums:
     """The sums of pieces by the names of their codes."""
     sums, names = FlopSums(), list(names)
     for code in np.unique(codes).tolist():
@@ -65,11 +67,9 @@ def predicted_by_run(facts: Iterable[Mapping[str, Any]]) -> StageFlops:
     return found
 
 
-def with_sizes(known: FlopSums, classes: Iterable[str], count: int, predicted: Mapping[str, int]) -> FlopSums:
-    """The FLOPs of so many ops by kind of work, as predicted; those of an attention without kernels of its own are of products."""
-    names = [name for name in MULTIPLYING if name in classes]
-    if not names:
-        return known
+def with_sizes(classes: Container[str], count: int, predicted: Mapping[str, int]) -> FlopSums:
+    """The FLOPs of so many ops by kind of work, as predicted; an attention without kernels of its own is among products."""
+    names = [name for name in MULTIPLYING if name in classes] or [WorkClass.PYTHON]
     counted = Counter({str(name): count * predicted.get(name, 0) for name in names})
     counted[str(names[0])] += count * sum(number for name, number in predicted.items() if name not in names)
     return FlopSums(counted)

@@ -74,7 +74,7 @@ _COUNTED = "FLOP/s: matrix products, convolutions and the full square of attenti
 
 
 def _rate(flops: int | None, ns: int) -> str:
-    return "–" if flops is None or not ns else units.flops(flops / ns * 1e9)
+    return "–" if not flops or not ns else units.flops(flops / ns * 1e9)
 
 
 def _shares(ops: StageOps) -> str:

@@ -31,7 +31,7 @@ class StageOps:
     ``classes`` (:class:`pptrace.model.pieces.WorkClass`) sum to it exactly, and so do ``parts``: modules or ranges that the
     program named, else what the order of kernels repeats; "" is what is of no part; none where nothing tells any.
 
-    ``flops`` are the floating-point operations of all of it, ``flops_from`` what tells them: ``operators``, by the shapes of their
+    ``flops`` are the floating-point operations of all of it, ``flops_from`` what tells them: ``operators`` by the shapes of their
     inputs, or ``sizes`` of the model, as the run wrote them down; None and "" where neither does, and ``no_flops`` says why.
     """
 

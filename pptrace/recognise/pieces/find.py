@@ -17,6 +17,7 @@ from pptrace.model.pieces import CLASSES, Pieces, WorkClass
 from pptrace.model.tables import Int8, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import device_rows, launch_calls
+from pptrace.recognise.ops.infer_from_operators import ENGINE
 from pptrace.recognise.pieces.parts import may_be_part, parts_of
 
 _KERNELS: Sequence[tuple[WorkClass, re.Pattern[str]]] = [
@@ -103,6 +104,7 @@ _NO_OPERATOR = re.compile(
 )
 """Communication, and nodes and functions of autograd, whose names have no "::": what these take outside the operators that they
 call is overhead."""
+_NODE = re.compile(f"^{ENGINE}")
 _PYTHON = CLASSES.index(WorkClass.PYTHON)
 
 
@@ -123,23 +125,27 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
         is_part = (events.category == Category.ANNOTATION) & may_be_part(events)[events.name_id]
         if not is_operator.any() and not any(name.startswith(PART) for name in events.names):
             return Pieces()
-        rows = np.flatnonzero(is_operator | is_part)
+        is_node = events.named(_NODE)[events.name_id] & is_part.any()
+        rows = np.flatnonzero(is_operator | is_part | is_node)
         parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
         start, end, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(start, kind="stable")
         start, end, rows = start[order], end[order], rows[order]
         callers = rows
+    work_class = classes_of(events.names, on_device=on_device)[events.name_id[rows]]
+    if not on_device:
+        work_class[~is_operator[rows]] = _PYTHON
     latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1]) if len(end) else end
     begin = np.maximum(start, latest)
     chosen = np.flatnonzero(end > begin)
-    name_id = events.name_id[rows[chosen]]
+    piece = np.searchsorted(begin[chosen], start, side="right") - 1
+    multiplies = np.isin(work_class, _MULTIPLY)
+    flops = _flops(events, callers, np.where(multiplies, end - start, 0), piece, chosen)
+    may_multiply = multiplies[chosen] | ((work_class[chosen] == _OTHER) & ~_in_torch(events, callers[chosen]))
+    flops = np.where(may_multiply, flops, np.maximum(flops, 0))
     part, names = parts_of(events, callers[chosen])
-    work_class = classes_of(events.names, on_device=on_device)[name_id]
-    work_class[events.category[rows[chosen]] == Category.ANNOTATION] = _PYTHON
-    flops = _flops(events, callers, end - start, np.searchsorted(begin[chosen], start, side="right") - 1, chosen)
-    may_multiply = np.isin(work_class, _MULTIPLY) | ((work_class == _OTHER) & ~_in_torch(events, callers[chosen]))
-    flops = np.where(may_multiply | (flops > 0), flops, np.maximum(flops, 0))
-    return Pieces(begin[chosen], end[chosen], work_class, part, name_id.astype(np.int32), names, flops)
+    numbers = events.name_id[rows[chosen]].astype(np.int32)
+    return Pieces(begin[chosen], end[chosen], work_class[chosen], part, numbers, names, flops)
 
 
 _MULTIPLY = tuple(CLASSES.index(kind) for kind in (WorkClass.MATMUL, WorkClass.ATTENTION))
@@ -147,25 +153,28 @@ _OTHER = CLASSES.index(WorkClass.OTHER)
 
 
 def _flops(events: Events, calls: Rows, lengths: Int64, piece: Rows, chosen: Rows) -> Int64:
-    """The FLOPs of each piece: those of an operator are of the longest of what it launched, or ran on the host.
+    """The FLOPs of each piece: those of an operator are of the longest product that it launched, or ran on the host. What one that
+    calls others takes itself on the host multiplies nothing.
 
     Args:
         events: the events of the rank.
         calls: the call that launched each kernel, or the operator on the host; -1 where it is not known.
-        lengths: how long each of these lasts, ns.
+        lengths: how long each of these multiplies, ns.
         piece: the piece that each of these is, or in whose time it began.
         chosen: those that are the pieces.
     """
     row, number = events.flops
-    operator = np.full(len(calls), -1, dtype=np.int64)
+    operator, around = np.full(len(calls), -1, dtype=np.int64), np.zeros(len(calls), dtype=np.bool_)
     for thread, index in events.rows_by_thread(row).items():
         at = np.flatnonzero(events.thread[row] == thread)
         outermost = ~events.intervals_of(index).are_inside_another()
         inside = np.flatnonzero((calls >= 0) & (events.thread[calls] == thread))
-        found = events.intervals_of(index[outermost]).innermost(events.start_ns[calls[inside]])
+        intervals, begin = events.intervals_of(index[outermost]), events.start_ns[calls[inside]]
+        found = intervals.innermost(begin)
         operator[inside] = np.where(found >= 0, at[outermost][found], -1)
-    flops = np.zeros(len(chosen), dtype=np.int64)
-    flops[operator[chosen] < 0] = -1
+        first, beyond = (np.searchsorted(intervals.starts, times) for times in (begin, events.ends_of(calls[inside])))
+        around[inside] = (found < 0) & (first < beyond)
+    flops = np.where((operator[chosen] < 0) & ~around[chosen], -1, 0)
     of_one = np.lexsort((-lengths, operator))
     of_one = of_one[(np.diff(operator[of_one], prepend=-1) != 0) & (operator[of_one] >= 0)]
     known = number[operator[of_one]] >= 0
