@@ -153,8 +153,8 @@ _OTHER = CLASSES.index(WorkClass.OTHER)
 
 
 def _flops(events: Events, calls: Rows, lengths: Int64, piece: Rows, chosen: Rows) -> Int64:
-    """The FLOPs of each piece: those of an operator are of the longest product that it launched, or ran on the host. What one that
-    calls others takes itself on the host multiplies nothing.
+    """The FLOPs of each piece: those of an operator are of the longest product that it launched, or ran on the host. On the
+    host an operator that calls others multiplies nothing outside of these.
 
     Args:
         events: the events of the rank.
