@@ -18,7 +18,7 @@ from instrument.launch.window import DEFAULT_WINDOW, StepWindow, parse_steps
 from pptrace.errors import UsageError
 
 PROFILERS = ("torch", "nsys", "none")
-LEVELS = ("auto", "full", "light")
+LEVELS = ("auto", "full", "light", "shapes")
 """Levels of torch's profiler: operators, ranges and the device (full), or all but the operators (light); auto: light where a
 pipeline's runtime names its ops.
 """

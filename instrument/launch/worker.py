@@ -206,7 +206,8 @@ class Rank:
         if config.profiler == "torch":
             from instrument.launch.recording.profiler import Recorded, TraceProfiler
 
-            recorded = Recorded(memory=config.memory, shapes=not config.hooks, operators=self._needs_operators)
+            shapes = not config.hooks or config.level == "shapes"
+            recorded = Recorded(memory=config.memory, shapes=shapes, operators=self._needs_operators)
             return TraceProfiler(config.run_dir / f"rank{rank}.json.gz", recorded)
         if config.profiler == "nsys":
             from instrument.launch.recording.nsys_profiler import FACTS_SUFFIX, NsysProfiler
@@ -221,7 +222,7 @@ class Rank:
         """
         config = self._config
         if config.level != "auto":
-            return config.level == "full"
+            return config.level != "light"
         return config.memory or not config.hooks or not self._writer.record.facts.get("framework")
 
     def _make_session(self) -> TracedSession:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     "level",
     default="auto",
     show_default=True,
-    metavar="auto|full|light",
-    help="light: ranges of ops and calls, and the device; full: operators too, which slows the run; auto: light where a "
-    "pipeline's runtime names its ops.",
+    metavar="auto|full|light|shapes",
+    help="light: ranges of ops and calls, and the device; full: operators too, which slows the run; shapes: with the "
+    "shapes of their inputs, which tell FLOPs; auto: light where a pipeline's runtime names its ops.",
 )
 @click.option(
     "--profile-ranks", default="all", show_default=True, metavar="R,R-R,…", help="Ranks that are recorded: 0,4,8-11."

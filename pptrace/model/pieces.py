@@ -37,7 +37,8 @@ class Pieces:
 
     ``work`` is the index of each one's class in :data:`CLASSES`, ``part`` that of its part of the model in ``names``: a module or
     a range that the program set; the first name is "", of what nothing names. ``name`` is a number for the name of each kernel or
-    operator.
+    operator. ``flops`` are the floating-point operations of the operators whose longest piece it is: 0 where another one is,
+    or it multiplies nothing, -1 where it may multiply, but is in no operator whose FLOPs are known.
     """
 
     start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -46,6 +47,7 @@ class Pieces:
     part: Int32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     name: Int32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     names: tuple[str, ...] = ("",)
+    flops: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -57,9 +57,10 @@ class Events:
 
     ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
     ``correlation`` joins a runtime call to the device work it launched. For a node of autograd's engine it is the node's sequence
-    number, for a ``c10d`` send or receive, and for an operator of a forward (:func:`is_of_forward`), that of the next node
-    created on its thread; -1 where there is none.
+    number, for other operators that of the next node created on their thread; -1 where there is none.
     ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
+    So is ``flops``, shape (2, n): the events whose floating-point operations are counted, ascending, and their number, -1 where
+    the shapes do not tell it.
     """
 
     category: Int8
@@ -72,6 +73,7 @@ class Events:
     correlation: Int64
     names: tuple[str, ...]
     comm_args: pd.DataFrame
+    flops: Int64 = field(default_factory=lambda: np.zeros((2, 0), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -101,7 +103,8 @@ class Events:
         new[rows] = np.arange(len(rows))
         event = new[self.comm_args["event"].to_numpy()]
         comm_args = self.comm_args.assign(event=event)[event >= 0].reset_index(drop=True)
-        return replace(self, **{name: getattr(self, name)[rows] for name in names}, comm_args=comm_args)
+        columns = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, **columns, comm_args=comm_args, flops=moved_flops(self.flops, new[self.flops[0]]))
 
     def named(self, pattern: re.Pattern[str], of_rows: npt.NDArray[np.integer[Any]] | None = None) -> Bool:
         """Mark those of ``names`` in which a pattern is found; with ``of_rows`` no others than theirs are searched."""
@@ -141,6 +144,12 @@ class Events:
         by_thread = self.rows_by_thread(rows).values()
         outermost = [of_thread[~self.intervals_of(of_thread).are_inside_another()] for of_thread in by_thread]
         return max(outermost, key=len, default=rows)
+
+
+def moved_flops(flops: Int64, event: Int64) -> Int64:
+    """``flops`` of :class:`Events` whose events are others now, in their order; -1 are left out."""
+    flops = np.stack((event, flops[1]))[:, event >= 0]
+    return flops[:, np.argsort(flops[0], kind="stable")]
 
 
 SESSION = "session "

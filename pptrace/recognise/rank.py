@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
@@ -17,7 +18,7 @@ from pptrace.recognise.backward_parts import backward_parts
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
-from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_kernels
+from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
 from pptrace.recognise.infer.evidence import find_host_order
 from pptrace.recognise.infer.match_ranks import without_inferred
 from pptrace.recognise.ops.from_labels import tables_from_labels
@@ -117,10 +118,12 @@ def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
     rows = device_rows(events)
     calls, lost = kernel_launches(events, rows)
     lost = outside_captures(events, lost) if len(lost) else lost
+    in_graphs = lost_in_graphs(events, rows)
+    lost = np.sort(np.concatenate((lost, in_graphs)))
     unrelated = unrelated_work(events, rows, work)
     if not len(lost) and not len(unrelated):
         return work
-    found = lost_kernels(events.start_ns[lost], len(calls), work)
+    found = lost_kernels(events.start_ns[lost], max(len(calls), len(rows) if len(in_graphs) else 0), work)
     return replace(work, lost=found.with_unrelated(events.start_ns[unrelated], events.ends_of(unrelated)))
 
 

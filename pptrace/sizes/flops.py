@@ -79,6 +79,32 @@ def stage_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> StageFlo
     )
 
 
+def op_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> dict[str, dict[str, int]]:
+    """FLOPs of one op of a stage of the model on one rank of tp and cp, by its kind and by kind of work.
+
+    A backward multiplies twice as much as its forward, of which the gradients of weights (W) have half of the linear layers, and
+    none of the attention. {} where the sizes alone do not tell: experts, copied heads of keys, other recompute than of all layers
+    or of their attention.
+    """
+    again = set(facts.recompute_of(model_stage))
+    if facts.experts is not None or facts.form.numbers is not None or facts.kv_heads % tp or facts.sleeps:
+        return {}
+    if not again <= {"none", "selective", "full"} or facts.recompute_microbatches_beyond is not None:
+        return {}
+    parts, share = stage_flops(facts, model_stage, tp, cp), facts.microbatch_size / (tp * cp)
+    attention = int(len(facts.layers_of(model_stage)) * attention_flops(facts.sequence, facts.hidden) * share)
+    linear = parts.forward - attention
+    full = facts.recompute_of(model_stage).count("full") / max(len(facts.layers_of(model_stage)), 1)
+    again_attention = attention if "selective" in again else int(full * attention)
+    again_linear = int(full * (parts.again_fully - attention))
+    return {
+        "F": {"matmul": linear, "attention": attention},
+        "B": {"matmul": 2 * linear + again_linear, "attention": 2 * attention + again_attention},
+        "I": {"matmul": linear + again_linear, "attention": 2 * attention + again_attention},
+        "W": {"matmul": linear, "attention": 0},
+    }
+
+
 def rank_flops(volume: StepVolume, rank: int) -> tuple[int, int]:
     """(model, hardware) FLOPs of a global rank in one step; hardware counts recompute."""
     pp_rank, plan, mesh = volume.pp_rank(rank), volume.plan, volume.mesh

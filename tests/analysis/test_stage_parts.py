@@ -31,6 +31,8 @@ from tests.support.programs import SAMPLES
 
 RUNS = sorted(path.parent for path in SAMPLES.glob("*/expected.json"))
 _OP = re.compile(r"pp1:(\d+)([FBIW])\d+ ")
+_ENGINE = "autograd::engine::evaluate_function"
+Event = dict[str, Any]
 _MATMUL = re.compile(r"(?!.*(?:fmha|flash)).*(?:gemm|cutlass|xmma|splitK)")
 
 
@@ -88,22 +90,85 @@ def test_matrix_products_take_what_an_independent_reader_counts(name: str) -> No
     assert shown == {key: counted[key] for key in shown}
 
 
-def test_parts_of_the_model_are_the_modules_below_the_outermost(tmp_path: Path) -> None:
-    """Every forward of rank 0 runs two layers one after the other, and in each a module that is no layer."""
+def with_modules(path: Path) -> list[Event]:
+    """Events of a Kineto file in which every forward runs two layers in turn, and in each a module that is no layer."""
+    events: list[Event] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    forwards = [event for event in events if re.match(r"pp1:0F\d ", str(event.get("name")))]
+    for event in (event for event in forwards if event.get("cat") == "user_annotation"):
+        half = int(event["dur"] * 1000) // 2 / 1000
+        of_first = half - 0.01  # floats of so many microseconds are off by a nanosecond
+        modules = [
+            ("Stage_0", 0, 2 * half),
+            ("Layer_0", 0, of_first),
+            ("Linear_5", 0, of_first),
+            ("Layer_1", half, half),
+        ]
+        events += [
+            {**event, "cat": "python_function", "name": f"nn.Module: {name}", "ts": event["ts"] + at, "dur": length}
+            for name, at, length in modules
+        ]
+    return events
+
+
+def kernels_by_layer(events: list[Event]) -> Counter[tuple[str, str]]:
+    """Time of kernels in the marked ops of stage 0 by kind and layer, ns: one kernel after the other, by the node that launched
+    it and what ran last with that node's sequence number.
+    """
+    whole = sorted(
+        (event for event in events if event.get("ph") == "X"), key=lambda event: (event["ts"], -event["dur"])
+    )
+    host = [event for event in whole if "stream" not in event.get("args", {})]
+    launches = {event["args"]["correlation"]: event for event in host if event.get("cat") in LAUNCHES}
+    latest_first = host[::-1]
+
+    def around(inner: Event, start: str) -> Event | None:
+        within = (event for event in latest_first if event["tid"] == inner["tid"] and _holds(event, inner))
+        return next((event for event in within if event["name"].startswith(start)), None)
+
+    def forward_of(node: Event) -> Event:
+        earlier = [event for event in latest_first if event["ts"] < node["ts"]]
+        if "AccumulateGrad" in node["name"]:
+            nodes = (event for event in earlier if event["name"].startswith(_ENGINE) and event["tid"] == node["tid"])
+            node = next(event for event in nodes if "AccumulateGrad" not in event["name"])
+        numbered = (
+            event
+            for event in earlier
+            if event.get("args", {}).get("Sequence number") == node["args"]["Sequence number"]
+        )
+        return next(event for event in numbered if "Backward" not in event["name"])
+
+    found: Counter[tuple[str, str]] = Counter()
+    for kernel in (event for event in whole if event.get("cat") == "kernel" and "nccl" not in event["name"]):
+        call = launches.get(kernel["args"]["correlation"])
+        op = None if call is None else next((e for e in latest_first if _OP.match(e["name"]) and _holds(e, call)), None)
+        if call is None or op is None or op["name"][4] != "0":
+            continue
+        node = around(call, _ENGINE)
+        call = call if node is None else forward_of(node)
+        layer = around(call, "nn.Module: Layer")
+        start, end = _times({name: repr(kernel[name]) for name in ("ts", "dur")})
+        found[op["name"][5], "" if layer is None else layer["name"][len("nn.Module: ") :]] += end - start
+    return found
+
+
+def _holds(outer: Event, inner: Event) -> bool:
+    return bool(outer["ts"] <= inner["ts"] < outer["ts"] + outer["dur"])
+
+
+def test_parts_of_the_model_are_the_modules_below_the_outermost_in_backwards_too(tmp_path: Path) -> None:
+    expected: Counter[tuple[str, str]] = Counter()
     for path in sorted((SAMPLES / "gpu_1f1b_p4").glob("rank*.json.gz")):
         content = json.loads(gzip.decompress(path.read_bytes()))
-        forwards = [event for event in content["traceEvents"] if re.match(r"pp1:0F\d ", str(event.get("name")))]
-        for event in (event for event in forwards if event.get("cat") == "user_annotation"):
-            half = event["dur"] / 2
-            modules = [("Stage_0", 0, 2 * half), ("Layer_0", 0, half), ("Linear_5", 0, half), ("Layer_1", half, half)]
-            content["traceEvents"] += [
-                {**event, "cat": "python_function", "name": f"nn.Module: {name}", "ts": event["ts"] + at, "dur": length}
-                for name, at, length in modules
-            ]
+        content["traceEvents"] = with_modules(path)
         (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(content), encoding="utf-8")
+        if path.name.startswith("rank0"):
+            expected = kernels_by_layer(content["traceEvents"])
     compute = compute_of(load(tmp_path, as_recorded=True))
     of_stages = {(ops.stage, ops.kind): {part.name: part.ns for part in ops.parts} for ops in compute.ops}
-    assert set(of_stages.pop((0, "F"))) == {"Layer_0", "Layer_1"}
+    for kind in "FB":
+        found = {name: ns for name, ns in of_stages.pop((0, kind)).items() if ns}
+        assert found == {name: ns for (of_kind, name), ns in expected.items() if of_kind == kind}
+        assert {"Layer_0", "Layer_1"} <= set(found)
     assert not any(of_stages.values())
 
 

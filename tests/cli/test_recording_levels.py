@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from pptrace.workflow.load import load
 from tests.support.programs import EXAMPLE, one_line, pptrace, pptrace_here, sizes
 
+ENGINE = "autograd::engine::evaluate_function"
 pytestmark = pytest.mark.processes
 
 ARGUMENTS = ("--steps", "14", "--schedule", "1f1b", *sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=4))
@@ -32,10 +35,53 @@ def events_of(path: Path) -> Counter[str]:
         return Counter(event.get("cat", "") for event in json.load(file)["traceEvents"] if event.get("ph") == "X")
 
 
-def test_light_and_full_recordings_have_the_same_ops_and_messages_of_which_the_light_one_has_no_operators(
+def parts_of_backwards(path: Path) -> Counter[str]:
+    """Time of the parts in the marked backwards of a rank, ns: of each stretch between two events that of those around it."""
+    with gzip.open(path, "rt") as file:
+        content = json.load(file, parse_float=str)
+    chosen = ("cpu_op", "user_annotation")
+    whole = [event for event in content["traceEvents"] if event.get("ph") == "X" and event.get("cat") in chosen]
+    for event in whole:
+        start, length = (round(Decimal(event[name]) * 1000) for name in ("ts", "dur"))
+        event["start"], event["end"] = start, start + length
+    whole.sort(key=lambda event: (event["start"], -event["end"]))
+    numbered: dict[int, dict[str, Any]] = {}  # the part in which the last operator with each sequence number ran
+    found: Counter[str] = Counter()
+    opened: list[dict[str, Any]] = []
+    time = 0
+    for event in [*whole, {"name": "", "start": whole[-1]["end"] + 1, "end": 0}]:
+        while opened and opened[-1]["end"] <= event["start"]:
+            found[_part(opened)] += opened[-1]["end"] - time
+            time = opened.pop()["end"]
+        found[_part(opened)] += event["start"] - time
+        time = event["start"]
+        number, name = event.get("args", {}).get("Sequence number"), event["name"]
+        if name.startswith(ENGINE):
+            previous = numbered.get(-1, {})
+            event["part"] = previous if name.endswith("AccumulateGrad") else numbered.get(number, {})
+            numbered[-1] = event["part"]
+        elif name.startswith("part: "):
+            event["part"] = event
+        elif number is not None and "Backward" not in name:
+            numbered[number] = next((e["part"] for e in reversed(opened) if "part" in e), {})
+        opened.append(event)
+    del found[None]  # type: ignore[arg-type]
+    return found
+
+
+def _part(opened: list[dict[str, Any]]) -> str | None:
+    """The part of what runs inside some events, the innermost last; None outside of marked backwards."""
+    if not any(re.match(r"pp1:\dB", event["name"]) for event in opened):
+        return None
+    ran = [event for event in opened if event["name"].startswith(("aten::", "part: ", ENGINE))]
+    part = next((event["part"] for event in reversed(ran) if "part" in event), {})
+    return str(part.get("name", "")).removeprefix("part: ")
+
+
+def test_light_recordings_have_the_same_ops_messages_and_flops_as_those_with_operators_and_shapes(
     tmp_path: Path,
 ) -> None:
-    for level, name in (("auto", "light"), ("full", "full")):
+    for level, name in (("auto", "light"), ("shapes", "full")):
         recorded(tmp_path / name, "--record", level)
     reports = {name: load([tmp_path / name], as_recorded=True) for name in ("light", "full")}
     rows = {
@@ -58,6 +104,22 @@ def test_light_and_full_recordings_have_the_same_ops_and_messages_of_which_the_l
     light, full = (events_of(tmp_path / name / "rank0.json.gz") for name in ("light", "full"))
     assert (light["cpu_op"], full["cpu_op"] > 1_000) == (0, True)
     assert reports["light"].report.recording.settings["level"] == "light"  # type: ignore[union-attr]
+    stages = {name: {(ops.stage, ops.kind): ops for ops in run.report.stages.ops} for name, run in reports.items()}  # type: ignore[union-attr]
+    for (stage, kind), ops in stages["full"].items():
+        of_sizes = stages["light"][stage, kind]
+        assert (ops.flops_from, of_sizes.flops_from) == ("operators", "sizes")
+        of_classes = {part.name: part.flops for part in ops.classes}
+        again = of_classes["attention"] // 5 if kind == "B" else 0  # of five products of an attention's backward, one
+        assert (ops.flops, sum(of_classes[name] or 0 for name in ("matmul", "attention"))) == (
+            of_sizes.flops + again,
+            ops.flops,
+        )
+        if kind == "B":
+            parts = {part.name: part.ns for part in ops.parts}
+            assert parts == {
+                name: ns for name, ns in parts_of_backwards(tmp_path / "full" / f"rank{stage}.json.gz").items() if ns
+            }
+            assert parts["layers"] > 0
 
 
 def test_all_steps_of_all_ranks_are_timed_and_only_chosen_ranks_have_a_trace(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,21 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.part_words import SLOW_RANK_ALIKE
 from pptrace.analysis.result import Finding
+from pptrace.analysis.stages.flops import (
+    MULTIPLYING,
+    NOT_PREDICTED,
+    OPERATORS,
+    SIZES,
+    FlopSums,
+    StageFlops,
+    flop_sums,
+    predicted_by_run,
+    why_unknown,
+    with_sizes,
+)
 from pptrace.analysis.stages.layer_order import parts_by_order
 from pptrace.analysis.stages.same_work import same_work
-from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
+from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
 from pptrace.intervals import intersect, length, lengths_within
 from pptrace.marks import PART
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
@@ -38,13 +50,18 @@ Sums = dict[tuple[int, str], "OpSums"]
 
 @dataclass(slots=True)
 class OpSums:
-    """Sums of the ops of one stage and kind: their number, their compute, ns, that by class and by part, and pieces by class."""
+    """Sums of the ops of one stage and kind: their number, their compute, ns, that by class and by part, and pieces by class.
+
+    ``class_flops`` and ``part_flops`` are the floating-point operations of each.
+    """
 
     count: int
     compute: int
     classes: dict[str, int]
     parts: dict[str, int]
     pieces: dict[str, int]
+    class_flops: FlopSums = field(default_factory=FlopSums)
+    part_flops: FlopSums = field(default_factory=FlopSums)
 
 
 def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
@@ -98,7 +115,13 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> OpSums:
         named = np.unique(part[part > 0]).tolist()
         parts = {names[code].removeprefix(PART): length(intersect(times[part == code], computes)) for code in named}
         parts[""] = total - sum(parts.values())
-    return OpSums(len(start), total, of_classes, parts, counts)
+    flops, lengths = pieces.flops[inside], last - first
+    sums = OpSums(len(start), total, of_classes, parts, counts, flop_sums(flops, lengths, work, CLASSES))
+    if not (pieces.work != CLASSES.index(WorkClass.PYTHON)).any():  # no operators were recorded
+        sums.class_flops.unknown.update(of_classes)
+    elif len(names):
+        sums.part_flops = flop_sums(flops, lengths, part, [name.removeprefix(PART) for name in names])
+    return sums
 
 
 def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: Sequence[str]) -> bool:
@@ -120,6 +143,8 @@ def sums_of_run(of_ranks: Iterable[Sums]) -> Sums:
             total = totals.setdefault(key, OpSums(0, 0, {}, {}, {}))
             total.count += part.count
             total.compute += part.compute
+            total.class_flops.update(part.class_flops)
+            total.part_flops.update(part.part_flops)
             for into, entries in (
                 (total.classes, part.classes),
                 (total.parts, part.parts),
@@ -133,15 +158,34 @@ def sums_of_run(of_ranks: Iterable[Sums]) -> Sums:
     return totals
 
 
-def stage_compute(totals: Sums) -> StageCompute | None:
-    """The compute of all stages; None where no rank's trace tells what its ops did."""
+def stage_compute(totals: Sums, predicted: StageFlops = NOT_PREDICTED) -> StageCompute | None:
+    """The compute of all stages; None where no rank's trace tells what its ops did.
+
+    ``predicted`` are the FLOPs of an op by its stage and kind, as the run itself wrote them down.
+    """
     if not totals:
         return None
-    ops = tuple(
-        StageOps(stage, kind, sums.count, sums.compute, _largest_first(sums.classes), _few(sums.parts))
-        for (stage, kind), sums in sorted(totals.items())
-    )
+    ops = tuple(_ops(*key, sums, predicted.get(key)) for key, sums in sorted(totals.items()))
     return StageCompute(ops, tuple(_differences(totals)))
+
+
+def _ops(stage: int, kind: str, sums: OpSums, predicted: Mapping[str, int] | None) -> StageOps:
+    """What the ops of a stage and kind compute, with FLOPs by their operators, else by the sizes of the model."""
+    why, source, flops = why_unknown(sums.class_flops, sums.compute), OPERATORS, sums.class_flops
+    if why and predicted:
+        why, source, flops = "", SIZES, with_sizes(sums.classes, sums.count, predicted)
+    classes = tuple(
+        StageWork(part.name, part.ns, flops.of(part.name) if part.name in MULTIPLYING else None)
+        for part in _largest_first(sums.classes)
+    )
+    parts = tuple(
+        StageWork(
+            part.name, part.ns, sums.part_flops.of(part.name) if sums.part_flops.flops and part.name != OTHERS else None
+        )
+        for part in _few(sums.parts)
+    )
+    total = None if why else flops.flops.total()
+    return StageOps(stage, kind, sums.count, sums.compute, classes, parts, total, "" if why else source, why)
 
 
 def _largest_first(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
@@ -206,7 +250,7 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
 def answer(asked: Asked) -> Mapping[str, Any]:
     """The work of the stages; the finding of a heavy stage says of which kinds of work it has more, or that it has no more."""
     totals = sums_of_run(asked.of_ranks.values())
-    compute = stage_compute(totals)
+    compute = stage_compute(totals, predicted_by_run(asked.run.facts.values()))
     if compute is None:
         return {}
     sizes = gpt_of_run(asked.run.facts.values(), asked.run.schedule)

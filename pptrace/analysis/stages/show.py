@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.stages.answer import words_of
-from pptrace.analysis.stages.types import StageCompute, StageOps, StagePart
+from pptrace.analysis.stages.types import StageCompute, StageOps, StageWork
 from pptrace.model import units
 from pptrace.model.report_table import MAX_ROWS, Amount, Columns, ReportTable, more, rows_of
 
@@ -28,7 +28,7 @@ def _rows(report: Report) -> Iterator[dict[str, Any]]:
     for ops in () if report.stages is None else report.stages.ops:
         for what, parts in (("class", ops.classes), ("part", ops.parts)):
             known = {"stage": ops.stage, "kind": ops.kind, "count": ops.count, "what": what}
-            yield from (known | {"name": part.name, "ns": part.ns} for part in parts)
+            yield from (known | {"name": part.name, "ns": part.ns, "flops": part.flops} for part in parts)
 
 
 FILES: Mapping[str, Rows] = {
@@ -43,8 +43,16 @@ def stage_tables(compute: StageCompute, amount: Amount) -> list[ReportTable]:
 
 
 def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
+    with_flops = any(ops.flops is not None for ops in compute.ops)
     rows = [
-        (str(ops.stage), ops.kind, f"{ops.count:,}", units.milliseconds(ops.compute_ns // ops.count), _shares(ops))
+        (
+            str(ops.stage),
+            ops.kind,
+            f"{ops.count:,}",
+            units.milliseconds(ops.compute_ns // ops.count),
+            *([_rate(ops.flops, ops.compute_ns)] if with_flops else []),
+            _shares(ops),
+        )
         for ops in compute.ops
     ]
     whole = amount is Amount.WHOLE
@@ -55,19 +63,33 @@ def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
         *more(len(rows) - len(shown)),
         *of_stages,
         "mean compute of an op by kind of work, over all microbatches, steps and replicas",
+        *([_COUNTED] if with_flops else []),
+        *dict.fromkeys(f"FLOPs are not known: {ops.no_flops}" for ops in compute.ops if ops.no_flops and whole),
     )
-    return ReportTable("stage-work", "What stages compute", ("stage", "kind", "ops", "ms", ""), tuple(shown), notes, 2)
+    columns = ("stage", "kind", "ops", "ms", *(["FLOP/s"] if with_flops else []), "")
+    return ReportTable("stage-work", "What stages compute", columns, tuple(shown), notes, 2)
+
+
+_COUNTED = "FLOP/s: matrix products, convolutions and the full square of attention, over all of an op's compute"
+
+
+def _rate(flops: int | None, ns: int) -> str:
+    return "–" if not flops or not ns else units.flops(flops / ns * 1e9)
 
 
 def _shares(ops: StageOps) -> str:
     """The largest kinds of work with their shares."""
     shown = ops.classes[:_MOST_CLASSES]
     rest = ops.compute_ns - sum(part.ns for part in shown)
-    parts = [*shown, *([StagePart("all else", rest)] if rest else [])]
-    return ", ".join(f"{part.name} {part.ns / max(ops.compute_ns, 1):.0%}" for part in parts)
+    parts = [*shown, *([StageWork("all else", rest)] if rest else [])]
+    return ", ".join(
+        f"{part.name} {part.ns / max(ops.compute_ns, 1):.0%}{f' ({_rate(part.flops, part.ns)})' if part.flops else ''}"
+        for part in parts
+    )
 
 
 def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
+    with_flops = any(part.flops for ops in with_parts for part in ops.parts)
     rows = [
         (
             str(ops.stage),
@@ -75,6 +97,7 @@ def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
             part.name or _NOT_NAMED,
             units.milliseconds(part.ns // ops.count),
             units.percent(part.ns / max(ops.compute_ns, 1)),
+            *([_rate(part.flops, part.ns)] if with_flops else []),
         )
         for ops in with_parts
         for part in ops.parts
@@ -84,7 +107,7 @@ def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
         *more(len(rows) - len(shown)),
         "parts: modules (with_modules, with_stack), ranges of the program, or what kernels repeat",
     )
-    columns = ("stage", "kind", "part", "ms", "of the op")
+    columns = ("stage", "kind", "part", "ms", "of the op", *(["FLOP/s"] if with_flops else []))
     return ReportTable("stage-parts", "Parts of the model", columns, tuple(shown), notes, num_labels=3)
 
 

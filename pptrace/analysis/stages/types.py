@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """A kind of work, or a part of the model: its time in all ops of a stage, ns."""
+    """A kind of work, or a part of the model: its time in an op of a stage, ns."""
 
     name: str
     ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """A kind of work, or a part of the model: its time in all ops of a stage, ns, and its floating-point operations, None where
+    they are not known or not counted: those of matrix products, convolutions and attention are.
+    """
+
+    name: str
+    ns: int
+    flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +30,20 @@ class StageOps:
 
     ``classes`` (:class:`pptrace.model.pieces.WorkClass`) sum to it exactly, and so do ``parts``: modules or ranges that the
     program named, else what the order of kernels repeats; "" is what is of no part; none where nothing tells any.
+
+    ``flops`` are the floating-point operations of all of it, ``flops_from`` what tells them: ``operators`` by the shapes of their
+    inputs, or ``sizes`` of the model, as the run wrote them down; None and "" where neither does, and ``no_flops`` says why.
     """
 
     stage: int
     kind: str
     count: int
     compute_ns: int
-    classes: tuple[StagePart, ...]
-    parts: tuple[StagePart, ...]
+    classes: tuple[StageWork, ...]
+    parts: tuple[StageWork, ...]
+    flops: int | None = None
+    flops_from: str = ""
+    no_flops: str = ""
 
 
 @dataclass(frozen=True, slots=True)

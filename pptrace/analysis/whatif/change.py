@@ -173,7 +173,8 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
         UsageError: the split does not fit the schedule or the model.
     """
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
-    return stage_map(costs.of_layers(), measured, wanted)
+    weights = None if costs.measured is None else costs.measured.weights
+    return stage_map(costs.of_layers(), measured, wanted, costs.ends(), weights)
 
 
 def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: str) -> Iterator[StageMap]:
@@ -183,7 +184,7 @@ def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: s
     Two stages do not tell whether that is in their layers. A step may be shortest with a part of it there.
     """
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
-    ends = most_in_ends(costs.of_layers(), measured)
+    ends = most_in_ends(costs.of_layers(), measured) if costs.measured is None else None
     if ends is not None:
         yield from (stage_map(costs.of_layers(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
 

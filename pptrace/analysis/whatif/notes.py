@@ -12,6 +12,7 @@ from pptrace.analysis.whatif.frameworks import Framework, goes_round, paste_line
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
+from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 
 UNCOUNTED = "the sum of its gradients over both is not counted"
@@ -40,8 +41,12 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
         line = paste_lines(change.split, has_chunks=has_chunks, goes_round=goes_round(plan), framework=framework)
         yield from [line] if line else []
     if change.split is not None:
+        one_by_one = costs.measured is not None and costs.measured.weights is not None
+        alike = "layers cost what they took one by one" if one_by_one else "layers of a stage are taken to cost alike"
         yield (
-            "layers of a stage are taken to cost alike; what the first and the last stage take beyond that is taken to stay there"
+            f"{alike}; embedding and head cost what their parts of the forwards took"
+            if costs.measured is not None and not np.isnan(costs.measured.ends[:, Output.FORWARD]).any()
+            else f"{alike}; what the first and the last stage take beyond that is taken to stay there"
             if costs.num_stages >= FEWEST_STAGES
             else "layers of a stage are taken to cost alike; of two stages embedding and head cannot be distinguished from them "
             "(in the interval, what one takes beyond the other stays with it)"

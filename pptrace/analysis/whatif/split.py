@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.whatif.memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
-from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, Floats, end_shares
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, Floats
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
@@ -37,7 +37,8 @@ def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tup
     plan = costs.plan
     if costs.layers is None or len(costs.layers) < 2 or plan.num_chains > 1:
         return []
-    layers, ends = layer_costs(costs.of_layers(), costs.layers)
+    weights = None if costs.measured is None else costs.measured.weights
+    layers, ends = layer_costs(costs.of_layers(), costs.layers, costs.ends(), weights)
     if plan.num_chunks > 1:
         splits = _of_chunks(layers, ends, np.array(plan.placement), costs.layers)
     else:
@@ -45,18 +46,23 @@ def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tup
     return sorted(splits, key=lambda split: split.count(0))
 
 
-def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[float, float]]:
+def layer_costs(
+    typical: Floats, layers: Sequence[int], shares: Floats, weights: Floats | None = None
+) -> tuple[Floats, tuple[float, float]]:
     """(work of each layer, that of the embedding and of the head), F and backward of one microbatch together, ns.
 
-    Layers that cost about as much as all do are taken to cost the same, so that noise does not divide them unevenly.
+    ``shares`` are those of the embedding and the head in their stages, by output, ``weights`` what each layer takes, where that
+    is known. Layers that cost about as much as all do are taken to cost the same, so that noise does not divide them unevenly.
     """
-    work, shares = typical.sum(axis=1), end_shares(typical, layers)
+    work = typical.sum(axis=1)
     first, last = (float((typical[stage] * shares[end]).sum()) for end, stage in ((0, 0), (1, -1)))
     work = work - np.array([first, *[0.0] * (len(layers) - 2), last])
     counts = np.array(layers)
     usual, of_layer = work.sum() / sum(layers), np.divide(work, counts, out=np.zeros(len(counts)), where=counts > 0)
-    alike = np.abs(of_layer - usual) <= _ALIKE * usual
-    return np.repeat(np.where(alike, usual, of_layer), layers), (first, last)
+    each = np.repeat(of_layer, layers)
+    if weights is not None:
+        each = weights * np.repeat(of_layer * counts / np.add.reduceat(weights, np.cumsum([0, *layers[:-1]])), layers)
+    return np.where(np.abs(each - usual) <= _ALIKE * usual, usual, each), (first, last)
 
 
 def _partitions(

@@ -18,7 +18,9 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along
 from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
+from pptrace.analysis.whatif.measured_layers import MeasuredLayers
 from pptrace.analysis.whatif.recompute import BackwardShares, backward_shares, layers_that_recompute
+from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
@@ -76,7 +78,7 @@ class StageCosts:
     ``exposed_tp``, ``exposed_cp`` and ``exposed_ep`` are the parts of ``inner`` that are transfers along an axis, ns, None where
     there are none; ``collectives`` is what is known of these.
 
-    ``fixed`` is what an op takes however much it does, ns, by output.
+    ``fixed`` is what an op takes however much it does, ns, by output. ``measured`` are the layers, where traces tell them.
     """
 
     plan: Plan
@@ -102,6 +104,7 @@ class StageCosts:
     exposed_ep: Floats | None = None
     collectives: KnownOfCollectives = KnownOfCollectives()  # noqa: RUF009
     assumed: Assumed = NOTHING_ASSUMED
+    measured: MeasuredLayers | None = None
 
     @property
     def num_stages(self) -> int:
@@ -190,6 +193,18 @@ class StageCosts:
     def of_layers(self) -> Floats:
         """The median of an op without its fixed part, shape (model stages, outputs)."""
         return self.typical * (1 - self.fixed_shares)
+
+    def ends(self) -> Floats:
+        """Part of the first and the last stage's work that is not of its layers, shape (2, outputs): measured, else inferred."""
+        of_layers, layers = self.of_layers(), self.layers or (1,) * self.num_stages
+        inferred = end_shares(of_layers, layers)
+        if self.measured is None:
+            return inferred
+        whole, without_fixed = self.typical[[0, -1]], of_layers[[0, -1]]
+        ends = self.measured.ends * np.divide(whole, without_fixed, out=np.ones(whole.shape), where=without_fixed > 0)
+        ends = np.where(np.isnan(ends), inferred, np.minimum(ends, 1.0))
+        ends[np.array([layers[0], layers[-1]]) == 0] = 1.0
+        return ends
 
     @property
     def parts_of_ops(self) -> Floats:

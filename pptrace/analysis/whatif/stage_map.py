@@ -38,7 +38,11 @@ class StageMap:
 
 
 def stage_map(
-    typical: Floats, measured: Sequence[float], wanted: Sequence[float], ends: Floats | None = None
+    typical: Floats,
+    measured: Sequence[float],
+    wanted: Sequence[float],
+    ends: Floats | None = None,
+    weights: Floats | None = None,
 ) -> StageMap:
     """Map measured stages to others.
 
@@ -47,10 +51,12 @@ def stage_map(
         measured: layers of each measured stage.
         wanted: layers of each new stage, as many in all.
         ends: as :func:`end_shares` has them, which are taken where none are given.
+        weights: what each layer takes, in any unit; None where all are alike.
     """
     overlap = layer_overlap(measured, wanted)
     counts = np.array(measured, dtype=np.float64)
-    parts = np.divide(overlap, counts, out=np.zeros(overlap.shape), where=counts > 0)
+    parts, counts = (overlap, counts) if weights is None else _weighted(measured, wanted, weights)
+    parts = np.divide(parts, counts, out=np.zeros(overlap.shape), where=counts > 0)
     ends = end_shares(typical, measured) if ends is None else ends
     shares = np.empty((typical.shape[1], *parts.shape))
     for output in range(typical.shape[1]):
@@ -69,6 +75,17 @@ def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
     """Layers that each new stage has of each measured one, shape (new stages, measured stages)."""
     new, old = (list(pairwise(np.concatenate(([0.0], np.cumsum(part))).tolist())) for part in (wanted, measured))
     return np.array([[max(0.0, min(end, until) - max(begin, since)) for since, until in old] for begin, end in new])
+
+
+def _weighted(measured: Sequence[float], wanted: Sequence[float], weights: Floats) -> tuple[Floats, Floats]:
+    """(what the layers that each new stage has of each measured one take, what all layers of each measured stage take)."""
+    before = np.concatenate(([0.0], np.cumsum(weights)))
+    new, old = (
+        np.interp(np.concatenate(([0.0], np.cumsum(part))), np.arange(len(before)), before)
+        for part in (wanted, measured)
+    )
+    shared = np.minimum(new[1:, np.newaxis], old[1:]) - np.maximum(new[:-1, np.newaxis], old[:-1])
+    return np.maximum(shared, 0.0), np.diff(old)
 
 
 def end_shares(typical: Floats, layers: Sequence[float]) -> Floats:

@@ -25,6 +25,7 @@ from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework, options_of
 from pptrace.analysis.whatif.measured_gains import MeasuredGains, OutsideTimes
+from pptrace.analysis.whatif.measured_layers import measured_layers
 from pptrace.analysis.whatif.memory import (
     LayerMemory,
     MemoryLimit,
@@ -297,7 +298,8 @@ def study_run(
     assert followed is not None  # steps without a plan have no costs
     plan = followed.compute_only()
     costs = stage_costs(plan, matrix, layers, {**latencies_of(report.links), **latencies}, report.recompute)
-    costs = replace(costs, collectives=KnownOfCollectives.of(report.collectives, report.steps))
+    of_collectives = KnownOfCollectives.of(report.collectives, report.steps)
+    costs = replace(costs, collectives=of_collectives, measured=measured_layers(report.stages, plan, layers))
     if costs.splits_backward and assumed.weight_share is not None:
         raise UsageError(f"--wgrad-share {assumed.weight_share:g}: the run measured W by itself; leave the option away")
     spans = {step.step: step.span_ns or 0 for step in report.steps}

@@ -13,7 +13,7 @@ import pandas as pd
 from pptrace.ingest.common.json_texts import ABSURD, LIMIT_NS, MISSING
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import COMM_ARGS, Int32, Int64, empty_table
-from pptrace.model.traces import Category, Events
+from pptrace.model.traces import Category, Events, moved_flops
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longest duration of an event, thirty days; longer ones are overflows."""
@@ -73,23 +73,28 @@ class SortedEvents:
     warnings: tuple[str, ...]
     damage: RankDamage
 
-    def sorted_rows(self, rows: Sequence[int]) -> Int64:
+    def sorted_rows(self, rows: npt.ArrayLike) -> Int64:
         """The sorted positions of some rows of the file, -1 for dropped ones. Takes one byte per row, not an inverse order."""
-        if not rows:
-            return np.zeros(0, dtype=np.int64)
+        requested = np.asarray(rows, dtype=np.int64)
         is_requested = np.zeros(self.num_rows, dtype=np.bool_)
-        is_requested[np.asarray(rows, dtype=np.int64)] = True
+        is_requested[requested] = True
         positions = np.flatnonzero(is_requested[self.order])
-        position = dict(zip(self.order[positions].tolist(), positions.tolist(), strict=True))
-        return np.array([position.get(row, -1) for row in rows], dtype=np.int64)
+        in_file = self.order[positions]
+        positions, in_file = (column[np.argsort(in_file, kind="stable")] for column in (positions, in_file))
+        at = np.searchsorted(in_file, requested)
+        is_kept = at < len(in_file)
+        is_kept[is_kept] = in_file[at[is_kept]] == requested[is_kept]
+        return np.where(is_kept, np.append(positions, -1)[np.where(is_kept, at, -1)], -1)
 
     def damage_with(self, *, is_cut: bool, num_lost: int = 0) -> RankDamage:
         """The damage of the events, of a file that was cut, and of events that could not be read."""
         counts = ((Damage.CUT_FILE, int(is_cut)), (Damage.UNREADABLE_EVENTS, num_lost))
         return RankDamage.joined((self.damage, *(RankDamage.counted(kind, count) for kind, count in counts)))
 
-    def events(self, comm_args: pd.DataFrame) -> Events:
-        return replace(self.without_comm_args, comm_args=comm_args)
+    def events(self, comm_args: pd.DataFrame, flops: Int64 | None = None) -> Events:
+        """The events with what is sparse: ``flops`` by the row in the file."""
+        events = replace(self.without_comm_args, comm_args=comm_args)
+        return events if flops is None else replace(events, flops=moved_flops(flops, self.sorted_rows(flops[0])))
 
 
 def sorted_events(parts: Sequence[EventColumns], names: Sequence[str], base_ns: int) -> SortedEvents:

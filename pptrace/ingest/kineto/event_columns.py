@@ -5,6 +5,7 @@ Columns are growing numpy arrays, so that no event object outlives its batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -33,9 +34,10 @@ from pptrace.ingest.kineto.event_types import (
     memory_columns,
     text_of,
 )
+from pptrace.ingest.kineto.flops import COUNTED, ShapeArgs, flops_of
 from pptrace.ingest.kineto.salvage import args_of, args_of_each
 from pptrace.model.tables import Int64
-from pptrace.model.traces import Category, is_of_forward
+from pptrace.model.traces import Category
 
 _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
@@ -51,7 +53,7 @@ _MAX_LABELS = 10_000  # per file or worker
 
 class _NameCodes(Codes):
     """Codes of names; ``p2p`` collects those of c10d's sends and receives, ``shaped`` those of communication whose shapes tell
-    its size, ``nodes`` those of autograd's nodes, ``forwards`` those of operators of forwards, and of ranges with such names.
+    its size, ``nodes`` those of autograd's nodes, ``counted`` those of operators whose FLOPs are counted.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class _NameCodes(Codes):
         self.p2p: list[int] = []
         self.shaped: list[int] = []
         self.nodes: list[int] = []
-        self.forwards: list[int] = []
+        self.counted: list[int] = []
 
     def __missing__(self, name: str | None) -> int:
         code = super().__missing__(name)
@@ -69,8 +71,8 @@ class _NameCodes(Codes):
             self.shaped.append(code)
         elif name is not None and name.startswith(_NODE):
             self.nodes.append(code)
-        elif name is not None and is_of_forward(name):
-            self.forwards.append(code)
+        elif name in COUNTED:
+            self.counted.append(code)
         return code
 
 
@@ -105,18 +107,25 @@ class _GrowingArray:
 
 @dataclass(slots=True)
 class Collected:
-    """The complete events so far, unsorted, with times as in the file; memory instants, and the labels of processes."""
+    """The complete events so far, unsorted, with times as in the file; memory instants, and the labels of processes.
+
+    ``flops`` are parts of the column of :class:`~pptrace.model.traces.Events`, by row in the file.
+    """
 
     names: _NameCodes = field(default_factory=_NameCodes)
     categories: CategoryCodes = field(default_factory=CategoryCodes)
     comm_rows: list[CommRow] = field(default_factory=list)
     memory: list[Int64] = field(default_factory=list)
+    flops: list[Int64] = field(default_factory=list)
     labels: set[str] = field(default_factory=set)
     num_rows: int = 0
     num_begin: int = 0
     num_events: int = 0
     _integers: Integers = field(default_factory=Integers)
     _interned: dict[bytes, Raw] = field(default_factory=dict)  # of communication arguments, which repeat
+    _counted: dict[tuple[str, bytes, bytes], int] = field(
+        default_factory=dict
+    )  # FLOPs by name and shapes, which repeat
     _columns: tuple[_GrowingArray, ...] = field(
         default_factory=lambda: tuple(_GrowingArray(dtype) for dtype in _DTYPES)
     )
@@ -144,6 +153,7 @@ class Collected:
         self.comm_rows += [(self.num_rows + row, name, args) for row, name, args in other.comm_rows]
         self.categories.unknown |= other.categories.unknown
         self.memory += other.memory
+        self.flops += [part + np.array([[self.num_rows], [0]]) for part in other.flops]
         self.labels |= other.labels
         self.num_rows += other.num_rows
         self.num_begin += other.num_begin
@@ -175,14 +185,12 @@ class Collected:
                 device[rows] = np.where((devices >= 0) & (devices <= np.iinfo(np.int32).max), devices, -1)
                 stream = self._integers([item.stream for item in device_args])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
-        numbered = np.isin(
-            name_id, self.names.p2p + self.names.nodes
-        )  # of a message that of the next node of its thread
-        numbered |= (category == Category.CPU_OP) & np.isin(name_id, self.names.forwards)
+        numbered = (category == Category.CPU_OP) | np.isin(name_id, self.names.p2p + self.names.nodes)
         if numbered.any():
             rows = np.flatnonzero(numbered)
-            numbers = self._integers([item.sequence for item in args_of_each(CallArgs, [args[row] for row in rows])])
-            correlation[rows] = np.where(numbers < 0, -1, numbers)
+            correlation[rows] = _sequence_numbers([args[row] for row in rows.tolist()])
+        if (rows := np.flatnonzero(np.isin(name_id, self.names.counted))).size:
+            self._add_flops(rows, [names[row] or "" for row in rows], [args[row] for row in rows])
         comms = _rows_with(_COMM_KEY, args)
         if self.names.p2p or self.names.shaped:
             comms |= set(np.flatnonzero(np.isin(name_id, self.names.p2p + self.names.shaped)).tolist())
@@ -194,6 +202,17 @@ class Collected:
             column.extend(values)
         self.num_rows += len(events)
 
+    def _add_flops(self, rows: npt.NDArray[np.intp], names: Sequence[str], texts: Sequence[Raw]) -> None:
+        """Count the FLOPs of operators whose shapes were recorded."""
+        found = []
+        for row, name, args in zip(rows.tolist(), names, args_of_each(ShapeArgs, texts), strict=True):
+            key = (name, bytes(args.dims), bytes(args.inputs))
+            if args.dims and key not in self._counted:
+                self._counted[key] = flops_of(name, args)
+            found += [(self.num_rows + row, self._counted[key])] if args.dims else []
+        if found:
+            self.flops.append(np.array(found, dtype=np.int64).T)
+
     def _add_comm(self, row: int, name: str, text: Raw) -> None:
         """Add a communication event; texts are interned, so that none is a view that keeps its event's text in memory."""
         args = args_of(Args, bytes(text))
@@ -203,6 +222,21 @@ class Collected:
             values = (bytes(value) for value in astuple(args))
             interned = (self._interned.get(value) or self._interned.setdefault(value, Raw(value)) for value in values)
             self.comm_rows.append((row, name, Args(*interned)))
+
+
+_SEQUENCE = re.compile(rb'"Sequence number"\s*:\s*"?(\d{1,18})')
+
+
+def _sequence_numbers(texts: Sequence[Raw]) -> Int64:
+    """The sequence number in each text, -1 where there is none; most have none, and are not decoded."""
+    found = [(match.start(), int(match[1])) for match in _SEQUENCE.finditer(b"".join(texts))]
+    numbers = np.full(len(texts), -1, dtype=np.int64)
+    if found:
+        position, number = np.array(found, dtype=np.int64).T
+        numbers[np.searchsorted(np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))), position, "right")] = (
+            number
+        )
+    return numbers
 
 
 def _rows_with(key: bytes, texts: Sequence[Raw]) -> set[int]:

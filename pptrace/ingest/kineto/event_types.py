@@ -37,12 +37,11 @@ ABSENT = Raw(b"")
 
 
 class CallArgs(Struct, frozen=True, gc=False):
-    """The ``args`` used of device work, of the calls that launch it, and of autograd's nodes and the calls that post messages."""
+    """The ``args`` used of device work and of the calls that launch it."""
 
     device: Scalar = -1
     stream: Scalar = -1
     correlation: Scalar = -1
-    sequence: Scalar = field(default=-1, name="Sequence number")
 
 
 class Args(Struct, frozen=True, gc=False):

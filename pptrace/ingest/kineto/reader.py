@@ -20,6 +20,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pptrace.errors import TraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest.common.byte_source import ByteSource, num_text_bytes
@@ -105,7 +107,8 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Colle
     rank = next((rank for rank in ranks if rank is not None), None)
     memory = memory_table(collected.memory, base_ns)
     memory["rank"] = -1 if rank is None else rank
-    events = ordered.events(comm_table(comm_rows, ordered.sorted_rows([row for row, _, _ in comm_rows]), distributed))
+    comm_args = comm_table(comm_rows, ordered.sorted_rows([row for row, _, _ in comm_rows]), distributed)
+    events = ordered.events(comm_args, np.concatenate([np.zeros((2, 0), dtype=np.int64), *collected.flops], axis=1))
     warnings = [*_damage_warnings(source, stream, trailing, len(events), is_complete=is_complete)]
     warnings += [*base_warning, *ordered.warnings]
     if unknown := sorted(collected.categories.unknown):

@@ -18,7 +18,7 @@ from pptrace.model.device import DeviceWork, Rows
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
-from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls
+from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls, lost_in_graphs
 from pptrace.recognise.repeats.loop import outside_captures
 
 _CLOCKS_NS = 100_000
@@ -46,9 +46,10 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     rows = device_rows(events)
     if not len(rows):
         return
-    lost = outside_captures(events, kernel_launches(events, rows)[1])
+    in_graphs = lost_in_graphs(events, rows)
+    lost = np.concatenate((outside_captures(events, kernel_launches(events, rows)[1]), in_graphs))
     # Else as many kernels are there, under other numbers.
-    if has_all_calls and len(lost) > len(unrelated_work(events, rows, work)):
+    if len(in_graphs) or (has_all_calls and len(lost) > len(unrelated_work(events, rows, work))):
         yield RankDamage.of(Damage.LOST_KERNELS, events.start_ns[lost])
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL

@@ -269,6 +269,40 @@ def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
     return calls, calls[~has_kernel]
 
 
+_REPLAYS_GRAPH = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
+_USUAL, _MOST_LOST = 3, 0.1
+"""Equal replays that tell what a graph runs, and the part of its nodes that one of other nodes lacks at most."""
+
+
+def lost_in_graphs(events: Events, rows: Rows) -> Rows:
+    """The calls that replayed a CUDA graph of which work was not recorded, once for each piece that is missing.
+
+    All replays of a graph run the same nodes. What ran once, and lacks a few of those that other replays run, has lost them.
+    """
+    calls = launch_calls(events, rows)
+    of_graphs = np.flatnonzero(np.append(events.named(_REPLAYS_GRAPH)[events.name_id], False)[calls])
+    order = of_graphs[np.argsort(calls[of_graphs], kind="stable")]
+    if not len(order):
+        return order
+    replays, first = np.unique(calls[order], return_index=True)
+    names, name = np.unique(events.name_id[rows[order]], return_inverse=True)
+    numbers = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(names))
+    _, example, times = np.unique(np.add.reduceat(numbers[name], first), return_index=True, return_counts=True)
+    of_replay = np.split(name, first[1:])
+
+    def nodes(replay: int) -> Int64:
+        return np.bincount(of_replay[replay], minlength=len(names))
+
+    usual = np.array([nodes(replay) for replay in example[times >= _USUAL].tolist()]).reshape(-1, len(names))
+    lost = [order[:0]]
+    for replay in example[times == 1].tolist():
+        missing = usual - nodes(replay)
+        number = missing.sum(axis=1)
+        number = number[(missing >= 0).all(axis=1) & (number <= _MOST_LOST * usual.sum(axis=1))]
+        lost.append(np.repeat(replays[replay], number.min(initial=len(order)) if len(number) else 0))
+    return np.concatenate(lost)
+
+
 def lost_kernels(launch_ns: Int64, num_launches: int, work: DeviceWork) -> LostKernels:
     """The kernels that were launched at ``launch_ns`` and are lost, of so many launches.
 

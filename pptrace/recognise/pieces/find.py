@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
-from pptrace.marks import PART, PREFIX
+from pptrace.marks import PART
 from pptrace.model.device import DeviceWork, Rows
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
-from pptrace.model.tables import Int8, Int32, Int64
+from pptrace.model.tables import Int8, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import device_rows, launch_calls
+from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.pieces.parts import may_be_part, parts_of
 
 _KERNELS: Sequence[tuple[WorkClass, re.Pattern[str]]] = [
     (kind, re.compile(pattern))
@@ -32,7 +34,7 @@ _KERNELS: Sequence[tuple[WorkClass, re.Pattern[str]]] = [
             WorkClass.MATMUL,
             r"(?i)gemm|gemv|nvjet|Cijk_|wgmma|xmma|splitK|cublas|cutlass|matmul|_mm_|\bdot_kernel|grouped_mm",
         ),
-        (WorkClass.MATMUL, r"(?i)scudnn|[dw]grad|winograd|conv(?:olve|olution|\d?d)"),
+        (WorkClass.MATMUL, r"(?i)^triton_tem_|scudnn|[dw]grad|winograd|conv(?:olve|olution|\d?d)"),
         (WorkClass.LOSS, r"(?i)softmax|cross_?entropy|nll_?loss|NLLCriterion"),
         (WorkClass.NORM, r"(?i)(?:layer|rms|batch|group)_?norm|GammaBeta|RowwiseMoments|\bbn_[bf]w"),
         (WorkClass.NORM, r"\bln_[bf]wd|cu(?:ComputeGradInput|ApplyLayerNorm|ComputePartGrad)"),
@@ -97,14 +99,12 @@ def _class_of_operator(name: str) -> WorkClass:
     return _OF_OPERATORS.get(_BARE.sub("", name), WorkClass.OTHER)
 
 
-_MODULE = "nn.Module: "
 _NO_OPERATOR = re.compile(
     r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:|autograd::engine|torch::autograd|(?!.*(?:::|\.))"
 )
 """Communication, and nodes and functions of autograd, whose names have no "::": what these take outside the operators that they
 call is overhead."""
-_NO_PART = re.compile(rf"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d|ProfilerStep|Optimizer\.|## |{re.escape(PREFIX)}")
-"""Ranges that are no part of a model: communication, steps, what the compiler writes, this project's marks."""
+_NODE = re.compile(f"^{ENGINE}")
 _PYTHON = CLASSES.index(WorkClass.PYTHON)
 
 
@@ -122,28 +122,76 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
     else:
         computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
         is_operator = (events.category == Category.CPU_OP) & computes[events.name_id]
-        is_part = (events.category == Category.ANNOTATION) & _may_be_part(events)[events.name_id]
+        is_part = (events.category == Category.ANNOTATION) & may_be_part(events)[events.name_id]
         if not is_operator.any() and not any(name.startswith(PART) for name in events.names):
             return Pieces()
-        rows = np.flatnonzero(is_operator | is_part)
+        is_node = events.named(_NODE)[events.name_id] & is_part.any()
+        rows = np.flatnonzero(is_operator | is_part | is_node)
         parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
         start, end, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(start, kind="stable")
         start, end, rows = start[order], end[order], rows[order]
         callers = rows
+    work_class = classes_of(events.names, on_device=on_device)[events.name_id[rows]]
+    if not on_device:
+        work_class[~is_operator[rows]] = _PYTHON
     latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1]) if len(end) else end
     begin = np.maximum(start, latest)
     chosen = np.flatnonzero(end > begin)
-    name_id = events.name_id[rows[chosen]]
-    part, names = _parts(events, callers[chosen])
-    work_class = classes_of(events.names, on_device=on_device)[name_id]
-    work_class[events.category[rows[chosen]] == Category.ANNOTATION] = _PYTHON
-    return Pieces(begin[chosen], end[chosen], work_class, part, name_id.astype(np.int32), names)
+    piece = np.searchsorted(begin[chosen], start, side="right") - 1
+    multiplies = np.isin(work_class, _MULTIPLY)
+    flops = _flops(events, callers, np.where(multiplies, end - start, 0), piece, chosen)
+    may_multiply = multiplies[chosen] | ((work_class[chosen] == _OTHER) & ~_in_torch(events, callers[chosen]))
+    flops = np.where(may_multiply, flops, np.maximum(flops, 0))
+    part, names = parts_of(events, callers[chosen])
+    numbers = events.name_id[rows[chosen]].astype(np.int32)
+    return Pieces(begin[chosen], end[chosen], work_class[chosen], part, numbers, names, flops)
 
 
-def _may_be_part(events: Events) -> npt.NDArray[np.bool_]:
-    """Mask of names, whether a range of it may name a part of the model."""
-    return np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
+_MULTIPLY = tuple(CLASSES.index(kind) for kind in (WorkClass.MATMUL, WorkClass.ATTENTION))
+_OTHER = CLASSES.index(WorkClass.OTHER)
+
+
+def _flops(events: Events, calls: Rows, lengths: Int64, piece: Rows, chosen: Rows) -> Int64:
+    """The FLOPs of each piece: those of an operator are of the longest product that it launched, or ran on the host. On the
+    host an operator that calls others multiplies nothing outside of these.
+
+    Args:
+        events: the events of the rank.
+        calls: the call that launched each kernel, or the operator on the host; -1 where it is not known.
+        lengths: how long each of these multiplies, ns.
+        piece: the piece that each of these is, or in whose time it began.
+        chosen: those that are the pieces.
+    """
+    row, number = events.flops
+    operator, around = np.full(len(calls), -1, dtype=np.int64), np.zeros(len(calls), dtype=np.bool_)
+    for thread, index in events.rows_by_thread(row).items():
+        at = np.flatnonzero(events.thread[row] == thread)
+        outermost = ~events.intervals_of(index).are_inside_another()
+        inside = np.flatnonzero((calls >= 0) & (events.thread[calls] == thread))
+        intervals, begin = events.intervals_of(index[outermost]), events.start_ns[calls[inside]]
+        found = intervals.innermost(begin)
+        operator[inside] = np.where(found >= 0, at[outermost][found], -1)
+        first, beyond = (np.searchsorted(intervals.starts, times) for times in (begin, events.ends_of(calls[inside])))
+        around[inside] = (found < 0) & (first < beyond)
+    flops = np.where((operator[chosen] < 0) & ~around[chosen], -1, 0)
+    of_one = np.lexsort((-lengths, operator))
+    of_one = of_one[(np.diff(operator[of_one], prepend=-1) != 0) & (operator[of_one] >= 0)]
+    known = number[operator[of_one]] >= 0
+    flops[piece[of_one[known]]] = np.maximum(flops[piece[of_one[known]]], 0)
+    np.add.at(flops, piece[of_one[known]], number[operator[of_one[known]]])
+    flops[piece[of_one[~known]]] = -1
+    return flops
+
+
+def _in_torch(events: Events, calls: Rows) -> npt.NDArray[np.bool_]:
+    """Mark the calls inside operators of torch, whose kernels of other names multiply no matrices."""
+    rows = events.rows_named(_OF_TORCH, Category.CPU_OP)
+    inside = events.are_within(rows, events.thread[calls], events.start_ns[calls])
+    return inside & (calls >= 0)
+
+
+_OF_TORCH = re.compile("^aten::")
 
 
 def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
@@ -153,46 +201,3 @@ def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
     index = NestedIntervals(start, end).innermost(bounds[:-1])
     inside = np.flatnonzero(index >= 0)
     return bounds[inside], bounds[inside + 1], rows[index[inside]]
-
-
-def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
-    """(the part of the model that each call or operator is for, as an index into the names, the names).
-
-    It is a module on the level on which modules are several, inside what only wraps them, else the innermost range that the
-    program set; 0 of rows (−1) and threads without.
-    """
-    part = np.zeros(len(calls), dtype=np.int32)
-    codes: dict[str, int] = {"": 0}
-    known = np.flatnonzero(calls >= 0)
-    has_module_name = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
-    modules = np.flatnonzero((events.category == Category.PYTHON) & has_module_name[events.name_id])
-    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & _may_be_part(events)[events.name_id])
-    of_threads = [(True, *part) for part in events.rows_by_thread(modules).items()]
-    of_threads += [(False, *part) for part in events.rows_by_thread(annotations).items()]
-    for is_module, thread, ranges in of_threads:
-        chosen = known[(events.thread[calls[known]] == thread) & (part[known] == 0)]
-        if not len(chosen):
-            continue
-        intervals = NestedIntervals(events.start_ns[ranges], events.ends_of(ranges))
-        times = events.start_ns[calls[chosen]]
-        found = (
-            intervals.at_level(times, _level_of_parts(events, ranges, intervals))
-            if is_module
-            else intervals.innermost(times)
-        )
-        inside = np.flatnonzero(found >= 0)
-        for code in np.unique(events.name_id[ranges[found[inside]]]).tolist():
-            name = events.names[code].removeprefix(_MODULE)
-            rows = inside[events.name_id[ranges[found[inside]]] == code]
-            part[chosen[rows]] = codes.setdefault(name, len(codes))
-    return part, tuple(codes)
-
-
-def _level_of_parts(events: Events, ranges: Rows, intervals: NestedIntervals) -> int:
-    """The level of the outermost modules that are several inside one: wrappers, as of DDP, have one alone. 1 where none are."""
-    level, names = intervals.levels, events.name_id[ranges]
-    inner = np.flatnonzero(intervals.enclosing >= 0)
-    pairs = np.unique(np.stack((intervals.enclosing[inner], names[inner])), axis=1)
-    around, num_names = np.unique(pairs[0], return_counts=True)
-    several = around[num_names > 1]
-    return int(level[several].min()) + 1 if len(several) else 1

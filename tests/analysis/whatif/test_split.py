@@ -12,6 +12,7 @@ import pytest
 from pptrace.analysis.whatif.memory import LayerMemory, MemoryLimit
 from pptrace.analysis.whatif.split import _improved, _of_chunks, _partitions, best_splits, layer_costs
 from pptrace.analysis.whatif.stage_costs import stage_costs
+from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from tests.support.measured import measured_costs
@@ -169,6 +170,6 @@ def test_the_ends_keep_what_their_layers_do_not_cost() -> None:
     typical = np.array(
         [[12.0, 10.0, 10.0], [8.0, 8.0, 8.0], [8.0, 8.0, 8.0], [14.0, 8.0, 8.0]]
     )  # 4 layers in each stage
-    layers, (embedding, head) = layer_costs(typical, (4, 4, 4, 4))
+    layers, (embedding, head) = layer_costs(typical, (4, 4, 4, 4), end_shares(typical, (4, 4, 4, 4)))
     assert layers.tolist() == [6.0] * 16
     assert (embedding, head) == (8.0, 6.0)
