@@ -30,7 +30,7 @@ The texts are Megatron-LM's source, and a log of a run of it; the papers of Mega
 (2006.16668) and DeepSpeed-MoE (2201.05596).
 
 Written by `python tools/coverage_table.py --write docs/coverage.md` from `docs/coverage.csv`, where rows are added."""
-HEADER = ("item", "described by", "", "how, and why not", "code", "test")
+HEADER = ("item", "described by", "", "how, and why not")
 
 
 def read_rows() -> list[dict[str, str]]:
@@ -45,15 +45,17 @@ def several(cell: str) -> list[str]:
 
 
 def page_of(rows: Sequence[dict[str, str]]) -> str:
-    """The page: counts by topic, and a table for each topic."""
+    """The page: counts by topic, and of each topic a table, with a list of code and tests that opens."""
     topics = list(dict.fromkeys(row["topic"] for row in rows))
     parts = [
         INTRODUCTION,
         _table(("topic", *ANSWERS), [*(_counts(topic, rows) for topic in topics), _counts("", rows)]),
     ]
     for topic in topics:
-        of_topic = [_cells(row) for row in rows if row["topic"] == topic]
-        parts.append(f"## {topic}\n\n{_table(HEADER, of_topic)}")
+        of_topic = [row for row in rows if row["topic"] == topic]
+        parts.append(f"## {topic}\n\n{_table(HEADER, map(_cells, of_topic))}")
+        found = "\n".join(_found(row) for row in of_topic if row["where"])
+        parts.append(f"<details><summary>Code and tests</summary>\n\n{found}\n\n</details>")
     return "\n\n".join(parts) + "\n"
 
 
@@ -65,8 +67,12 @@ def _counts(topic: str, rows: Iterable[dict[str, str]]) -> tuple[str, ...]:
 
 def _cells(row: dict[str, str]) -> tuple[str, ...]:
     how = ". ".join(part.removesuffix(".") for part in (row["how"], row["why_not"]) if part)
-    code, tests = ("<br>".join(f"`{entry}`" for entry in several(row[name])) for name in ("where", "test"))
-    return row["item"], ", ".join(several(row["source"])), row["answer"], how, code, tests
+    return row["item"], ", ".join(several(row["source"])), row["answer"], how
+
+
+def _found(row: dict[str, str]) -> str:
+    """An entry of a topic's list of code and tests."""
+    return f"- {row['item']}: " + ", ".join(f"`{entry}`" for name in ("where", "test") for entry in several(row[name]))
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
