@@ -227,7 +227,9 @@ def test_a_collective_that_the_recording_ends_before_is_left_out() -> None:
     ]
     run = recognise([make_trace(events)])
     assert list(run.comms["kind"]) == ["all_reduce"]
-    assert any("1 collectives of step 4 are left out: nothing in the trace waits for them" in line for line in run.warnings)
+    assert any(
+        "1 collectives of step 4 are left out: nothing in the trace waits for them" in line for line in run.warnings
+    )
 
 
 def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
