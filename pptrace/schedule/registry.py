@@ -31,8 +31,9 @@ class Schedule:
     ``searches``: the builder reads costs and a memory limit. ``takes_any_chunks``: any v from 2, not its default alone.
     ``bidirectional``: half of the microbatches enter at each end. ``always_labelled``: no runtime runs it whose traces lack
     labels. ``only_if_m_is_p``, ``only_groups_of_p``: no runtime whose traces lack labels runs it with another
-    number of microbatches than ranks, or with a last group of fewer microbatches than ranks. ``torch_name``: that of
-    torch.distributed.pipelining, "" where it has no such schedule.
+    number of microbatches than ranks, or with a last group of fewer microbatches than ranks. ``is_for_experts``: it hides
+    exchanges with experts, and has no use without. ``torch_name``: that of torch.distributed.pipelining, "" where it has no such
+    schedule.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Schedule:
     always_labelled: bool = False
     only_if_m_is_p: bool = False
     only_groups_of_p: bool = False
+    is_for_experts: bool = False
     torch_name: str = ""
 
     @property
@@ -148,6 +150,7 @@ SCHEDULES: dict[str, Schedule] = {
             takes_any_chunks=True,
             takes_group_size=True,
             always_labelled=True,
+            is_for_experts=True,
         ),
         Schedule(
             interleaved.LOOPED_BFS,

@@ -217,6 +217,21 @@ def test_a_call_with_a_handle_lasts_until_it_was_awaited() -> None:
     ]
 
 
+def test_a_collective_that_the_recording_ends_before_is_left_out() -> None:
+    """As gathers of parameters are that the next step awaits."""
+    events = [
+        marked(OpMark(Action(Kind.F, 0, 0, 0, Phase.WARMUP), 4), 10, 20),
+        marked(CollectiveMark(Collective.ALL_REDUCE, Axis.DP, 2, 64, 4, handle=1), 20, 30),
+        marked(AwaitMark(Axis.DP, 4, 1), 40, 50),
+        marked(CollectiveMark(Collective.ALL_GATHER, Axis.DP, 2, 64, 4, handle=2), 60, 61),
+    ]
+    run = recognise([make_trace(events)])
+    assert list(run.comms["kind"]) == ["all_reduce"]
+    assert any(
+        "1 collectives of step 4 are left out: nothing in the trace waits for them" in line for line in run.warnings
+    )
+
+
 def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
     """Both ranks run microbatch 0 forward, give it up and run it again."""
     out, back = Transfer(Action(Kind.SEND_F, 0, 0), 1, 8), Transfer(Action(Kind.RECV_F, 1, 0), 0, 8)

@@ -71,6 +71,8 @@ def recompute_name(num_layers: int) -> str:
 
 def _schedules(study: Study, change: Change) -> Iterator[tuple[str, Change, Plan]]:
     for name, entry in SCHEDULES.items():
+        if entry.is_for_experts and not study.has_experts:
+            continue
         chunks = [change.chunks] if change.chunks else [2, 4] if entry.takes_any_chunks else [None]
         for number in chunks:
             with_schedule = replace(change, schedule=name, chunks=number)

@@ -73,7 +73,8 @@ class Study:
 
     ``name`` is its schedule's name in the report, ``uses`` the memory of its ranks, and ``memory_limit`` the most bytes that one
     may have. ``framework`` is None where what it can run is not known. ``doubts`` are lines about what all costs hang on;
-    ``clocks_ns`` is what the clocks may be off by where that is much, and ``shares_device`` whether ranks have one GPU together.
+    ``clocks_ns`` is what the clocks may be off by where that is much, ``shares_device`` whether ranks have one GPU together, and
+    ``has_experts`` whether tokens travel to experts.
     """
 
     baseline: Baseline
@@ -90,6 +91,7 @@ class Study:
     doubts: tuple[str, ...] = ()
     clocks_ns: int = 0
     shares_device: bool = False
+    has_experts: bool = False
     order: RepairedOrder | None = None
     """A better order of sends and receives, where some hold up others."""
     early_receives: EarlyReceives | None = None
@@ -327,6 +329,7 @@ def study_run(
         doubts=doubts,
         clocks_ns=report.clock.uncertainty_ns or 0 if InDoubt.CLOCK in in_doubt else 0,
         shares_device=InDoubt.DEVICE in in_doubt,
+        has_experts=report.experts is not None or (report.mesh.ep or 1) > 1,
         order=order,
         early_receives=report.early_receives,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,23 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
         )
         warnings += (line,)
     launches = LaunchIndex(work)
+    endless = _without_end(marks, launches)
+    if len(endless):
+        marks = replace(marks, collectives=marks.collectives.where(~np.isin(marks.collectives["at"], endless["at"])))
+        steps = ", ".join(map(str, np.unique(endless["step"]).tolist()))
+        warnings += (
+            f"{len(endless)} collectives of step {steps} are left out: nothing in the trace waits for them, as for gathers of "
+            "parameters that the first step after the recording awaits, so that their end is not known",
+        )
     return RankTables("pptrace" if len(marks.ops) else "", _ops(marks, launches), _comms(marks, launches), warnings)
+
+
+def _without_end(marks: MarkedRanges, launches: LaunchIndex) -> Slice:
+    """The collectives that were only posted, whose wait the trace does not have, and that no kernel shows."""
+    posted = marks.collectives
+    posted = posted.where((posted["handle"] >= 0) & (last_like([posted["handle"]], [marks.awaits["handle"]]) < 0))
+    on_device = launches.spans(marks.start_ns[posted["at"]], marks.end_ns[posted["at"]], communication=True)
+    return posted.where(~on_device.launched)
 
 
 def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
