@@ -12,7 +12,22 @@ from instrument.context.squares import RingPlan
 from pptrace.cli.main import cli
 from pptrace.sizes.context import causal_scores, hiding_chunk
 
-SIZES = "--microbatches 2 --layers 2 --hidden 1024 --heads 16 --sequence 512 --vocabulary 512 --cp 4".split()
+SIZES = [
+    "--microbatches",
+    "2",
+    "--layers",
+    "2",
+    "--hidden",
+    "1024",
+    "--heads",
+    "16",
+    "--sequence",
+    "512",
+    "--vocabulary",
+    "512",
+    "--cp",
+    "4",
+]
 
 
 def test_scores_of_a_contiguous_layout_at_cp_4_are_those_known() -> None:
