@@ -25,7 +25,14 @@ from pptrace.analysis.experts.types import (
     RoutingGain,
     TrafficPair,
 )
-from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank
+from pptrace.analysis.links.types import (
+    CollectiveRate,
+    CollectiveSize,
+    CollectiveSpeed,
+    DevicePeak,
+    Interconnect,
+    LateRank,
+)
 from pptrace.analysis.memory.types import PredictedMemory, StageActivations
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
 from pptrace.analysis.report import Report
@@ -66,6 +73,7 @@ SECTIONS = {
     **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
     "steps.ranks.host": "`host`",
     "steps.ranks.synchronisations": "`synchronisations[]`",
+    "collectives.sizes": "`collectives[]`",
     **{f"interconnect.{path}": "`interconnect`" for path in ("devices", "collectives")},
     "device.host": "`host`",
     "device.synchronisations": "`synchronisations[]`",
@@ -203,6 +211,7 @@ def reports(
         hang=HANG,
         step_series=_SERIES,
         interconnect=_INTERCONNECT,
+        collectives=_COLLECTIVES,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         experts=_EXPERTS,
         early_receives=_EARLY,
@@ -229,6 +238,16 @@ _INTERCONNECT = Interconnect(
     ),
     ("the traces of 1 of 2 ranks do not name the device",),
     ("NCCL_ALGO=Ring",),
+)
+_COLLECTIVES = (
+    CollectiveSpeed(
+        *("dp", "all_reduce", 8, "ring", "LL", True, 9, 90, (CollectiveSize(1024, 9, 10, 102.4, 179.2),)),
+        *(5, 200.0, None, 14, 6, 450.0, 0.4, False),
+    ),
+    CollectiveSpeed(
+        *("dp", "broadcast", *(None,) * 4, 9, None, (CollectiveSize(None, 9, None, None, None),)),
+        *(None, None, "a reason", None, None),
+    ),
 )
 _EXPERTS = ExpertsReport(
     *("counts", 2, 1),
