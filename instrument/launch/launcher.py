@@ -134,6 +134,7 @@ def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
         options.live,
         options.level,
         options.ranks,
+        options.budget,
     )
     environ = config.to_environ()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank

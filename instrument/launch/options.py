@@ -49,6 +49,8 @@ class RunOptions:
     level: str = LEVELS[0]
     ranks: frozenset[int] | None = None
     """Ranks that are recorded; None: all."""
+    budget: int = 0
+    """Bytes of traces, and of memory on a host, within which ranks are chosen; 0: ``ranks`` says which."""
 
     @property
     def script_name(self) -> str:
@@ -86,6 +88,8 @@ def _check_level(options: RunOptions) -> None:
         ):
             if given:
                 raise UsageError(f"--record light: records the hooks' ranges without operators; leave out {option}")
+    if options.budget and (options.profiler != "torch" or options.window.whole_run):
+        raise UsageError("--profile-ranks auto: it records a step on trial: expected --profiler torch, and --steps A:B")
     num_ranks = options.nnodes * options.nproc
     if options.ranks is not None and not any(rank < num_ranks for rank in options.ranks):
         raise UsageError(

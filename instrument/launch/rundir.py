@@ -32,7 +32,7 @@ from instrument.launch.record import (
 from pptrace.environment import read_environment
 
 RUN_SCHEMA = "pptrace.run/1"
-_MERGED = ("versions", "environment", "mesh", "plan")
+_MERGED = ("versions", "environment", "mesh", "plan", "profile_ranks")
 
 
 class Status(StrEnum):

@@ -65,7 +65,9 @@ def parse_ranks(text: str) -> frozenset[int] | None:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise UsageError(f"--profile-ranks {text!r}: expected ranks such as '0,4,8-11', or 'all'")
+            raise UsageError(
+                f"--profile-ranks {text!r}: expected ranks such as '0,4,8-11', 'all', or (of `pptrace run`) 'auto'"
+            )
         ranks.update(range(first, last + 1))
     return frozenset(ranks)
 

@@ -49,6 +49,8 @@ class WorkerConfig:
     level: str = "auto"
     ranks: frozenset[int] | None = None
     """Ranks that are recorded; None: all."""
+    budget: int = 0
+    """Bytes within which ranks to record are chosen; 0: ``ranks`` says which."""
     record_dir: Path | None = None
     """Folder of the rank's record; None: the run directory."""
 
@@ -63,6 +65,7 @@ class WorkerConfig:
             "PPTRACE_LIVE": "1" if self.live else "0",
             "PPTRACE_RECORD": self.level,
             "PPTRACE_PROFILE_RANKS": ranks_text(self.ranks),
+            "PPTRACE_PROFILE_BUDGET": str(self.budget),
             "PPTRACE_RECORD_DIR": str(self.record_dir or ""),
         }
 
@@ -78,6 +81,7 @@ class WorkerConfig:
             environ.get("PPTRACE_LIVE", "0") != "0",
             environ.get("PPTRACE_RECORD", "auto"),
             parse_ranks(environ.get("PPTRACE_PROFILE_RANKS", "all")),
+            int(environ.get("PPTRACE_PROFILE_BUDGET", "0")),
             Path(environ["PPTRACE_RECORD_DIR"]) if environ.get("PPTRACE_RECORD_DIR") else None,
         )
 
@@ -237,6 +241,12 @@ class Rank:
         process = ProcessInfo(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
+        choice = None
+        if config.budget:
+            from instrument.launch.recording.chosen_ranks import RankChoice
+
+            per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            choice = RankChoice(config.run_dir, record.rank, self._world_size, per_host, config.budget)
         calls = CallLog(call_log_path(config.control_dir, record.local_rank))
         traced = TracedSession(
             process,
@@ -249,6 +259,7 @@ class Rank:
             logs=(calls,),
             agreed=AgreedStart(config.control_dir),
             live=config.live,
+            choice=choice,
         )
         session.install(traced)
         traced.open()

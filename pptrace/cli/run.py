@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli.options import GIVEN_PATH, NUMBER, WHOLE
+from pptrace.cli.options import GIVEN_PATH, NUMBER, WHOLE, read_bytes
 from pptrace.errors import PptraceError, UsageError
 
 if TYPE_CHECKING:
     from instrument.launch.launcher import RunResult
     from instrument.launch.options import RunOptions
+
+_BUDGET = "2GB"
+"""Of traces, and of memory for recording on a host, where ranks are chosen."""
 
 
 @click.command(
@@ -43,7 +46,16 @@ if TYPE_CHECKING:
     "shapes of their inputs, which tell FLOPs; auto: light where a pipeline's runtime names its ops.",
 )
 @click.option(
-    "--profile-ranks", default="all", show_default=True, metavar="R,R-R,…", help="Ranks that are recorded: 0,4,8-11."
+    "--profile-ranks",
+    default="all",
+    show_default=True,
+    metavar="R,R-R,…|auto",
+    help="Ranks that are recorded: 0,4,8-11; auto: chosen within --profile-budget.",
+)
+@click.option(
+    "--profile-budget",
+    metavar="BYTES",
+    help="With --profile-ranks auto: bytes of all traces, and of memory for recording on a host, each.  [default: 2GB]",
 )
 @click.option(
     "--timeout",
@@ -86,6 +98,7 @@ def command(
     steps: str | None,
     no_hooks: bool,
     profile_ranks: str,
+    profile_budget: str | None,
     no_analyze: bool,
     **options: Any,
 ) -> None:
@@ -100,13 +113,17 @@ def command(
     full_command = ("-m", script, *args) if module else (script, *args)
     if options["nnodes"] > 1 and (node_rank is None or output is None):
         raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
+    is_auto = profile_ranks == "auto"
+    if profile_budget is not None and not is_auto:
+        raise UsageError("--profile-budget: ranks are chosen within it by --profile-ranks auto: give both")
     run_options = RunOptions(
         command=full_command,
         run_dir=output or default_run_dir(full_command),
         node_rank=node_rank or 0,
         window=parse_steps(steps or ("all" if no_hooks else DEFAULT_WINDOW)),
         hooks=not no_hooks,
-        ranks=parse_ranks(profile_ranks),
+        ranks=None if is_auto else parse_ranks(profile_ranks),
+        budget=read_bytes("--profile-budget", profile_budget or _BUDGET) if is_auto else 0,
         **options,
     )
     check_options(run_options)

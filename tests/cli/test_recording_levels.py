@@ -139,6 +139,20 @@ def test_all_steps_of_all_ranks_are_timed_and_only_chosen_ranks_have_a_trace(tmp
     assert report.recording.unrecorded_step_ns is not None
 
 
+def test_ranks_are_chosen_within_a_budget_by_a_step_on_trial(tmp_path: Path) -> None:
+    arguments = ("--profile-ranks", "auto", "--profile-budget", "1kB", EXAMPLE, "--pp", "1", "--dp", "2", *ARGUMENTS)
+    ended = pptrace("run", "-n", "2", "--no-analyze", "--steps", "6:9", "-o", tmp_path / "run", *arguments, forked=True)
+    assert ended.code == 0, ended.err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [rank["trace"] for rank in run["ranks"]] == ["rank0.json.gz", None]
+    assert [rank["step_times"]["recorded"] for rank in run["ranks"]] == [[6, 9], None]
+    chosen = run["profile_ranks"]
+    assert (chosen["ranks"], chosen["budget_bytes"]) == ([0], 1000)
+    events = sum(events_of(tmp_path / "run" / "rank0.json.gz").values())
+    assert chosen["events_per_step"] * 3 == pytest.approx(events, rel=0.2)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"rank0.json.gz", "run.json"}
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     for options, line in (
         (("--record", "some"), "--record 'some': expected one of auto, full, light"),

@@ -187,6 +187,12 @@ class TraceProfiler:
             self._profile.stop_trace()
         self._profile = None
 
+    def count(self) -> int:
+        """Stop without a file, and count the events that were recorded."""
+        recorded = self._profile
+        self.discard()
+        return len(recorded.profiler.kineto_results.events())
+
 
 def record_device_history(*, on: bool) -> None:
     """Let the device's allocator keep where its blocks were allocated, for a snapshot when memory runs out, or end that."""

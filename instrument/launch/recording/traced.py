@@ -27,6 +27,7 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
+from instrument.launch.recording.chosen_ranks import RankChoice
 from instrument.launch.recording.core_wait import CoreWait
 from instrument.launch.recording.live import LiveRecorder
 from instrument.launch.recording.optimizer_steps import MessageWatch, OptimizerSteps
@@ -68,7 +69,8 @@ class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
     ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks. ``live``: a
-    record of every step goes into the run directory when the step ends.
+    record of every step goes into the run directory when the step ends. ``choice``: whether this rank is recorded is chosen
+    when the window begins.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class TracedSession(Session):
         logs: Sequence[CallObserver] = (),
         agreed: AgreedStart | None = None,
         live: bool = False,
+        choice: RankChoice | None = None,
     ) -> None:
         self._process = process
         self._has_rank = process.world_size != UNKNOWN_SIZE
@@ -94,6 +97,7 @@ class TracedSession(Session):
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, rows))
         self._window = window
         self._profiler = profiler
+        self._choice = choice
         self._writer = writer
         self._counter = counter
         self._hold = hold
@@ -225,6 +229,8 @@ class TracedSession(Session):
         self._counter.write(self.num_steps, self._expected)
 
     def begin_step(self) -> None:
+        if self._choice is not None and isinstance(self._profiler, TraceProfiler) and not self._is_script_profiling:
+            self._choose(self._choice, self._profiler)
         profiler = self._profiler
         if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
             self._record_as_configured(profiler)
@@ -243,6 +249,25 @@ class TracedSession(Session):
         """Prepare the profiler, which may slow the step that begins now."""
         self._step_times.disturb(self.num_steps)
         profiler.prepare()
+
+    def _choose(self, choice: RankChoice, profiler: TraceProfiler) -> None:
+        """Record a step on trial, choose by it, or learn what was chosen, as the window comes nearer."""
+        first, mesh = self._window.first, self._writer.record.facts.get("mesh")
+        num_steps = (self._window.stop or first) - first
+        if choice.is_first and self.num_steps == first - 2:
+            self._prepare(profiler)
+            profiler.start()
+        elif choice.is_first and self.num_steps == first - 1 and profiler.recording:
+            choice.make(mesh, num_steps, profiler.count())
+        elif self.num_steps >= first:
+            self._choice = None
+            chosen = (
+                choice.make(mesh, num_steps, None) if choice.is_first and first < 2 else choice.read(mesh, num_steps)
+            )
+            self._writer.add_facts(profile_ranks=chosen.as_json())
+            if self._process.rank not in chosen.ranks:
+                profiler.release()
+                self._profiler = None
 
     def _record_as_configured(self, profiler: Profiler) -> None:
         if self._started is not None:
@@ -277,7 +302,7 @@ class TracedSession(Session):
             self._live.end_step(self.num_steps - 1, profiled=self._profiler is not None and self._profiler.recording)
         self._memory.end(keep=self._profiler is not None and self._profiler.recording)
         self._counter.write(self.num_steps, self._expected)
-        if self.num_steps not in self._recorded and not self._window.whole_run:
+        if self.num_steps not in self._recorded and not self._window.whole_run and self._started is not None:
             self.save()
 
     def restart_step(self) -> None:
