@@ -23,8 +23,8 @@ from pptrace.workflow.rank_store import recognise_trace
 
 TESTS = Path(__file__).resolve().parents[1]
 SAMPLES = TESTS.parent / "sample_traces"
-ROOMS = ("analysis", "api", "cli", "dashboards", "docs", "report")
-"""Folders of tests for which analyses are kept."""
+ROOMS = ("analysis", "api", "cli", "dashboards", "docs", "recognise/damage", "report", "test_samples.py")
+"""Folders and files of tests for which analyses are kept."""
 State = tuple[tuple[Path, int, int], ...]
 """Files with their sizes in bytes and times of change in ns."""
 MOST_FILES = 200
@@ -44,7 +44,7 @@ _ranks: dict[int, tuple[Events, RecognisedRank]] = {}
 def keep_for(path: Path) -> None:
     """Keep analyses, or not, for the tests of a file."""
     global _in_room
-    _in_room = path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in ROOMS
+    _in_room = any(path.is_relative_to(TESTS / room) for room in ROOMS)
 
 
 def install() -> None:
