@@ -19,7 +19,6 @@ import pptrace.ingest.job.read_job
 import pptrace.workflow.load
 from pptrace.model.traces import Events, InputFormat, Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.workflow.rank_store import recognise_trace
 
 TESTS = Path(__file__).resolve().parents[1]
 SAMPLES = TESTS.parent / "sample_traces"
@@ -109,10 +108,10 @@ def read_file(path: Path, name: InputFormat | None, *arguments: Any) -> tuple[Tr
 def _recognise_kept(small: Any, trace: Trace) -> RecognisedRank:
     small.by_path.setdefault(trace.path, []).append(trace)
     if not any(trace.events is kept.events for traces in _traces.values() for kept in traces):
-        return recognise_trace(trace)
-    events, rank = _ranks.get(id(trace.events)) or (trace.events, recognise_trace(trace))
+        return pptrace.workflow.load.recognise_trace(trace)
+    events, rank = _ranks.get(id(trace.events)) or (trace.events, pptrace.workflow.load.recognise_trace(trace))
     if any(rank.info.path in text for text in rank.warnings):
-        return recognise_trace(trace)
+        return pptrace.workflow.load.recognise_trace(trace)
     _ranks[id(events)] = (events, rank)
     recording = replace(rank.recording, file=trace.path if rank.recording.file else "")
     return replace(rank.with_info(replace(rank.info, path=trace.path)), recording=recording)
