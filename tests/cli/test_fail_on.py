@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import SAMPLES, pptrace
+from tests.support.programs import SAMPLES, pptrace_here
 
 FAST, SLOW = str(SAMPLES / "1f1b_p2"), str(SAMPLES / "1f1b_p4")
 
@@ -35,19 +35,19 @@ def test_a_build_fails_where_the_whole_interval_is_beyond_the_limit(
     a: str, b: str, fail_on: str | None, code: int
 ) -> None:
     options = () if fail_on is None else ("--fail-on", fail_on)
-    ended = pptrace("compare", a, b, *options)
+    ended = pptrace_here("compare", a, b, *options)
     assert ended.code == code
     assert "a typical step" in ended.out
 
 
 @pytest.mark.parametrize("fail_on", ["", "fast", "slower:", "slower:-1", "slower:x", "faster"])
 def test_other_texts_are_wrong_usage(fail_on: str) -> None:
-    ended = pptrace("compare", FAST, SLOW, "--fail-on", fail_on)
+    ended = pptrace_here("compare", FAST, SLOW, "--fail-on", fail_on)
     assert (ended.code, ended.out) == (2, "")
     assert f"--fail-on {fail_on}: expected slower" in ended.err
 
 
 def test_what_is_not_known_is_no_success(tmp_path: Path) -> None:
-    ended = pptrace("compare", table_of(tmp_path, 500, 1), table_of(tmp_path, 700, 1), "--fail-on", "slower")
+    ended = pptrace_here("compare", table_of(tmp_path, 500, 1), table_of(tmp_path, 700, 1), "--fail-on", "slower")
     assert ended.code == 1
     assert "--fail-on: not known how certain the change of the step is" in ended.err

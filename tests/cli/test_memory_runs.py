@@ -39,7 +39,9 @@ for step in range(7):
 def test_a_rank_that_runs_out_of_memory_leaves_its_peaks_and_what_was_alive(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "uneven.py", tmp_path / "run"
     script.write_text(UNEVEN)
-    ended = pptrace("run", "-n", "2", "--steps", "2:5", "--no-analyze", "-o", run_dir, script, timeout_s=120)
+    ended = pptrace(
+        "run", "-n", "2", "--steps", "2:5", "--no-analyze", "-o", run_dir, script, timeout_s=120, forked=True
+    )
     assert ended.code == 1
     (line,) = [line for line in ended.err.splitlines() if "pptrace: out of memory" in line]
     assert "in step 5" in line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.programs import SAMPLES, pptrace
+from tests.support.programs import SAMPLES, pptrace_here
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.support.programs import SAMPLES, pptrace
     ],
 )
 def test_a_number_has_neither_underscores_nor_digits_of_other_scripts(arguments: tuple[str, ...], line: str) -> None:
-    ended = pptrace(*arguments)
+    ended = pptrace_here(*arguments)
     assert ended.code == 2
     assert line in ended.err
     assert ended.err.count("\n") == 1

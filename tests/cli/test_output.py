@@ -9,13 +9,13 @@ import pytest
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES, one_line, pptrace_here, pptrace_in_shell
 
-P4 = SAMPLES / "1f1b_p4"
+P2 = SAMPLES / "1f1b_p2"
 SHAPE = "1f1b --pp 2 --microbatches 4"
 
 
 @pytest.mark.parametrize(
     "command",
-    [f"analyze {P4}", f"simulate {SHAPE} --json -", "--help"] + [f"analyze {P4} --json -", "schedule list", ""] * ALL,
+    [f"analyze {P2}", f"simulate {SHAPE} --json -", "--help"] + [f"analyze {P2} --json -", "schedule list", ""] * ALL,
 )
 def test_a_stdout_that_is_closed_or_full_is_told_in_one_line(command: str) -> None:
     assert "stdout: cannot be written (it is closed)" in one_line(pptrace_in_shell(f"pptrace {command} >&-"), 1)
@@ -29,7 +29,7 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
 
 
 def test_a_closed_stderr_is_no_failure() -> None:
-    ended = pptrace_in_shell(f"pptrace analyze {P4} 2>&-")
+    ended = pptrace_in_shell(f"pptrace analyze {P2} 2>&-")
     assert ended.code == 0
     assert "Steps" in ended.out
 
@@ -38,12 +38,12 @@ def test_a_closed_stderr_is_no_failure() -> None:
 def test_files_are_written_before_what_the_reader_of_stdout_may_cut_off(tmp_path: Path, printed: str) -> None:
     files = {option: tmp_path / option for option in ("html", "csv", "perfetto")}
     given = " ".join(f"--{option} {path}" for option, path in files.items())
-    pptrace_in_shell(f"pptrace analyze {P4} {given} {printed} | true")
+    pptrace_in_shell(f"pptrace analyze {P2} {given} {printed} | true")
     assert [path.name for path in files.values() if path.exists()] == list(files)
 
 
 def test_a_file_that_cannot_be_written_keeps_the_report_on_stdout(tmp_path: Path) -> None:
-    ended = pptrace_here("analyze", P4, "--html", tmp_path / "missing" / "page.html")
+    ended = pptrace_here("analyze", P2, "--html", tmp_path / "missing" / "page.html")
     assert "page.html: cannot be written" in one_line(ended, 1)
     assert "Steps" in ended.out
 
@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_written_keeps_the_report_on_stdout(tmp_path: Path
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("analyze", str(P4), "--json", "-", "--html", "-"),
+        ("analyze", str(P2), "--json", "-", "--html", "-"),
         ("simulate", *SHAPE.split(), "--csv", "-", "--json", "-"),
         ("schedule", "show", *SHAPE.split(), "--csv", "-", "--html", "-"),
     ],
@@ -71,8 +71,8 @@ def test_a_page_for_stdout_comes_with_nothing_else() -> None:
 def test_tables_need_a_directory(tmp_path: Path) -> None:
     file = tmp_path / "tables.csv"
     file.touch()
-    assert "expected a directory, for one file per table" in one_line(pptrace_here("analyze", P4, "--csv", file), 1)
-    assert "--csv -: there are several tables" in one_line(pptrace_here("analyze", P4, "--csv", "-"), 2)
+    assert "expected a directory, for one file per table" in one_line(pptrace_here("analyze", P2, "--csv", file), 1)
+    assert "--csv -: there are several tables" in one_line(pptrace_here("analyze", P2, "--csv", "-"), 2)
 
 
 def test_a_run_goes_on_where_what_its_ranks_print_is_lost(tmp_path: Path) -> None:

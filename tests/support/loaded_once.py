@@ -19,12 +19,11 @@ import pptrace.ingest.job.read_job
 import pptrace.workflow.load
 from pptrace.model.traces import Events, InputFormat, Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.workflow.rank_store import recognise_trace
 
 TESTS = Path(__file__).resolve().parents[1]
 SAMPLES = TESTS.parent / "sample_traces"
-ROOMS = ("analysis", "api", "cli", "dashboards", "docs", "report")
-"""Folders of tests for which analyses are kept."""
+ROOMS = ("analysis", "api", "cli", "dashboards", "docs", "recognise/damage", "report", "test_samples.py")
+"""Folders and files of tests for which analyses are kept."""
 State = tuple[tuple[Path, int, int], ...]
 """Files with their sizes in bytes and times of change in ns."""
 MOST_FILES = 200
@@ -44,7 +43,7 @@ _ranks: dict[int, tuple[Events, RecognisedRank]] = {}
 def keep_for(path: Path) -> None:
     """Keep analyses, or not, for the tests of a file."""
     global _in_room
-    _in_room = path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in ROOMS
+    _in_room = any(path.is_relative_to(TESTS / room) for room in ROOMS)
 
 
 def install() -> None:
@@ -109,10 +108,10 @@ def read_file(path: Path, name: InputFormat | None, *arguments: Any) -> tuple[Tr
 def _recognise_kept(small: Any, trace: Trace) -> RecognisedRank:
     small.by_path.setdefault(trace.path, []).append(trace)
     if not any(trace.events is kept.events for traces in _traces.values() for kept in traces):
-        return recognise_trace(trace)
-    events, rank = _ranks.get(id(trace.events)) or (trace.events, recognise_trace(trace))
+        return pptrace.workflow.load.recognise_trace(trace)
+    events, rank = _ranks.get(id(trace.events)) or (trace.events, pptrace.workflow.load.recognise_trace(trace))
     if any(rank.info.path in text for text in rank.warnings):
-        return recognise_trace(trace)
+        return pptrace.workflow.load.recognise_trace(trace)
     _ranks[id(events)] = (events, rank)
     recording = replace(rank.recording, file=trace.path if rank.recording.file else "")
     return replace(rank.with_info(replace(rank.info, path=trace.path)), recording=recording)

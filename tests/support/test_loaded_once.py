@@ -41,7 +41,7 @@ def test_a_copy_of_a_trace_is_recognised_once_in_some_rooms_and_is_named_as_itse
     loaded_once.keep_for(loaded_once.TESTS / room / "test_any.py")
     recognised = []
     monkeypatch.setattr(
-        loaded_once, "recognise_trace", lambda trace: recognised.append(trace.path) or recognise_trace(trace)
+        "pptrace.workflow.load.recognise_trace", lambda trace: recognised.append(trace.path) or recognise_trace(trace)
     )
     shutil.copytree(SAMPLES / "gpu_zbv_p2", tmp_path / "copy")
     first, copy = (load([path], as_recorded=True) for path in (SAMPLES / "gpu_zbv_p2", tmp_path / "copy"))

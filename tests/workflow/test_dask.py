@@ -29,7 +29,7 @@ dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 from distributed.utils import get_mp_context  # noqa: E402
 
-P4 = SAMPLES / "1f1b_p4"
+P2, P4 = SAMPLES / "1f1b_p2", SAMPLES / "1f1b_p4"
 
 pytestmark = pytest.mark.processes
 
@@ -89,7 +89,7 @@ def test_a_cluster_reports_byte_for_byte_what_this_process_reports(scheduler: st
 def test_a_table_of_ops_whose_recording_nothing_tells_the_cost_of_is_the_same(
     scheduler: str, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    pptrace_here("analyze", P4, "--csv", tmp_path)
+    pptrace_here("analyze", P2, "--csv", tmp_path)
     arguments = (tmp_path / "ops.csv", *options)
     report = json_of(*arguments, "--engine", "dask", "--scheduler", scheduler)
     assert report == json_of(*arguments)
@@ -136,19 +136,19 @@ def test_a_file_that_kills_every_worker_is_named(scheduler: str, monkeypatch: py
 def test_workers_started_for_a_command_end_with_it(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     ended = pptrace(
-        *("analyze", P4, "--no-cache", "--engine", "dask", "--jobs", "1", "--json", tmp_path / "report.json"),
+        *("analyze", P2, "--no-cache", "--engine", "dask", "--jobs", "1", "--json", tmp_path / "report.json"),
         environ={"TMPDIR": str(tmp_path / "tmp")},
         timeout_s=60,
     )
     assert (ended.code, ended.err) == (0, "")
-    assert (tmp_path / "report.json").read_text() == json_here(P4).removesuffix("\n")
+    assert (tmp_path / "report.json").read_text() == json_here(P2).removesuffix("\n")
     assert list((tmp_path / "tmp").iterdir()) == []  # where workers kept their files
     assert _all_end(tmp_path)
 
 
 def test_an_interrupted_command_says_so_in_one_line_and_its_workers_end(tmp_path: Path) -> None:
     """Ctrl-C interrupts all processes of a terminal's command, here as soon as there is a worker."""
-    command = [PROGRAM, "analyze", str(P4), "--no-cache", "--engine", "dask", "--jobs", "1"]
+    command = [PROGRAM, "analyze", str(P2), "--no-cache", "--engine", "dask", "--jobs", "1"]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environ) as process:
         try:

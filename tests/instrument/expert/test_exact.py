@@ -7,7 +7,7 @@ call to a process group lies in one mark of its axis and size.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, groupby, product
+from itertools import groupby, product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.predicted import routes_of
 from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, reference, train_mixes
-from tests.support.extent import ALL
+from tests.support.extent import ALL, pairwise
 from tests.support.pool import Pool
 
 TOLERANCE = 1e-9
@@ -138,31 +138,15 @@ def grid() -> list[Mix]:
     return mixes
 
 
-def pairs_of(mix: Mix) -> set[tuple[tuple[str, object], ...]]:
-    """Every two settings that a mix has together."""
+def settings_of(mix: Mix) -> dict[str, object]:
     assert mix.experts is not None
-    names = ("pp", "tp", "cp", "dp", "ep", "etp", "schedule")
-    settings: list[tuple[str, object]] = [(name, getattr(mix, name)) for name in names]
-    settings += [("dispatcher", mix.experts.dispatcher), ("overlap", mix.experts.overlap)]
-    settings.append(("grouped", mix.experts.grouped))
-    return set(combinations(settings, 2))
-
-
-def pairwise(mixes: list[Mix]) -> list[Mix]:
-    """Few small mixes in which all pairs of settings occur: always the one with most new pairs for what its ranks cost."""
-    pairs = [(mix, pairs_of(mix)) for mix in mixes]
-    missing = set().union(*(of_mix for _, of_mix in pairs))
-    chosen = []
-    while missing:
-        mix, found = max(pairs, key=lambda each: len(each[1] & missing) / each[0].world ** 1.5)
-        chosen.append(mix)
-        missing -= found
-    return chosen
+    settings = {name: getattr(mix, name) for name in ("pp", "tp", "cp", "dp", "ep", "etp", "schedule")}
+    return settings | {name: getattr(mix.experts, name) for name in ("dispatcher", "overlap", "grouped")}
 
 
 def test_every_two_settings_together_train_as_one_process_does(pool: Pool) -> None:
     """Each dispatcher on every mesh, with every schedule, and what shares the same ranks."""
-    chosen = grid() if ALL else pairwise(grid())
+    chosen = grid() if ALL else pairwise(grid(), settings_of, lambda mix: mix.world**1.5)
     for _, of_shape in groupby(sorted(chosen, key=lambda mix: str(mix.shape)), key=lambda mix: mix.shape):
         mixes = list(of_shape)
         for first in range(0, len(mixes), MOST_TOGETHER):  # each call has a time limit

@@ -49,7 +49,7 @@ def test_no_process_starts_for_a_broken_plan(tmp_path: Path) -> None:
     path = tmp_path / "broken.csv"
     path.write_text("0B0,0F0\n1F0,1B0\n")
     run = tmp_path / "run"
-    ended = pptrace("run", "-n", "2", "-o", run, EXAMPLE, "--schedule", path)
+    ended = pptrace("run", "-n", "2", "-o", run, EXAMPLE, "--schedule", path, forked=True)
     assert ended.code != 0
     assert "deadlock: rank 0 waits at 0B0 for 0F0" in ended.err
     assert not run.exists()

@@ -9,6 +9,8 @@ import gzip
 import json
 import re
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from pptrace.model.damage import Damage
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
 from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost
-from tests.support.programs import ROOT, SAMPLES, pptrace
+from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
 SAMPLE, STEP = SAMPLES / "gpu_1f1b_p2_tp2", 3
 WITHOUT_STEPS = {
@@ -45,15 +47,31 @@ def computes(report: Report) -> list[int | None]:
     return [rank.compute_ns for rank in step.ranks]
 
 
-WHOLE = load([SAMPLE], cache=False, as_recorded=True).report
+@pytest.fixture(scope="module")
+def whole() -> Report:
+    """The sample as it is."""
+    return load([SAMPLE], cache=False, as_recorded=True).report
+
+
+@pytest.fixture(scope="module")
+def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Damage], Report]:
+    """The sample with a kind of damage, read once for all tests that look at it."""
+
+    @cache
+    def read_once(kind: Damage) -> Report:
+        folder = damaged(SAMPLE, tmp_path_factory.mktemp(kind), KINDS[kind][0])
+        return load([folder], cache=False, as_recorded=True).report
+
+    return read_once
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_damage_is_found_counted_and_placed(kind: Damage, tmp_path: Path) -> None:
-    change, count = KINDS[kind]
-    report = load([damaged(SAMPLE, tmp_path, change)], cache=False, as_recorded=True).report
-    assert kind not in audit_of(WHOLE)
-    entry = audit_of(report)[kind]
+def test_a_kind_of_damage_is_found_counted_and_placed(
+    kind: Damage, whole: Report, report_of: Callable[[Damage], Report]
+) -> None:
+    count = KINDS[kind][1]
+    assert kind not in audit_of(whole)
+    entry = audit_of(report_of(kind))[kind]
     assert entry.ranks == (RANK,)
     assert entry.count == count or (count is None and entry.count > MANY)
     assert entry.steps == (() if kind in WITHOUT_STEPS else (STEP,))
@@ -62,11 +80,13 @@ def test_a_kind_of_damage_is_found_counted_and_placed(kind: Damage, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_damage_does_to_computing_is_nothing_or_null(kind: Damage, tmp_path: Path) -> None:
-    report = load([damaged(SAMPLE, tmp_path, KINDS[kind][0])], cache=False, as_recorded=True).report
+def test_what_damage_does_to_computing_is_nothing_or_null(
+    kind: Damage, whole: Report, report_of: Callable[[Damage], Report]
+) -> None:
+    report = report_of(kind)
     if not report.steps:
         return
-    after, before = computes(report), computes(WHOLE)
+    after, before = computes(report), computes(whole)
     others = [index for index in range(len(before)) if index != RANK]
     for index in others:  # within the window of the ranks that are known, which may be narrower
         assert after[index] == pytest.approx(before[index], rel=0.1)
@@ -162,15 +182,16 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_is_whole_has_no_damage_and_one_with_damage_says_so_everywhere(tmp_path: Path) -> None:
-    assert "Nothing of the recording is damaged" in pptrace("doctor", str(SAMPLES / "1f1b_p4")).out
+    assert "Nothing of the recording is damaged" in pptrace_here("doctor", str(SAMPLES / "1f1b_p4")).out
     folder = damaged(SAMPLE, tmp_path, lost)
-    out = pptrace("doctor", str(folder)).out
+    out = pptrace_here("doctor", str(folder)).out
     assert "Damaged: 1 kind of damage" in out
     assert f"lost kernels: {MANY} (rank {RANK}, step {STEP})" in out
     assert (
-        "the recording is damaged: lost kernels (20); pptrace doctor PATH says" in pptrace("analyze", str(folder)).out
+        "the recording is damaged: lost kernels (20); pptrace doctor PATH says"
+        in pptrace_here("analyze", str(folder)).out
     )
-    ended = pptrace("doctor", str(folder), "--json", "-")
+    ended = pptrace_here("doctor", str(folder), "--json", "-")
     assert [entry["kind"] for entry in json.loads(ended.out)["audit"]] == ["lost_kernels"]
 
 
@@ -202,9 +223,9 @@ def test_a_run_that_hung_is_audited_too_and_tables_of_ops_are_not(tmp_path: Path
     assert report.recording is not None
     assert (report.recording.figures, report.recording.reason) == ("recorded", "the run hung")
     assert {kind: entry.ranks for kind, entry in audit_of(report).items()} == {"repeated_operators": (RANK,)}
-    assert pptrace("analyze", str(SAMPLES / "hang_p4"), "--csv", str(tmp_path)).code == 0
-    assert "not audited: tables of ops" in pptrace("doctor", str(tmp_path / "ops.csv")).out
-    assert json.loads(pptrace("doctor", str(tmp_path / "ops.csv"), "--json", "-").out)["audit"] is None
+    assert pptrace_here("analyze", str(SAMPLES / "hang_p4"), "--csv", str(tmp_path)).code == 0
+    assert "not audited: tables of ops" in pptrace_here("doctor", str(tmp_path / "ops.csv")).out
+    assert json.loads(pptrace_here("doctor", str(tmp_path / "ops.csv"), "--json", "-").out)["audit"] is None
 
 
 def test_ranks_without_a_trace_are_a_part_of_the_audit(tmp_path: Path) -> None:
@@ -222,7 +243,7 @@ def test_the_docs_name_every_kind() -> None:
 
 
 def test_the_machine_has_no_audit_to_write() -> None:
-    ended = pptrace("doctor", "--json", "-")
+    ended = pptrace_here("doctor", "--json", "-")
     assert ended.code == 2
     assert "--json: give the traces that are to be audited" in ended.err
 

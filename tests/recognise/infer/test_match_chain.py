@@ -16,6 +16,7 @@ from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from tests.support.extent import ALL
 from tests.support.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
 
 NODE = "autograd::engine::evaluate_function: {}Backward0"
@@ -182,7 +183,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15 if ALL else 8, deadline=None)
 @given(PLANS, st.integers(0, 1000), st.sampled_from([0.0, 0.3, 1.0]), st.booleans(), st.booleans(), st.integers(1, 2))
 def test_every_op_is_found_whatever_runs_between_the_ops(
     plan: Plan, seed: int, noise: float, optimizer: bool, peers: bool, tensors: int
@@ -250,7 +251,7 @@ def cut_on(rng: random.Random, events: list[Event]) -> list[Event]:
     return [event for event in events if event.start >= first]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10 if ALL else 6, deadline=None)
 @given(PLANS, st.integers(0, 1000), st.sampled_from([0.3, 1.0]), st.booleans())
 def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, noise: float, peers: bool) -> None:
     program = Program(plan, 2, seed, noise, peers=peers, numbers=False)
@@ -258,7 +259,7 @@ def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, 
     assert count in (0, len(program.truth) // 2, len(program.truth))  # of two steps, none, one or both
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20 if ALL else 10, deadline=None)
 @given(
     PLANS,
     st.integers(0, 1000),

@@ -49,7 +49,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 if ALL else 8, deadline=None)
 @given(PLANS, st.data(), st.sampled_from([0.0, 0.3, 1.0]), st.booleans(), st.booleans(), st.integers(1, 2))
 def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
     plan: Plan, data: st.DataObject, noise: float, optimizer: bool, peers: bool, tensors: int

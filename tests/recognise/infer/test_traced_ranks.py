@@ -22,7 +22,7 @@ from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
 from pptrace.simulator.costs import Costs
 from pptrace.workflow.analyse import Analysis, analyse
-from tests.support.extent import by_turns
+from tests.support.extent import ALL, by_turns
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import make_trace, record
 
@@ -139,7 +139,7 @@ def all_shapes() -> list[Plan]:
     return list(shapes())
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30 if ALL else 18, deadline=None, derandomize=True)
 @given(st.data())
 def test_what_one_rank_alone_tells_is_right_or_open(data: st.DataObject) -> None:
     """Without any message, so that order alone decides."""

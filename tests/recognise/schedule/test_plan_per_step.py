@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 
+from pptrace.analysis.result import StepReport
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Trace
 from pptrace.recognise.run import RecognisedRun, recognise
@@ -49,6 +51,12 @@ def cells(run: RecognisedRun, rank: int, step: int) -> list[str]:
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
+@cache
+def step_alone(schedule: str, num_microbatches: int, chunks: int) -> StepReport:
+    """A step in a trace of its own, in which labels tell the ops."""
+    return analyse(traces_of(TorchLabels(), runs_of(schedule, [num_microbatches], chunks))).report.steps[0]
+
+
 @pytest.mark.parametrize(
     ("style", "schedule", "counts", "chunks"),
     [
@@ -69,7 +77,7 @@ def test_each_step_follows_the_schedule_with_its_own_number_of_microbatches(
     assert report.schedule.mismatches == ()
     for run, step in zip(runs, report.steps, strict=True):
         assert analysis.schedule.plan_of(step.step) == build(schedule, 3, run.plan.num_microbatches, chunks)
-        ideal = analyse(traces_of(TorchLabels(), [run])).report.steps[0]
+        ideal = step_alone(schedule, run.plan.num_microbatches, chunks)
         assert step.bubble.ideal_ratio == ideal.bubble.ideal_ratio is not None
         for rank, alone in zip(step.ranks, ideal.ranks, strict=True):
             ops = [(op.stage, op.kind, op.microbatch, op.phase) for op in rank.ops]
