@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from instrument.context.shard import KeyExchange
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.schedule.registry import SCHEDULES
@@ -45,6 +46,7 @@ MESHES: Mapping[str, Mix] = MappingProxyType(
         "pp tp sp overlap": Mix(pp=2, tp=2, sequence=True, overlap=True),
         "cp ring": Mix(cp=4),
         "cp ulysses": Mix(cp=4, ulysses=2),
+        "cp gathered": Mix(cp=4, exchange=KeyExchange.ALL_GATHER),
         "pp cp": Mix(pp=2, cp=2),
         "pp dp": Mix(pp=2, dp=2, bucket_bytes=1000),
         "zero 1": Mix(dp=2, pp=2, zero=1, schedule="zb-h1"),
@@ -88,7 +90,8 @@ EXPERTS: Mapping[str, Mix] = MappingProxyType(
     }
 )
 NCCL_MESHES = (
-    *("tp", "pp tp sp overlap", "cp ring", "cp ulysses", "pp dp", "zero 1", "zero 3 clipped", "post-validation"),
+    *("tp", "pp tp sp overlap", "cp ring", "cp ulysses", "cp gathered", "pp dp", "zero 1", "zero 3 clipped"),
+    "post-validation",
     *("zbv tp sp overlap", "dualpipe tp", "pp tp cp sp"),
 )
 NCCL_EXPERTS = ("all-to-all", "overlap", "overlapped pairs", "padded", "split backward, zero 1", "tp sp, folded")
