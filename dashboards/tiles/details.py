@@ -96,11 +96,11 @@ def _of_work(timeline: Timeline, at: int, start: int, end: int) -> Lines:
     lines: Lines = []
     if ops is None:
         return lines
-    for word, parts in (("does", ops.classes), ("for", ops.parts)):
+    for word, parts in (("in it, ", ops.classes), ("part ", ops.parts)):
         for part in [part for part in parts if part.name][:_MOST_KINDS]:
             rate = f", {units.flops(part.flops / part.ns * 1e9)}FLOP/s" if part.flops and part.ns else ""
             share = percent(part.ns / max(ops.compute_ns, 1))
-            lines.append((f"{word} {part.name}", f"{milliseconds(part.ns)} ms, {share}{rate}"))
+            lines.append((f"{word}{part.name}", f"{milliseconds(part.ns)} ms, {share}{rate}"))
     return lines
 
 
