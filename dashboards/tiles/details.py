@@ -14,7 +14,8 @@ from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
 from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.tiles.unlabelled import COMPUTE
-from pptrace.model.units import milliseconds, num_bytes
+from pptrace.model import units
+from pptrace.model.units import milliseconds, num_bytes, percent
 from pptrace.report.colours import KIND_NAMES
 
 Lines = list[tuple[str, str]]
@@ -39,6 +40,7 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int, ra
     if table == OPS:
         lines += _of_op(timeline, source, of_table, row, at, start)
         if source == MEASURED and of_table.lanes[int(tracks.lane[track])] == "compute":
+            lines += _of_work(timeline, at, start, start + length)
             lines += _of_gaps(timeline, at, start, start + length)
     elif table == COMMS:
         lines += _of_comm(of_table, row)
@@ -81,6 +83,24 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
     if source == MEASURED:
         lines += _of_slack(timeline, known["step"], at, start)
         lines += _of_blame(timeline, known, kind, microbatch, at)
+    return lines
+
+
+_MOST_KINDS = 3
+"""Kinds of work, and parts of the model, that a bar's text has."""
+
+
+def _of_work(timeline: Timeline, at: int, start: int, end: int) -> Lines:
+    """What an op computes most, by kind of work and by part of the model, with the FLOP/s of what multiplies."""
+    ops = timeline.work_of_op(timeline.layout.rows[at].rank, start, end)
+    lines: Lines = []
+    if ops is None:
+        return lines
+    for word, parts in (("in it, ", ops.classes), ("part ", ops.parts)):
+        for part in [part for part in parts if part.name][:_MOST_KINDS]:
+            rate = f", {units.flops(part.flops / part.ns * 1e9)}FLOP/s" if part.flops and part.ns else ""
+            share = percent(part.ns / max(ops.compute_ns, 1))
+            lines.append((f"{word}{part.name}", f"{milliseconds(part.ns)} ms, {share}{rate}"))
     return lines
 
 

@@ -27,6 +27,8 @@ from dashboards.tiles.unlabelled import ops_with_compute
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.analysis.report import Report
+from pptrace.analysis.stages.answer import work_of_op
+from pptrace.analysis.stages.types import StageOps
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model import tables
 from pptrace.model.tables import COMPUTE_KINDS, empty_table
@@ -135,6 +137,12 @@ class Timeline:
         if plan is None or not windows:
             return None
         return replayed_picture(source, plan, windows, self.bars, self.mesh)
+
+    def work_of_op(self, rank: int, start_ns: int, end_ns: int) -> StageOps | None:
+        """What an op of a rank computes, by its times from the origin; None where that is not known, or ops are not kept."""
+        if self._analysis is None:
+            return None
+        return work_of_op(rank, start_ns + self.origin_ns, end_ns + self.origin_ns, self._analysis.data)
 
     def slack(self, step: int) -> pd.DataFrame | None:
         """The ops of a step with ``slack_ns`` and ``on_path`` (1, 0), −1 where unknown; None where the run's ops are not kept."""

@@ -37,7 +37,7 @@ from pptrace.analysis.memory.types import PredictedMemory, StageActivations
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import ScheduleCandidate
-from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart
+from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
@@ -216,7 +216,7 @@ def reports(
         experts=_EXPERTS,
         early_receives=_EARLY,
         recompute=_RECOMPUTE,
-        stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
+        stages=StageCompute((StageOps(0, "F", 2, 5, (StageWork("matmul", 5),), (StageWork("layer 0", 5),)),), (_MORE,)),
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))

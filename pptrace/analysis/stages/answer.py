@@ -82,6 +82,19 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
     return found
 
 
+def work_of_op(rank: int, start_ns: int, end_ns: int, data: AlignedRun) -> StageOps | None:
+    """What one op of a rank computes, from its times on the common clock; None where the rank's trace does not tell."""
+    work = data.work.get(rank)
+    if work is None or work.missing_device_events or not len(work.pieces):
+        return None
+    first, beyond = data.clock.times_on_rank_clock(rank, np.array([start_ns, end_ns])).tolist()
+    low, high = np.searchsorted(work.pieces.end_ns, first), np.searchsorted(work.pieces.start_ns, beyond, side="right")
+    columns = ("start_ns", "end_ns", "work", "part", "name", "flops")
+    pieces = replace(work.pieces, **{name: getattr(work.pieces, name)[low:high] for name in columns})
+    op = Slice({"start_ns": np.array([start_ns]), "end_ns": np.array([end_ns])})
+    return _ops(-1, "", _sums(op, _on_common_clock(rank, pieces, data), data.lanes[rank].compute), None)
+
+
 def _on_common_clock(rank: int, pieces: Pieces, data: AlignedRun) -> Pieces:
     start, end = (data.clock.to_common_clock(rank, times) for times in (pieces.start_ns, pieces.end_ns))
     return replace(pieces, start_ns=start, end_ns=end)

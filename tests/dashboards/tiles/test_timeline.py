@@ -188,6 +188,10 @@ def test_an_op_of_a_device_says_how_long_it_did_not_compute_in_it_and_why() -> N
         starved += gaps["not launched"]
         busy = intersect(compute, np.array([[begin, end]]))
         assert sum(gaps.values()) == pytest.approx((end - begin - int(np.diff(busy).sum())) / 1e6, abs=0.031)
+        ops = own.work_of_op(0, int(tracks.start[row]), int(tracks.start[row] + tracks.length[row]))
+        assert ops is not None
+        assert sum(part.ns for part in ops.classes) == ops.compute_ns == int(np.diff(busy).sum())
+        assert texts[f"in it, {ops.classes[0].name}"].endswith("FLOP/s")
     assert starved > 0
 
 

@@ -178,7 +178,7 @@ def test_wrong_types_cost_only_the_field(write: Write, op: Op) -> None:
 
 
 def test_nodes_of_autograd_and_messages_keep_their_sequence_numbers(write: Write, op: Op) -> None:
-    """Those of other operators are not read; a node that has none, as of an accumulated gradient, joins nothing."""
+    """Operators have that of the next node of their thread; a node without, as of an accumulated gradient, joins nothing."""
     node, sequence_args = "autograd::engine::evaluate_function: ", {"Sequence number": 7, "Fwd thread id": 1}
     events = [
         op(ts=1, name=node + "MmBackward0", args=sequence_args),
@@ -188,7 +188,7 @@ def test_nodes_of_autograd_and_messages_keep_their_sequence_numbers(write: Write
         op(ts=5, name=node + "AddBackward0", args={"Sequence number": -1}),
         op(ts=6, name=node + "AddBackward0"),
     ]
-    assert read_kineto(write(events)).events.correlation.tolist() == [7, -1, 9, -1, -1, -1]
+    assert read_kineto(write(events)).events.correlation.tolist() == [7, -1, 9, 7, -1, -1]
 
 
 def test_correlation_zero_joins_nothing(write: Write) -> None:
