@@ -38,7 +38,7 @@ pytestmark = pytest.mark.processes
 def scheduler() -> Iterator[str]:
     """The address of a scheduler with two worker processes, which are started again when they die.
 
-    Forks of a process that has imported what they need: tests kill them. After two minutes they are ended, so that a test that
+    Forks of a process that has imported what they need: tests kill them. After five minutes they are ended, so that a test that
     waits for them fails.
     """
     settings = {"distributed.scheduler.allowed-failures": 1, "distributed.worker.multiprocessing-method": "forkserver"}
@@ -50,7 +50,7 @@ def scheduler() -> Iterator[str]:
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=60
         ) as cluster,
     ):
-        deadline = threading.Timer(120, cluster.close)
+        deadline = threading.Timer(300, cluster.close)
         deadline.daemon = True
         deadline.start()
         yield cluster.scheduler_address

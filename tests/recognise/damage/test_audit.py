@@ -165,9 +165,9 @@ def test_a_rank_without_any_launch_is_damaged_and_null(tmp_path: Path) -> None:
 def test_events_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     folder = damaged(SAMPLE, tmp_path, lambda events: events)
     file = folder / f"rank{RANK}.json"
-    parts = file.read_text().split('{"ph": "X", "cat": "cpu_op"')
+    parts = file.read_text().split('{"ph":"X","cat":"cpu_op"')
     file.write_text(
-        '{"ph": "X", "cat": "cpu_op"'.join(parts[:-FEW]) + '{"ph": "X", "cat": ?"cpu_op"'.join(["", *parts[-FEW:]])
+        '{"ph":"X","cat":"cpu_op"'.join(parts[:-FEW]) + '{"ph":"X","cat":?"cpu_op"'.join(["", *parts[-FEW:]])
     )
     entry = audit_of(load([folder], cache=False, as_recorded=True).report)["unreadable_events"]
     assert (entry.ranks, entry.count) == ((RANK,), FEW)
