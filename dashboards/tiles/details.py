@@ -91,7 +91,7 @@ _MOST_KINDS = 3
 
 
 def _of_work(timeline: Timeline, at: int, start: int, end: int) -> Lines:
-    """What an op computes most, by kind of work and by part of the model, with the FLOP/s of what multiplies."""
+    """The most of an op's work, by kind of work and by part of the model, with the FLOP/s of what multiplies."""
     ops = timeline.work_of_op(timeline.layout.rows[at].rank, start, end)
     lines: Lines = []
     if ops is None:

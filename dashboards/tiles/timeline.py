@@ -139,7 +139,7 @@ class Timeline:
         return replayed_picture(source, plan, windows, self.bars, self.mesh)
 
     def work_of_op(self, rank: int, start_ns: int, end_ns: int) -> StageOps | None:
-        """What an op of a rank computes, by its times from the origin; None where that is not known, or ops are not kept."""
+        """The work of an op of a rank, by its times from the origin; None where that is not known, or ops are not kept."""
         if self._analysis is None:
             return None
         return work_of_op(rank, start_ns + self.origin_ns, end_ns + self.origin_ns, self._analysis.data)

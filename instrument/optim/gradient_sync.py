@@ -54,7 +54,7 @@ def finishing_actions(actions: Sequence[Action]) -> dict[Action, tuple[Finish, .
 
 
 class Reduce(StrEnum):
-    """When a rank begins to average the gradients of a stage."""
+    """The time at which a rank begins to average the gradients of a stage."""
 
     OVERLAP = "overlap"  # during the stage's last backward
     ALIGNED = "aligned"  # at one time along the pipeline: rank r as many backwards later, or after its last op

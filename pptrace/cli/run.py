@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from instrument.launch.options import RunOptions
 
 _BUDGET = "2GB"
-"""Of traces, and of memory for recording on a host, where ranks are chosen."""
+"""The budget of traces, and of memory for recording on a host, where ranks are chosen."""
 
 
 @click.command(

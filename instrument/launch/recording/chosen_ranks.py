@@ -114,7 +114,7 @@ class RankChoice:
         return choice
 
     def read(self, mesh: Mapping[str, Any] | None, num_steps: int) -> Choice:
-        """What rank 0 chose; where that does not come, what every rank knows without it: one rank of each stage."""
+        """The choice of rank 0; where that does not come, the one that every rank knows without it: one rank of each stage."""
         end = time.monotonic() + _WAIT_S
         while time.monotonic() < end:
             try:

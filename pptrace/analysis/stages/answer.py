@@ -83,7 +83,7 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
 
 
 def work_of_op(rank: int, start_ns: int, end_ns: int, data: AlignedRun) -> StageOps | None:
-    """What one op of a rank computes, from its times on the common clock; None where the rank's trace does not tell."""
+    """The work of one op of a rank, from its times on the common clock; None where the rank's trace does not tell."""
     work = data.work.get(rank)
     if work is None or work.missing_device_events or not len(work.pieces):
         return None
@@ -183,7 +183,7 @@ def stage_compute(totals: Sums, predicted: StageFlops = NOT_PREDICTED) -> StageC
 
 
 def _ops(stage: int, kind: str, sums: OpSums, predicted: Mapping[str, int] | None) -> StageOps:
-    """What the ops of a stage and kind compute, with FLOPs by their operators, else by the sizes of the model."""
+    """The work of the ops of a stage and kind, with FLOPs by their operators, else by the sizes of the model."""
     why, source, flops = why_unknown(sums.class_flops, sums.compute), OPERATORS, sums.class_flops
     if why and predicted:
         why, source, flops = "", SIZES, with_sizes(sums.classes, sums.count, predicted)

@@ -57,7 +57,7 @@ def flop_sums(
 
 
 def predicted_by_run(facts: Iterable[Mapping[str, Any]]) -> StageFlops:
-    """What the runtime of a run wrote down of its own ops (:func:`pptrace.sizes.flops.op_flops`); {} of other runs."""
+    """The FLOPs that the runtime of a run wrote down of its own ops (:func:`pptrace.sizes.flops.op_flops`); {} of other runs."""
     found: dict[tuple[int, str], dict[str, int]] = {}
     for of_rank in facts:
         of_stages = (of_rank.get(PREDICTED) or {}).get("flops") or {}

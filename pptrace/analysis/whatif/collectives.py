@@ -28,7 +28,7 @@ _MOST_TIMES = 1e6
 
 @dataclass(frozen=True, slots=True)
 class KnownOfCollectives:
-    """What is known of the collectives of each axis: ``latency`` is the part of their transfers that is latency as far as a line
+    """Knowledge of the collectives of each axis: ``latency`` is the part of their transfers that is latency as far as a line
     was fitted to them, ``unfitted`` the part of those of which none was, and ``hidden`` the part that compute hides.
     """
 
@@ -114,7 +114,7 @@ def other_assumptions(costs: StageCosts, speeds: Sequence[tuple[str, float]]) ->
 
 
 def notes_on_speeds(costs: StageCosts, speeds: Sequence[tuple[str, float]]) -> Iterator[str]:
-    """What is taken for granted, a sentence each."""
+    """Assumptions, a sentence each."""
     for axis, speed in speeds:
         latency, unfitted = (known.get(axis) for known in (costs.collectives.latency, costs.collectives.unfitted))
         if latency:

@@ -1,4 +1,4 @@
-"""What the embedding, the head and each layer take, measured: from the parts of the model that the ops of the stages computed.
+"""Costs of the embedding, the head and each layer as measured: from the parts of the model that the ops of the stages computed.
 
 A part of the first stage alone is of its embedding, one of the last stage alone of its head and loss; what several stages have is
 layers. Parts by order, which nothing names, tell neither.

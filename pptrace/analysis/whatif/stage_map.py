@@ -78,7 +78,7 @@ def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
 
 
 def _weighted(measured: Sequence[float], wanted: Sequence[float], weights: Floats) -> tuple[Floats, Floats]:
-    """(what the layers that each new stage has of each measured one take, what all layers of each measured stage take)."""
+    """(time of the layers that each new stage has of each measured one, time of all layers of each measured stage)."""
     before = np.concatenate(([0.0], np.cumsum(weights)))
     new, old = (
         np.interp(np.concatenate(([0.0], np.cumsum(part))), np.arange(len(before)), before)

@@ -37,7 +37,7 @@ def flops_of(name: str, args: ShapeArgs) -> int:
 
 
 def _product(first: Shape, second: Shape) -> int:
-    """Of matrices, or as many of them as both have."""
+    """FLOPs of a product of matrices, or of as many of them as both have."""
     if not first or not second or first[-1] != second[max(len(second) - 2, 0)]:
         raise ValueError
     return 2 * prod(first) * (second[-1] if len(second) > 1 else 1)
@@ -69,7 +69,7 @@ def _convolution(dims: Sequence[Shape], inputs: Sequence[str]) -> int:
 
 
 def _convolution_backward(dims: Sequence[Shape], inputs: Sequence[str]) -> int:
-    """As much as the forward for the gradient of the input, and for that of the weights."""
+    """FLOPs of a backward: as many as the forward's for the gradient of the input, and for that of the weights."""
     output, source, weight = dims[:3]
     places = source if inputs[7] == "True" else output
     num_gradients = sum(bool(flag) for flag in json.loads(inputs[10].lower())[:2])
@@ -99,4 +99,4 @@ COUNTED: Mapping[str, Count] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
 }
-"""What counts the FLOPs of each operator, from the shapes of its inputs and their values."""
+"""Counters of the FLOPs of each operator, from the shapes of its inputs and their values."""

@@ -28,7 +28,7 @@ _NODE = re.compile(re.escape(ENGINE))
 _BACKWARD = re.compile(rf"{re.escape(ENGINE)}|Backward\d*$")
 _ACCUMULATION = re.compile("AccumulateGrad$")
 _NOT_IN_KEY = re.compile(rf"{re.escape(ENGINE)}: |\w+::|_|Backward\d*$")
-"""What the names of a node and of the operator of its forward do not have in common: "AddmmBackward0" is of "aten::addmm"."""
+"""The part of names that a node and the operator of its forward do not have in common: "AddmmBackward0" is of "aten::addmm"."""
 
 
 def parts_of(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Which ranks are recorded within a budget."""
+"""Ranks that are recorded within a budget."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def recorded(path: Path, backend: SDPBackend) -> tuple[int, Path]:
-    """(what torch counts, a trace of the same)."""
+    """(FLOPs as torch counts them, a trace of the same)."""
     net, x = Net(), torch.randn(2, 16, 32, requires_grad=True)
     image = torch.randn(2, 4, 9, 9, requires_grad=True)
     with sdpa_kernel(backend):
