@@ -263,6 +263,9 @@ def test_no_change_is_the_plan_of_the_run_and_none_puts_the_whole_model_on_every
     split = study_of(costs_of("zb-h1"), "zb-h1")
     assert names_of(split).isdisjoint({"zb-h2", "zb-auto", "zbv", "v-half", "v-min", "interleaved-zb, 2 chunks"})
     assert {"1f1b", "gpipe", "dualpipe-v"} <= names_of(split)
+    combined = {"combined-1f1b, 2 chunks", "combined-1f1b, 4 chunks"}
+    assert names_of(study_of(costs_of())).isdisjoint(combined), "it hides exchanges with experts"
+    assert names_of(replace(study_of(costs_of()), has_experts=True)) & combined
 
 
 def test_faster_links_and_ideals_have_a_table_of_their_own_with_words_for_what_they_mean() -> None:
