@@ -85,6 +85,7 @@ def random_times(rng: random.Random) -> StepTimes:
         inner_bubble=inner + some(5),
         moved_with=np.zeros_like(start),
         collected=np.zeros_like(start),
+        **dict.fromkeys(("exposed_tp", "exposed_cp", "exposed_ep"), np.zeros_like(start)),
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         arrival=arrival,
         sent=np.where(some(3, messages) == 1, NEVER, sent + some(40, messages) - 5),
