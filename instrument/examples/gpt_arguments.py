@@ -37,8 +37,8 @@ def _add_mesh(add: Add) -> None:
     add(
         "--order",
         default="tp-cp-dp-pp",
-        help="which axis varies fastest from rank to rank (first) and which slowest; with ep (tp-cp-ep-dp-pp) tp, ep and dp say "
-        "so of etp, ep and their replicas too, as in Megatron-LM",
+        help="which axis varies fastest from rank to rank (first) and which slowest; axes left out vary slowest; with ep "
+        "(tp-cp-ep-dp-pp) tp, ep and dp say so of etp, ep and their replicas too, as in Megatron-LM",
     )
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
@@ -212,6 +212,13 @@ def _add_training(add: Add) -> None:
         default=OptimizerSync.SYNCHRONOUS.value,
         help="how ranks agree on the norm: before they update, or after it, rolling back what was wrong",
     )
+    add(
+        "--eval-interval",
+        type=int,
+        metavar="N",
+        help="after each N steps evaluate: forwards alone, without dropout, on batches that are not trained on",
+    )
+    add("--eval-iters", type=int, default=1, metavar="N", help="batches of an evaluation (1)")
     add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
     add(
         "--memory", action="store_true", help="after the last step, one more step that measures each rank's activations"

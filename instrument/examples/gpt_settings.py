@@ -145,9 +145,14 @@ def _flag(name: str, value: object) -> str:
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
-        if count < 1:
-            raise UsageError(f"{name} is {count}; expected at least 1")
+    for name in ("steps", "microbatch_size", "eval_interval", "eval_iters"):
+        if (count := getattr(options, name)) is not None and count < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {count}; expected at least 1")
+    if options.eval_interval is not None and options.optimizer_sync == OptimizerSync.POST_VALIDATION:
+        raise UsageError(
+            "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step; use "
+            "--optimizer-sync synchronous"
+        )
     if options.vocabulary < NUM_BYTES:
         raise UsageError(f"--vocabulary is {options.vocabulary}; expected at least {NUM_BYTES}, one id for each byte")
     if options.make_vocab_size_divisible_by < 1:
