@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.report.charts.stages import stage_work_chart
 from pptrace.report.tables import Amount
+from pptrace.sizes.flops import op_flops
+from pptrace.sizes.gpt_facts import GptFacts
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
 from tests.support.programs import SAMPLES
 
@@ -177,9 +179,9 @@ def test_the_finding_of_a_heavy_stage_says_of_which_work_it_has_more() -> None:
     bare = replace(run.report, findings=(replace(finding, detail="look"),))
     steps = StepsOfRank([step.step for step in run.report.steps])
     sums = {rank: of_rank(rank, steps, run.analysis.data) for rank in run.analysis.data.lanes}
-    (again,) = answer(Asked(bare, sums, None))["findings"]  # type: ignore[arg-type]
+    (again,) = answer(Asked(bare, sums, run.analysis))["findings"]  # type: ignore[arg-type]
     assert again.detail.endswith(" ms. Look")
-    assert answer(Asked(bare, {}, None)) == {}  # type: ignore[arg-type]
+    assert answer(Asked(bare, {}, run.analysis)) == {}  # type: ignore[arg-type]
 
 
 def test_no_ops_that_are_known_tell_nothing() -> None:
@@ -202,3 +204,20 @@ def test_the_chart_stacks_the_kinds_of_work_to_the_mean_op() -> None:
     assert heights == pytest.approx([ops.compute_ns / ops.count / 1e6 for ops in compute.ops])
     many = replace(compute, ops=compute.ops * 10)
     assert stage_work_chart(many) is None
+
+
+@pytest.mark.parametrize("name", ["gpu_1f1b_p2_tp2", "gpu_zbv_p2"])
+def test_flops_of_kernels_are_those_of_the_sizes_of_the_model(name: str) -> None:
+    """But for attention's backward: its kernel computes the scores again, one product of five."""
+    run = load(SAMPLES / name, as_recorded=True)
+    facts, plan = next(iter(run.analysis.facts.values())), run.analysis.schedule.plan
+    assert plan is not None
+    model = {field.name: facts["model"][field.name] for field in fields(GptFacts) if field.name in facts["model"]}
+    sizes = GptFacts(**{name: tuple(value) if isinstance(value, list) else value for name, value in model.items()})
+    for ops in compute_of(run).ops:
+        counted = {part.name: part.flops for part in ops.classes if part.flops}
+        expected = op_flops(sizes, plan.model_stage(ops.stage), facts["mesh"]["tp"], facts["mesh"]["cp"])[ops.kind]
+        of_attention = expected["attention"] * 5 // 4 if ops.kind in "BI" else expected["attention"]
+        assert counted["matmul"] == ops.count * expected["matmul"]
+        assert counted.get("attention", 0) == ops.count * of_attention
+        assert (ops.flops, ops.flops_from) == (sum(filter(None, counted.values())), "operators")
