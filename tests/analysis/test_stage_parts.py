@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.report.charts.stages import stage_work_chart
 from pptrace.report.tables import Amount
+from pptrace.sizes.flops import op_flops
+from pptrace.sizes.gpt_facts import GptFacts
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
 from tests.support.programs import SAMPLES
 
@@ -284,3 +286,20 @@ def test_the_chart_stacks_the_kinds_of_work_to_the_mean_op() -> None:
     assert heights == pytest.approx([ops.compute_ns / ops.count / 1e6 for ops in compute.ops])
     many = replace(compute, ops=compute.ops * 10)
     assert stage_work_chart(many) is None
+
+
+@pytest.mark.parametrize("name", ["gpu_1f1b_p2_tp2", "gpu_zbv_p2"])
+def test_flops_of_kernels_are_those_of_the_sizes_of_the_model(name: str) -> None:
+    """But for attention's backward: its kernel computes the scores again, one product of five."""
+    run = load(SAMPLES / name, as_recorded=True)
+    facts, plan = next(iter(run.analysis.facts.values())), run.analysis.schedule.plan
+    assert plan is not None
+    model = {field.name: facts["model"][field.name] for field in fields(GptFacts) if field.name in facts["model"]}
+    sizes = GptFacts(**{name: tuple(value) if isinstance(value, list) else value for name, value in model.items()})
+    for ops in compute_of(run).ops:
+        counted = {part.name: part.flops for part in ops.classes if part.flops}
+        expected = op_flops(sizes, plan.model_stage(ops.stage), facts["mesh"]["tp"], facts["mesh"]["cp"])[ops.kind]
+        of_attention = expected["attention"] * 5 // 4 if ops.kind in "BI" else expected["attention"]
+        assert counted["matmul"] == ops.count * expected["matmul"]
+        assert counted.get("attention", 0) == ops.count * of_attention
+        assert (ops.flops, ops.flops_from) == (sum(filter(None, counted.values())), "operators")

@@ -40,7 +40,9 @@ def parts_of(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     named = _NamedRanges(events)
     ranges = named.around(calls)
     nodes = events.rows_named(_NODE, Category.CPU_OP) if named else np.zeros(0, dtype=np.intp)
-    of_forwards = _with_accumulations(events, nodes, named.around(forwards_of(events, nodes)))
+    of_forwards = nodes
+    if len(nodes):
+        of_forwards = _with_accumulations(events, nodes, named.around(forwards_of(events, nodes)))
     if _are_parts(events, of_forwards[of_forwards >= 0]):
         for thread, rows in events.rows_by_thread(nodes).items():
             inside = np.flatnonzero((calls >= 0) & (events.thread[calls] == thread))
