@@ -37,7 +37,7 @@ _in_room = False
 _traces: dict[tuple[str, str, InputFormat | None], tuple[Trace, ...]] = {}
 """By the name, the digest and the format of their file; the last one that was asked for is last."""
 _ranks: dict[int, tuple[Events, RecognisedRank]] = {}
-"""Results of recognition in the events of traces that are kept, by their identity."""
+"""Ranks as they were recognised in the events of traces that are kept, by the identity of these."""
 
 
 def keep_for(path: Path) -> None:
@@ -86,7 +86,7 @@ def _load_kept(paths: tuple[Path, ...], _cwd: Path, _state: State, *options: tup
 
 _kept = lru_cache(maxsize=16)(_load_kept)
 _kept_samples = lru_cache(maxsize=48)(_load_kept)
-"""Analyses that most tests ask for; those of other files would push it out."""
+"""Analyses that most tests ask for, and that those of other files would push out."""
 
 
 @wraps(_read_file)
