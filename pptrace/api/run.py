@@ -89,7 +89,8 @@ class Run(ExportsOps):
         for it), ``end_ns`` (this side is done), ``transfer_start_ns`` (all sides are ready: what is before it is
         waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all members
         of a collective), ``clock`` (device or host; none where only the length is known); of an all-to-all of uneven parts
-        ``received_bytes`` (``bytes`` is what it hands in) and ``splits`` (rows sent to each member, ">", rows received).
+        ``received_bytes`` (``bytes`` is what it hands in) and ``splits`` (rows sent to each member, ">", rows received);
+        ``algorithm`` and protocol in the name of NCCL's kernel (RING_LL).
         """
         return CommsTable(_table(self.analysis.data.comms, COMMS))
 
