@@ -159,8 +159,10 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
     )
     def show(path: str, search: str | None) -> Any:
         loaded, query = store.get(), query_of(search)
-        current = path if path in dict(_PAGES) else "/"
+        current = path or "/"
         marks = tuple("here" if path == current else "" for path, _ in _PAGES)
+        if current not in dict(_PAGES):
+            return problem.no_page(current), *marks
         if current == "/schedules":
             return schedules.layout(loaded, query), *marks
         if current in more_pages.PAGES:

@@ -30,6 +30,13 @@ _ADVICE = {
 }
 
 
+def no_page(path: str) -> Node:
+    """The page of an address that has none."""
+    overview = dcc.Link("the overview", href="/")
+    text = html.P([f"There is no page {path[:80]}. See ", overview, "; others are in the line above."], id="problem")
+    return html.Section([html.H2("No such page"), text], className="panel problem")
+
+
 def layout(loaded: Loaded) -> Node:
     """The page for a load that failed."""
     has_steps = any(file.name.endswith(SUFFIX) for file in loaded.files)

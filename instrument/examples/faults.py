@@ -30,7 +30,8 @@ from instrument.expert.layer import ExpertLayer
 from instrument.mesh import Mesh
 from instrument.models import sleeping
 from instrument.pipeline import runtime, transport
-from instrument.pipeline.step import Handler, Instruction, StepRun
+from instrument.pipeline.instruction import Instruction
+from instrument.pipeline.step import Handler, StepRun
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
@@ -140,9 +141,9 @@ def _between(fault: Fault, chances: Random, occur: Callable[[], None]) -> None:
 
         return handle
 
-    handlers: Mapping[Kind, Handler] = vars(runtime)["POSTING_HANDLERS"]
+    handlers: Mapping[Kind, Handler] = vars(runtime)["HANDLERS"]
     changed = {kind: delayed(handler) if kind in _COMPUTE else handler for kind, handler in handlers.items()}
-    vars(runtime)["POSTING_HANDLERS"] = changed
+    vars(runtime)["HANDLERS"] = changed
 
 
 def _python(fault: Fault, chances: Random) -> None:

@@ -14,6 +14,7 @@ from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod, Recompu
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.main_parameters import Zero
+from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.transport import Mode
 from pptrace.errors import UsageError
 
@@ -21,6 +22,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 BACKENDS = ("auto", "gloo", "nccl", "host-staged", "nccl-shared")
 DEFAULT_MICROBATCHES = 8
 DEFAULT_PREFETCH = 2
+MEGATRON = "megatron"
 DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
 
@@ -34,8 +36,8 @@ def _add_mesh(add: Add) -> None:
     add(
         "--order",
         default="tp-cp-dp-pp",
-        help="which axis varies fastest from rank to rank (first) and which slowest; with ep (tp-cp-ep-dp-pp) tp, ep and dp say "
-        "so of etp, ep and their replicas too, as in Megatron-LM",
+        help="which axis varies fastest from rank to rank (first) and which slowest; axes left out vary slowest; with ep "
+        "(tp-cp-ep-dp-pp) tp, ep and dp say so of etp, ep and their replicas too, as in Megatron-LM",
     )
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
@@ -68,13 +70,30 @@ def _add_schedule(add: Add) -> None:
     add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's, or {DEFAULT_MICROBATCHES}")
     add("--microbatch-size", type=int, default=2, help="sequences per microbatch")
     add("--global-batch-size", type=int, help="sequences per step of all replicas, in place of --microbatches")
-    add("--p2p-mode", choices=[mode.value for mode in Mode], default=Mode.BATCHED.value, help="how messages are posted")
+    add(
+        "--like",
+        choices=[MEGATRON],
+        help="send and receive as this framework does: presets of --p2p-calls, --p2p-mode, --p2p-sync and --prefetch, of which "
+        "those that are given override it",
+    )
+    add(
+        "--p2p-calls",
+        choices=[calls.value for calls in Calls],
+        help="which sends and receives are posted together, and awaited when: those between two ops of the plan; Megatron-LM's "
+        "of 1f1b and interleaved-1f1b; these with its overlap_p2p_comm, and overlap_p2p_comm_warmup_flush too; left out: plan",
+    )
+    add("--p2p-mode", choices=[mode.value for mode in Mode], help="how messages are posted; left out: batched")
+    add(
+        "--p2p-sync",
+        action=argparse.BooleanOptionalAction,
+        help="the host waits for the GPU after each call that is awaited, as with Megatron-LM's batch_p2p_sync; left out: no",
+    )
     add(
         "--prefetch",
         type=int,
         metavar="N",
         help="compute actions that a receive is posted ahead, 0: with its wait; left out: "
-        f"{DEFAULT_PREFETCH}, or 0 with --p2p-mode blocking or --negotiate",
+        f"{DEFAULT_PREFETCH}, or 0 with --p2p-mode blocking, --negotiate or Megatron-LM's --p2p-calls",
     )
     add("--negotiate", action="store_true", help="send the shape before every message")
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the number of GPUs")
@@ -181,6 +200,13 @@ def _add_training(add: Add) -> None:
         default=OptimizerSync.SYNCHRONOUS.value,
         help="how ranks agree on the norm: before they update, or after it, rolling back what was wrong",
     )
+    add(
+        "--eval-interval",
+        type=int,
+        metavar="N",
+        help="after each N steps evaluate: forwards alone, without dropout, on batches that are not trained on",
+    )
+    add("--eval-iters", type=int, default=1, metavar="N", help="batches of an evaluation (1)")
     add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
     add(
         "--memory", action="store_true", help="after the last step, one more step that measures each rank's activations"

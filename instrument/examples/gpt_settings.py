@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from instrument.optim.adamw import WEIGHT_DECAY
 from instrument.optim.clipping import OptimizerSync, require_norm
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.balance import LayerTimes, balance
-from instrument.pipeline.order import Posting, require_total_order
+from instrument.pipeline.megatron_calls import Calls, require_progress
+from instrument.pipeline.order import arrange, require_total_order
 from instrument.pipeline.partition import Layout, partition
 from instrument.pipeline.transport import Mode
 from instrument.route import Route
@@ -67,7 +69,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a run, checked against each other."""
+    """The settings of a run, checked against each other. ``preset`` is a line that says what --like sets, if it is given."""
 
     shape: MeshShape
     plan: Plan
@@ -76,6 +78,7 @@ class Settings:
     data: TextData
     backend: str
     wiring: Wiring
+    preset: str = ""
 
 
 def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settings:
@@ -95,6 +98,7 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     plan = _read_plan(options, shape.pp)
     validate(plan)
     plan = lower(plan)
+    preset = _apply_preset(options, plan)
     layer_partition = _partition_layers(options, plan, RankForm.of(model, options.microbatch_size, shape, parallel))
     _check_recompute(options)
     is_sleeping = bool(options.sleep_forward or options.sleep_backward or options.sleep_rows)
@@ -107,14 +111,47 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     check_zero(wiring.zero, shape, plan, model)
     if wiring.mode is Mode.BLOCKING:
         require_total_order(plan)
-    Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING)
-    return Settings(shape, plan, model, layer_partition, data, backend, wiring)
+    posting = wiring.posting(plan, tagged=backend != "nccl")
+    if wiring.calls is not Calls.PLAN:
+        require_progress(plan, [arrange(plan, rank, posting) for rank in range(plan.pp)])
+    return Settings(shape, plan, model, layer_partition, data, backend, wiring, preset)
+
+
+def _apply_preset(options: argparse.Namespace, plan: Plan) -> str:
+    """Set what --like presets and no option gives; returns a line that says both, empty without --like."""
+    if options.like is None:
+        return ""
+    calls = Calls(options.p2p_calls or (Calls.OVERLAP if plan.num_chunks > 1 else Calls.MEGATRON))
+    preset = {
+        "p2p_calls": calls.value,
+        "p2p_mode": (Mode.EVEN_ODD if calls.overlaps else Mode.BATCHED).value,
+        "p2p_sync": not calls.overlaps,
+        "prefetch": 0,
+    }
+    given = [name for name in preset if getattr(options, name) is not None]
+    vars(options).update({name: value for name, value in preset.items() if name not in given})
+
+    def flags(names: Iterable[str]) -> str:
+        return " ".join(_flag(name, getattr(options, name)) for name in names)
+
+    line = f"--like {options.like}: {flags(name for name in preset if name not in given)}"
+    return f"{line}; as given: {flags(given)}" if given else line
+
+
+def _flag(name: str, value: object) -> str:
+    option = name.replace("_", "-")
+    return f"--{option if value else f'no-{option}'}" if isinstance(value, bool) else f"--{option} {value}"
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
-        if count < 1:
-            raise UsageError(f"{name} is {count}; expected at least 1")
+    for name in ("steps", "microbatch_size", "eval_interval", "eval_iters"):
+        if (count := getattr(options, name)) is not None and count < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {count}; expected at least 1")
+    if options.eval_interval is not None and options.optimizer_sync == OptimizerSync.POST_VALIDATION:
+        raise UsageError(
+            "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step; use "
+            "--optimizer-sync synchronous"
+        )
     if options.vocabulary < NUM_BYTES:
         raise UsageError(f"--vocabulary is {options.vocabulary}; expected at least {NUM_BYTES}, one id for each byte")
     if options.make_vocab_size_divisible_by < 1:
@@ -156,11 +193,13 @@ def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo,
     if backend != "gloo":
         device = torch.device("cuda", rank_info.local_rank % torch.cuda.device_count())
     route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
-    mode, bucket_bytes = Mode(options.p2p_mode), _bucket_bytes(options.bucket_mb)
-    prefetch_depth = _prefetch_depth(options, mode)
+    mode, bucket_bytes = Mode(options.p2p_mode or Mode.BATCHED), _bucket_bytes(options.bucket_mb)
+    calls = Calls(options.p2p_calls or Calls.PLAN)
+    prefetch_depth = _prefetch_depth(options, mode, calls)
     if options.zero >= Zero.GRADIENTS and options.bucket_mb is not None:
         raise UsageError("--bucket-mb is for --zero 0 and 1; fully_shard gathers and reduces layer by layer")
-    return Wiring(device, mode, route, options.negotiate, prefetch_depth, parallel, bucket_bytes, Zero(options.zero))
+    sharding = (parallel, bucket_bytes, Zero(options.zero))
+    return Wiring(device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync))
 
 
 def balanced_partition(times: LayerTimes, plan: Plan) -> tuple[range, ...]:
@@ -271,9 +310,9 @@ def _check_recompute(options: argparse.Namespace) -> None:
         raise UsageError("--recompute full recomputes every microbatch; give none or selective for those within")
 
 
-def _prefetch_depth(options: argparse.Namespace, mode: Mode) -> int:
+def _prefetch_depth(options: argparse.Namespace, mode: Mode, calls: Calls) -> int:
     if options.prefetch is None:
-        return 0 if options.negotiate or mode is Mode.BLOCKING else DEFAULT_PREFETCH
+        return 0 if options.negotiate or mode is Mode.BLOCKING or calls is not Calls.PLAN else DEFAULT_PREFETCH
     if options.negotiate and options.prefetch:
         raise UsageError("--negotiate learns a shape only when its message comes; use --prefetch 0")
     depth: int = options.prefetch

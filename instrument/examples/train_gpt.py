@@ -99,6 +99,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     work = Work(tokens, _flops(settings, options), mesh.shape.world, _peak(settings, options) if reports else None)
     progress = Progress(work)
     if reports:
+        if settings.preset:
+            print(settings.preset, flush=True)
         print(work.heading(), flush=True)
         if skipped := skipped_kinds(settings.plan):
             print(
@@ -115,6 +117,9 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
             clipped.optimize(step)
         if reports and result.loss is not None:
             progress.add(step, result.loss)
+        if options.eval_interval is not None and (step + 1) % options.eval_interval == 0:
+            progress.finish()
+            _evaluate(runtime, feed, observer, step, options, reports)
     if clipped is not None:
         clipped.finish(options.steps - 1)
     progress.finish()
@@ -183,6 +188,26 @@ def _kernel(settings: Settings, options: argparse.Namespace) -> str | None:
 def _load(feed: BatchFeed, observer: session.Session, step: int) -> Batch:
     with observer.recorder.span(SpanKind.DATA, step):
         return feed.batch(step)
+
+
+def _evaluate(
+    runtime: PipelineRuntime,
+    feed: BatchFeed,
+    observer: session.Session,
+    step: int,
+    options: argparse.Namespace,
+    reports: bool,
+) -> None:
+    """Run the forwards of some batches that no step has, and print their mean loss on the rank that reports."""
+    began, losses = time.perf_counter(), []
+    for index in range(options.eval_iters):
+        with observer.recorder.span(SpanKind.EVAL, step):
+            batch = feed.batch(options.steps + 1 + index)
+        losses.append(runtime.evaluate(batch, step))
+    known = [float(loss) for loss in losses if loss is not None]
+    if reports and known:
+        duration_ms = 1e3 * (time.perf_counter() - began)
+        print(f"evaluation    loss {sum(known) / len(known):7.4f}   {duration_ms:8.1f} ms", flush=True)
 
 
 def _make_runtime(

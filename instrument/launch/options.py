@@ -205,7 +205,8 @@ def _check_directory(path: Path, *, shared: bool) -> None:
 def _require_place(path: Path, shared: bool) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"-o {str(path)!r} is a file: expected a directory that is empty or does not exist yet")
-    if path.is_dir() and not shared and any(path.iterdir()):
+    # A run.json alone is that of a run that recorded nothing: the next attempt replaces it.
+    if path.is_dir() and not shared and any(file.name != "run.json" for file in path.iterdir()):
         raise UsageError(f"-o {str(path)!r} is not empty: give each run a directory of its own")
     existing = path.absolute()
     while not existing.exists():

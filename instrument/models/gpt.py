@@ -137,7 +137,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey()) -> Tensor:  # noqa: B008
         position_ids = self.parallel.positions(tokens.shape[1], tokens.device)
         hidden: Tensor = self.tokens(tokens) + self.positions(position_ids)
-        return _drop(hidden, self.dropout, self.parallel, microbatch_key, layer=-1, site=0)
+        return _drop(hidden, self.dropout * self.training, self.parallel, microbatch_key, layer=-1, site=0)
 
     def take(self, whole: Embedding) -> None:
         """Copy this rank's part of the whole embedding's values."""
@@ -235,7 +235,7 @@ class Block(nn.Module):
         return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)
 
     def _drop(self, x: Tensor, microbatch_key: MicrobatchKey, site: int) -> Tensor:
-        return _drop(x, self.dropout, self.parallel, microbatch_key, self.layer, site)
+        return _drop(x, self.dropout * self.training, self.parallel, microbatch_key, self.layer, site)
 
 
 def recomputed_together(blocks: Sequence[Block], x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:

@@ -17,6 +17,7 @@ from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.gradient_sync import Averaging, GradientSync
 from instrument.optim.main_parameters import Zero, accumulate_in
+from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.order import Posting
 from instrument.pipeline.p2p import Communicator, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
@@ -36,9 +37,9 @@ from pptrace.schedule.plan import Plan
 class Wiring:
     """Transport and sharding of a run.
 
-    With ``negotiated``, every message is preceded by its shape. ``prefetch_depth`` is the prefetch depth
-    (:class:`instrument.pipeline.order.Posting`). ``parallel`` has the options of tp and cp. Gradients
-    are averaged ``bucket_bytes`` at a time, and ``zero`` is what is sharded over replicas.
+    With ``negotiated``, every message is preceded by its shape. ``prefetch_depth``, ``calls`` and ``synchronised`` are those of
+    :class:`instrument.pipeline.order.Posting`. ``parallel`` has the options of tp and cp. Gradients are averaged
+    ``bucket_bytes`` at a time, and ``zero`` is what is sharded over replicas.
     """
 
     device: torch.device
@@ -49,6 +50,22 @@ class Wiring:
     parallel: ParallelOptions = ParallelOptions()  # noqa: RUF009 — frozen
     bucket_bytes: int = BUCKET_BYTES
     zero: Zero = Zero.NONE
+    calls: Calls = Calls.PLAN
+    synchronised: bool = False
+
+    def posting(self, plan: Plan, *, tagged: bool) -> Posting:
+        """When transfers are posted and awaited, on a backend with tags or without.
+
+        Raises:
+            UsageError: settings that exclude each other.
+        """
+        blocking, even_odd = self.mode is Mode.BLOCKING, self.mode is Mode.EVEN_ODD
+        if self.negotiated and self.calls is not Calls.PLAN and plan.num_chunks > 1:
+            raise UsageError(
+                f"{self.calls} calls of chunks receive before they send, and ranks that negotiate each shape first would wait in "
+                "a ring; use --p2p-calls plan"
+            )
+        return Posting(self.prefetch_depth, blocking, tagged, even_odd, self.calls, self.synchronised)
 
 
 def _as_it_is(stage: GptStage) -> nn.Module:
@@ -96,7 +113,7 @@ def make_gpt_runtime(
     parallel = parallel.with_microbatches(plan.num_microbatches, mesh.dp_rank)
     stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
-    posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
+    posting = wiring.posting(plan, tagged=tagged)
     message = (gpt.microbatch_size, parallel.activation_length(config.sequence), config.hidden)
     spec = TensorSpec(None if wiring.negotiated else message, config.dtype, wiring.device)
     transport = make_transport(mesh, wiring.mode, wiring.route, plan, wiring.device)

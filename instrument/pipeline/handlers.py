@@ -8,9 +8,10 @@ from types import MappingProxyType
 from torch import Tensor
 
 from instrument.expert.pieces import InPieces, Pieces, Tape, alternate, run_through
+from instrument.pipeline.instruction import Instruction, Posted
 from instrument.pipeline.microbatch_buffers import ForwardState
 from instrument.pipeline.p2p import Message
-from instrument.pipeline.step import Handler, Instruction, StepRun
+from instrument.pipeline.step import Handler, StepRun
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.cell import Cell, cell_of
@@ -73,19 +74,16 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
     _pass_input_gradient(run, backward_half, state)
 
 
-def exchange(run: StepRun, instruction: Instruction) -> None:
-    """A group of sends and receives. Sent tensors are released when the call is complete."""
+def transfer(run: StepRun, instruction: Instruction) -> None:
+    """A group of sends and receives, only posted or awaited too. Sent tensors are released when the call is complete."""
     messages = [_message(run, action) for action in instruction]
+    if isinstance(instruction, Posted):
+        for action, arrival in run.program.communicator.post(messages, run.step):
+            run.arrivals[action.kind, cell_of(action)] = arrival
+        return
     for action, tensor in zip(instruction, run.program.communicator.exchange(messages, run.step), strict=True):
         if tensor is not None:
             _store_received(run, action.kind, cell_of(action), tensor)
-
-
-def post(run: StepRun, instruction: Instruction) -> None:
-    """A group of sends and receives that are only posted: the action that reads a receive waits for it."""
-    messages = [_message(run, action) for action in instruction]
-    for action, arrival in run.program.communicator.post(messages, run.step):
-        run.arrivals[action.kind, cell_of(action)] = arrival
 
 
 def skip(run: StepRun, instruction: Instruction) -> None:
@@ -114,11 +112,8 @@ _ON_THIS_RANK: Mapping[Kind, Handler] = {
 }
 _P2P = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
-HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fromkeys(_P2P, exchange)})
-"""Kind of action → handler, of a runtime that waits for each transfer where the plan has it."""
-
-POSTING_HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fromkeys(_P2P, post)})
-"""Kind of action → handler, of a runtime whose transfers overlap compute."""
+HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fromkeys(_P2P, transfer)})
+"""Kind of action → handler."""
 
 
 def _compute_forward(run: StepRun, cell: Cell) -> Tensor:

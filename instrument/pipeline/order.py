@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from instrument.pipeline.instruction import Instruction, Posted
+from instrument.pipeline.megatron_calls import Calls, megatron_calls
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import message_of, peer_of
 from pptrace.schedule.plan import Plan
-
-Instruction = tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,28 @@ class Posting:
     awaited by the action that reads it, and a send is awaited when so many more groups with sends have been posted
     (Megatron-LM's ``overlap_p2p_comm``). 0: each group is posted and awaited at its position. ``blocking``: one
     transfer at a time, in the plan's total order. ``tagged``: messages of two ranks may overtake each other (gloo);
-    without tags (NCCL) every rank keeps the plan's order of transfers.
+    without tags (NCCL) every rank keeps the plan's order of transfers. ``even_odd``: of one call even ranks post what goes to
+    or comes from the next rank first, odd ranks what concerns the previous one. ``calls``: which transfers have one call.
+    ``synchronised``: the host waits for the GPU after each call that is awaited (Megatron-LM's ``batch_p2p_sync``).
     """
 
     prefetch_depth: int = 0
     blocking: bool = False
     tagged: bool = True
+    even_odd: bool = False
+    calls: Calls = Calls.PLAN
+    synchronised: bool = False
 
     def __post_init__(self) -> None:
         if self.prefetch_depth < 0:
             raise UsageError(f"receives are posted {self.prefetch_depth} compute actions ahead; expected 0 or more")
         if self.prefetch_depth and self.blocking:
             raise UsageError("one blocking call at a time leaves nothing to post ahead; use a prefetch depth of 0")
+        if self.calls is not Calls.PLAN and (self.prefetch_depth or self.blocking):
+            raise UsageError(
+                f"{self.calls} calls are posted when Megatron-LM posts them: neither --prefetch nor --p2p-mode blocking goes "
+                "with them"
+            )
 
 
 def arrange(plan: Plan, rank: int, posting: Posting) -> tuple[Instruction, ...]:
@@ -46,15 +56,36 @@ def arrange(plan: Plan, rank: int, posting: Posting) -> tuple[Instruction, ...]:
     Raises:
         ScheduleError: the plan's transfers cannot be made one at a time.
     """
+    if posting.calls is not Calls.PLAN:
+        if not posting.tagged and plan.pp == 2 and plan.num_chunks > 1 and not posting.calls.overlaps:
+            raise ScheduleError(
+                f"{plan.name}: with two ranks a call of {posting.calls} has two sends to one rank, which NCCL takes for each "
+                "other; use overlap, as Megatron-LM asks for, or three ranks"
+            )
+        return megatron_calls(plan, rank, posting.calls, posting.even_odd)
     instructions = tuple(plan.instructions(rank))
     if posting.blocking:
         require_total_order(plan)
         return tuple((action,) for instruction in instructions for action in instruction)
-    return (
-        prefetch_receives(instructions, posting.prefetch_depth, posting.tagged)
-        if posting.prefetch_depth
-        else instructions
-    )
+    if posting.prefetch_depth:
+        arranged = prefetch_receives(instructions, posting.prefetch_depth, posting.tagged)
+        instructions = tuple(Posted(group) if group[0].kind.is_p2p else group for group in arranged)
+    if posting.even_odd:
+        instructions = tuple(_even_odd(plan, rank, group) for group in instructions)
+    return instructions
+
+
+def _even_odd(plan: Plan, rank: int, group: Instruction) -> Instruction:
+    """The transfers of a call, those of the neighbour that is served first before the others.
+
+    With even ranks beginning at their next rank and odd ranks at their previous one, the first unbatched calls, in which NCCL
+    makes a communicator for the pair and both sides must be present, do not wait in a ring. Transfers of one neighbour keep
+    their order, which is the same at the other end.
+    """
+    if not group[0].kind.is_p2p:
+        return group
+    following = (rank + 1) % plan.pp
+    return type(group)(sorted(group, key=lambda action: (peer_of(plan, action) == following) == bool(rank % 2)))
 
 
 def prefetch_receives(instructions: tuple[Instruction, ...], depth: int, tagged: bool) -> tuple[Instruction, ...]:

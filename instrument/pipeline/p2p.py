@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -118,7 +118,8 @@ class Communicator:
         self._transport = transport
         self._recorder = recorder
         self._posting = posting
-        self._sending: deque[list[tuple[_Routed, Pending]]] = deque()
+        self._sending: dict[Kind | None, deque[list[tuple[_Routed, Pending]]]] = defaultdict(deque)
+        self._num_unawaited = 1 if posting.calls.overlaps else posting.prefetch_depth
 
     def exchange(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
         """Post all transfers together and wait for all.
@@ -144,13 +145,15 @@ class Communicator:
                     tensor = pending.wait()
                 if not item.action.kind.is_send:
                     received[item.action] = tensor
+            if self._posting.synchronised and self._spec.device.type == "cuda":
+                torch.cuda.synchronize(self._spec.device)
         return [received.get(message.action) for message in messages]
 
     def post(self, messages: Sequence[Message], step: int) -> list[tuple[Action, Arrival]]:
         """Post all transfers together and wait for none of them; the call's range ends with the posting.
 
         Sends are awaited later, in separate ranges: when as many more groups with sends have been posted as the prefetch
-        depth says, or by :meth:`complete_sends`.
+        depth says (with Megatron-LM's calls: one more with a send of that kind), or by :meth:`complete_sends`.
 
         Returns:
             The receives, to be awaited by the actions that read them.
@@ -160,18 +163,20 @@ class Communicator:
             posted = self._post(routed)
         sends = [entry for entry in posted if _is_send(entry)]
         if sends:
-            self._sending.append(sends)
-            if len(self._sending) > self._posting.prefetch_depth:
-                self._complete_oldest(step)
+            waiting = self._sending[sends[0][0].action.kind if self._posting.calls.overlaps else None]
+            waiting.append(sends)
+            if len(waiting) > self._num_unawaited:
+                self._complete_oldest(waiting, step)
         return [(item.action, Arrival(item, pending, self._recorder)) for item, pending in posted if item.is_recv]
 
     def complete_sends(self, step: int) -> None:
         """Wait for every send that has been posted."""
-        while self._sending:
-            self._complete_oldest(step)
+        for waiting in self._sending.values():
+            while waiting:
+                self._complete_oldest(waiting, step)
 
-    def _complete_oldest(self, step: int) -> None:
-        for item, pending in self._sending.popleft():
+    def _complete_oldest(self, waiting: deque[list[tuple[_Routed, Pending]]], step: int) -> None:
+        for item, pending in waiting.popleft():
             with self._recorder.wait(item, step):
                 pending.wait()
 

@@ -8,7 +8,7 @@ New kinds of action are new entries of the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -18,7 +18,9 @@ from torch import Tensor
 from instrument.data.text import Batch
 from instrument.optim.clipping import ClippedOptimizer
 from instrument.optim.gradient_sync import GradientSync, finishing_actions
-from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
+from instrument.pipeline.evaluation import ForwardBuffers, evaluating, forwards_of
+from instrument.pipeline.handlers import HANDLERS
+from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.speculation import prefix_lengths
@@ -58,7 +60,7 @@ class PipelineRuntime:
         program: the plan and what this rank runs it with.
         gradients: sums between ranks after the last microbatch.
         posting: when transfers are posted and awaited.
-        handlers: kind → handler; left out, those that fit ``posting``.
+        handlers: kind → handler; None: all of this runtime's.
 
     Raises:
         ScheduleError: the plan has a kind without a handler, or stages that ``program`` lacks, or transfers that
@@ -75,7 +77,7 @@ class PipelineRuntime:
         self.program = program
         self.gradients = gradients
         self.make_buffers: Callable[[], MicrobatchBuffers] = MicrobatchBuffers  # memory.measure has one that observes
-        self._handlers = handlers or (POSTING_HANDLERS if posting.prefetch_depth else HANDLERS)
+        self._handlers = handlers or HANDLERS
         plan, pp_rank = program.plan, program.pp_rank
         _require_runnable(plan, self._handlers)
         self._posting = posting
@@ -114,6 +116,30 @@ class PipelineRuntime:
         if run.losses:
             loss = self.gradients.mean_loss(torch.stack(run.losses), step)
         return StepResult(loss, run.buffers.peak_in_flight, run.buffers.peak_deferred_weight_grads)
+
+    def evaluate(self, batch: Batch, step: int) -> Tensor | None:
+        """Run all microbatches forward alone, in a range of evaluation: the mean loss, on ranks that hold the last stage.
+
+        Args:
+            batch: of this pipeline, as for :meth:`run`.
+            step: number of the step that was trained last, for the ranges.
+        """
+        recorder, communicator = self.program.recorder, self.program.communicator
+        recorder.step = step
+        run = StepRun(self._forwards.program, step, batch, ForwardBuffers())
+        with recorder.span(SpanKind.EVAL, step), evaluating(self.program.stages.values(), recorder):
+            self._forwards._execute(run, 0, len(self._forwards._instructions))
+            communicator.complete_sends(step)
+            loss = self.gradients.mean_loss(torch.stack(run.losses), step) if run.losses else None
+        self.gradients.forget_forwards()
+        return loss
+
+    @cached_property
+    def _forwards(self) -> PipelineRuntime:
+        """The same stages and links with the forwards of the plan alone, each call between two of them."""
+        plan = forwards_of(self.program.plan)
+        program = replace(self.program, plan=plan, recomputed=frozenset(), in_pieces=False)
+        return PipelineRuntime(program, self.gradients, replace(self._posting, calls=Calls.PLAN))
 
     def optimize(self, optimizer: Optimizer, step: int) -> None:
         """Run one optimizer step and clear the gradients."""

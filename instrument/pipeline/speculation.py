@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from instrument.pipeline.order import Instruction
+from instrument.pipeline.instruction import Instruction
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import Message, message_of, peer_of
 from pptrace.schedule.plan import Plan

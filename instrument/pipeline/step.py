@@ -10,18 +10,17 @@ from torch import Tensor, nn
 
 from instrument.backward_split.split import WeightQueue, attach
 from instrument.data.text import Batch
+from instrument.pipeline.instruction import Instruction
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.p2p import Arrival, Communicator
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.cell import Cell
 from pptrace.schedule.plan import Plan
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(output of the last stage, targets) of one microbatch → scalar."""
-
-Instruction = tuple[Action, ...]
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class _Staged:
 
 
 class Wire:
-    """Posts parcels on the pipeline's groups.
+    """Posts parcels on the pipeline's groups, in the order in which they are given (:mod:`instrument.pipeline.order`).
 
     Both ends of a pair of ranks see their parcels in one common order (plans are lowered so), and every mode keeps it.
     """
@@ -80,7 +80,6 @@ class Wire:
         self._group = mesh.groups[Axis.PP]
         self._reverse = mesh.pp_reverse
         self._rank = mesh.pp_rank
-        self._size = mesh.shape.pp
         self._mode = mode
         self._tagged = dist.get_backend(self._group) == "gloo"
         self._coalesces = dist.get_backend(self._group) == "nccl"
@@ -105,14 +104,12 @@ class Wire:
         """Start all transfers; returns them in the order of the parcels."""
         if self._mode is Mode.BATCHED and self._coalesces:
             return self._post_coalesced(parcels)
-        if self._mode is not Mode.EVEN_ODD:
-            return [self._post_one(item) for item in parcels]
-        posted: dict[int, _Posted] = {}
-        for index in sorted(range(len(parcels)), key=lambda index: self._turn(parcels[index])):
-            parcel = parcels[index]
-            sender = self._rank if parcel.sending else parcel.pp_rank
-            posted[index] = self._post_one(parcel, self._reverse if sender == 1 else None)
-        return [posted[index] for index in range(len(parcels))]
+        reverse = self._reverse if self._mode is Mode.EVEN_ODD else None
+        senders = (self._rank if parcel.sending else parcel.pp_rank for parcel in parcels)
+        return [
+            self._post_one(item, reverse if sender == 1 else None)
+            for item, sender in zip(parcels, senders, strict=True)
+        ]
 
     def _post_coalesced(self, parcels: Sequence[Parcel]) -> list[_Posted]:
         operations = [
@@ -138,16 +135,6 @@ class Wire:
         group = group or self._group
         post = group.send if parcel.sending else group.recv
         return _Posted(post([parcel.tensor], parcel.pp_rank, parcel.tag if self._tagged else 0), parcel.tensor)
-
-    def _turn(self, parcel: Parcel) -> int:
-        """0 for the neighbour that is served first.
-
-        With even ranks beginning at their next rank and odd ranks at their previous one, the first unbatched calls, in
-        which NCCL makes a communicator for the pair and both sides must be present, do not wait in a ring. Parcels of
-        one neighbour keep their order, which is the same at the other end.
-        """
-        is_next = parcel.pp_rank == (self._rank + 1) % self._size
-        return int(is_next == bool(self._rank % 2))
 
 
 class DirectTransport:

@@ -234,3 +234,7 @@ def in_brackets(where: Mapping[str, int | str]) -> str:
     """A place in brackets, with a blank before them; "" if nowhere."""
     places = ", ".join(f"{kind} {name}" for kind, name in where.items())
     return f" ({places})" if places else ""
+
+
+SLOW_RANK_ALIKE = "; a slow rank would look the same: there is one pipeline"
+"""What a finding about a stage ends with where there is one pipeline, and no replica to compare a rank with."""

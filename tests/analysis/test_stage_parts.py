@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.aligned import StepsOfRank
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.op_costs import computed_by_op
+from pptrace.analysis.part_words import SLOW_RANK_ALIKE
 from pptrace.analysis.questions import Asked
-from pptrace.analysis.stages.answer import answer, of_rank, stage_compute, words_of
+from pptrace.analysis.result import Finding, Severity
+from pptrace.analysis.stages.answer import OpSums, Sums, answer, of_rank, stage_compute, sums_of_run, words_of
+from pptrace.analysis.stages.same_work import same_work
 from pptrace.analysis.stages.show import stage_tables
-from pptrace.analysis.stages.types import StageCompute
+from pptrace.analysis.stages.types import StageCompute, StageDifference, StagePart
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.report.charts.stages import stage_work_chart
@@ -177,15 +181,93 @@ def test_the_finding_of_a_heavy_stage_says_of_which_work_it_has_more() -> None:
     longest = max((one for one in compute_of(run).differences if one.stage == stage), key=lambda one: one.more_ns)
     assert finding.detail.startswith(words_of(longest))
     bare = replace(run.report, findings=(replace(finding, detail="look"),))
+    analysis: Any = run.analysis
+    (again,) = answer(Asked(bare, sums_of(run), analysis))["findings"]
+    assert again.detail.endswith(" ms. Look")
+    assert answer(Asked(bare, {}, analysis)) == {}
+
+
+def sums_of(run: Run) -> dict[int, Sums]:
+    """What each rank's trace tells of its ops."""
     steps = StepsOfRank([step.step for step in run.report.steps])
     sums = {rank: of_rank(rank, steps, run.analysis.data) for rank in run.analysis.data.lanes}
-    (again,) = answer(Asked(bare, sums, run.analysis))["findings"]  # type: ignore[arg-type]
-    assert again.detail.endswith(" ms. Look")
-    assert answer(Asked(bare, {}, run.analysis)) == {}  # type: ignore[arg-type]
+    return {rank: of for rank, of in sums.items() if of is not None}
+
+
+def slower(sums: Sums) -> Sums:
+    """The same ops where each kernel takes three times as long."""
+
+    def thrice(entries: dict[str, int]) -> dict[str, int]:
+        return {name: 3 * ns for name, ns in entries.items()}
+
+    return {
+        key: replace(one, compute=3 * one.compute, classes=thrice(one.classes), parts=thrice(one.parts))
+        for key, one in sums.items()
+    }
+
+
+@pytest.mark.parametrize("knows_layers", [True, False])
+def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_layers_is_none(
+    knows_layers: bool,
+) -> None:
+    run = load(SAMPLES / "gpu_1f1b_p4", as_recorded=True)
+    evidence = {"cause": "imbalance", "where": {"stage": 2}, "gain_if_spread_ns": 10_000_000}
+    finding = Finding(
+        Severity.WARNING, "Imbalance", f"move layers{SLOW_RANK_ALIKE}", 30_000_000, evidence, 20_000_000, 40_000_000
+    )
+    analysis: Any = run.analysis
+    if not knows_layers:
+        analysis = replace(analysis, facts={})
+    bare, sums = replace(run.report, findings=(finding,)), sums_of(run)
+    asked = Asked(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, analysis)
+    report = replace(bare, **answer(asked))
+    (found,) = report.findings
+    than, of = found.evidence["same_work_as"], "layers (1)" if knows_layers else "kernels or operators of each kind"
+    assert than in (0, 1, 3) if knows_layers else than == 1
+    assert found.evidence["same_work_ratio"] == pytest.approx(3, rel=0.2)
+    assert f"times as long as stage {than} for as many {of}" in found.detail
+    assert found.detail.endswith("its rank is slow, or what it computes is larger")
+    first = verdict_lines(report).first
+    assert first.startswith(
+        "Look at the host, clocks and neighbours of stage 2's rank, before layers are moved: it takes"
+    )
+    assert "saves 30.0 ms" in first, "what it would be at the others' cost, not spread"
+    if not knows_layers:
+        more = {
+            key: replace(one, pieces={name: 3 * n for name, n in one.pieces.items()}) for key, one in sums[2].items()
+        }
+        (heavy,) = answer(replace(asked, of_ranks={**sums, 2: slower(more)}))["findings"]
+        assert heavy.detail.endswith(SLOW_RANK_ALIKE)
+        assert "same_work" not in heavy.evidence
+
+
+def difference(stage: int, **parts: int) -> StageDifference:
+    named = tuple(StagePart(name, ns) for name, ns in parts.items())
+    return StageDifference("F", stage, 1, sum(parts.values()), (), named)
+
+
+@pytest.mark.parametrize(
+    ("layers", "one", "is_same"),
+    [
+        ((2, 2, 2, 2), difference(2, layers=90, head=10), True),
+        ((2, 2, 2, 2), difference(3, layers=90, head=10), True),
+        ((2, 2, 2, 2), difference(3, layers=70, head=30), False),
+        ((2, 2, 3, 1), difference(2, layers=100), False),
+        ((2, 3, 2, 1), difference(2, layers=100), True),
+    ],
+)
+def test_layers_of_a_stage_take_longer_where_it_has_no_more_and_it_is_no_end(
+    layers: tuple[int, ...], one: StageDifference, is_same: bool
+) -> None:
+    fast, slow = OpSums(2, 400, {}, {}, {}), OpSums(1, 300, {}, {}, {})
+    found = same_work([one], {(1, "F"): fast, (one.stage, "F"): slow}, layers)
+    assert (found is not None) == is_same
+    assert found is None or found["same_work_ratio"] == 1.5
+    assert same_work([one], {(1, "F"): fast, (one.stage, "F"): replace(slow, compute=215)}, layers) is None
 
 
 def test_no_ops_that_are_known_tell_nothing() -> None:
-    assert stage_compute([{}, {}]) is None
+    assert stage_compute(sums_of_run([{}, {}])) is None
 
 
 def test_tables_have_a_row_for_each_stage_and_kind_and_tell_the_differences() -> None:

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from instrument.launch.options import RunOptions, check_options
 from pptrace.cli.run import command
 from pptrace.errors import PptraceError, UsageError
 from tests.support.programs import ROOT
@@ -129,6 +130,17 @@ def test_a_rank_of_another_launcher_refuses_such_a_directory_too(here: Path) -> 
     assert (
         done.stderr == "pptrace: -o 'file/run': cannot be made or written (Not a directory); give another directory\n"
     )
+
+
+def test_a_run_that_recorded_nothing_leaves_its_directory_to_the_next_attempt(here: Path) -> None:
+    """A mistake in the script's own arguments is found when it runs; then nobody wants another directory."""
+    options = RunOptions(("train.py",), here / "again")
+    options.run_dir.mkdir()
+    (options.run_dir / "run.json").write_text("{}")
+    check_options(options)
+    (options.run_dir / "rank0.pt.trace.json.gz").touch()
+    with pytest.raises(UsageError, match="is not empty"):
+        check_options(options)
 
 
 def test_options_after_the_script_are_the_script_s_own(here: Path) -> None:

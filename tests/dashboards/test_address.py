@@ -11,6 +11,7 @@ from plotly.utils import PlotlyJSONEncoder
 from dashboards import more_pages
 from dashboards.address import NOTHING, choice_of, number_of, query_of, step_of
 from dashboards.answers import Answers
+from dashboards.app import create_app
 from dashboards.pages import schedules
 from dashboards.store import Store
 from tests.support.programs import SAMPLES
@@ -86,3 +87,19 @@ def test_layers_of_stages_and_the_axis_of_links_are_those_of_the_address() -> No
     plain = values_of(more_pages.layout("/communication", loaded, answers))["link-axis"]
     assert values_of(more_pages.layout("/communication", loaded, answers, {"axis": "none"}))["link-axis"] == plain
     assert values_of(more_pages.layout("/stages", loaded, answers, {"layers": "2,6"}))["stage-layers"] == "2,6"
+
+
+def test_an_address_without_a_page_says_so() -> None:
+    app = create_app([SAMPLES / "uneven_p4"])
+    (output,) = (output for output in app.callback_map if output.startswith("..page.children..."))
+    ends = [name.rsplit(".", 1) for name in output.strip(".").split("...")]
+    call = {
+        "output": output,
+        "outputs": [{"id": name, "property": prop} for name, prop in ends],
+        "inputs": [{"id": "location", "property": "pathname", "value": "/nope"}],
+        "state": [{"id": "location", "property": "search", "value": ""}],
+        "changedPropIds": ["location.pathname"],
+    }
+    shown = app.server.test_client().post("/_dash-update-component", json=call).get_json()["response"]
+    assert "There is no page /nope. See " in str(shown["page"])
+    assert not any("here" in str(link) for name, link in shown.items() if name != "page")

@@ -240,6 +240,26 @@ def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
     )
 
 
+def test_ops_and_messages_of_an_evaluation_are_no_part_of_the_step_before_it() -> None:
+    out, back = Transfer(Action(Kind.SEND_F, 0, 0), 1, 8), Transfer(Action(Kind.RECV_F, 1, 0), 0, 8)
+    traces = []
+    for rank, transfer in enumerate((out, back)):
+        forward = OpMark(Action(Kind.F, rank, 0, 0, Phase.WARMUP), 2)
+        events = [marked(SpanMark(SpanKind.EVAL, 2), 400, 500), marked(SpanMark(SpanKind.EVAL, 2), 500, 600)]
+        for start in (0, 400, 500):
+            events += [marked(forward, start + 10 + 30 * rank, start + 20 + 30 * rank)]
+            events += [marked(P2PMark((transfer,), Axis.PP, 2), start + 25, start + 35)]
+            events += [marked(WaitMark(transfer, 2), start + 26, start + 35)]
+            events += [marked(CollectiveMark(Collective.ALL_REDUCE, Axis.DP, 2, 8, 2), start + 80, start + 90)]
+        events.append(marked(OpMark(Action(Kind.B, rank, 0, 0, Phase.COOLDOWN), 2), 300, 310))
+        traces.append(make_trace(sorted(events, key=lambda event: event.start), rank=rank))
+    run = recognise(traces)
+    assert run.ops[run.ops["kind"] == "F"]["start_ns"].tolist() == [10, 40]
+    assert run.ops[run.ops["kind"] == "EVAL"]["start_ns"].tolist() == [400, 500] * 2
+    assert run.comms["start_ns"].tolist() == [25, 80] * 2
+    assert not run.warnings
+
+
 def test_a_trace_without_marks_gives_no_ops() -> None:
     trace = make_trace(
         [Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1), Event(Category.ANNOTATION, "Forward 0", 0, 9, thread=1)]

@@ -13,7 +13,7 @@ from pptrace.analysis.findings.plain import plain_host_findings, with_synchronis
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
-from pptrace.analysis.part_words import WORDS
+from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
@@ -90,8 +90,7 @@ def find(
         if by_chance or (cause == "straggler" and where in waited_for):
             continue
         if cause == "imbalance" and where and any(STRAGGLER in kinds.findings for kinds in missing):
-            doubt = "a slow rank would look the same: there is one pipeline"
-            finding = replace(finding, detail=f"{finding.detail}; {doubt}")
+            finding = replace(finding, detail=f"{finding.detail}{SLOW_RANK_ALIKE}")
         finding = _with_axes(finding, explained, losses.get("communication"))
         named.append(with_synchronisations(finding, explained))
     structural = [_structural(losses["structural"], shares, schedule)] if "structural" in losses else []

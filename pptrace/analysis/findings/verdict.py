@@ -66,7 +66,8 @@ def verdict_lines(report: Report) -> VerdictLines:
 
 def _saved_ns(finding: Finding) -> int:
     """Time that the advice on a finding saves a step, ns: work that is moved is not gone."""
-    spread = finding.evidence.get("gain_if_spread_ns") if finding.evidence.get("cause") == "imbalance" else None
+    is_moved = finding.evidence.get("cause") == "imbalance" and "same_work" not in finding.evidence
+    spread = finding.evidence.get("gain_if_spread_ns") if is_moved else None
     return int(spread if spread is not None else finding.gain_ns or 0)
 
 
@@ -96,6 +97,9 @@ def _advice(finding: Finding, step: StepReport) -> str:
     """Advice on a finding: that of its part, else what its detail ends with."""
     if finding.evidence.get("is_outside"):
         return OUTSIDE_WORDS[finding.evidence["cause"]][1]
+    if (same := finding.evidence.get("same_work")) is not None:
+        stage = finding.evidence["where"]["stage"]
+        return f"look at the host, clocks and neighbours of stage {stage}'s rank, before layers are moved: {same}"
     of_part = words_of_part(step, str(finding.evidence.get("reason") or finding.evidence.get("cause"))).advice
     if of_part and not {"step", "steps"} & finding.evidence.keys():
         return of_part

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
+from pptrace.analysis.part_words import SLOW_RANK_ALIKE
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stages.flops import (
     MULTIPLYING,
@@ -25,10 +26,12 @@ from pptrace.analysis.stages.flops import (
     with_sizes,
 )
 from pptrace.analysis.stages.layer_order import parts_by_order
+from pptrace.analysis.stages.same_work import same_work
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
 from pptrace.intervals import intersect, length, lengths_within
 from pptrace.marks import PART
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
+from pptrace.model.predicted import gpt_of_run
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -42,12 +45,12 @@ _MOST_PARTS = 40
 OTHERS = "others"
 
 
-Sums = dict[tuple[int, str], "_Sums"]
+Sums = dict[tuple[int, str], "OpSums"]
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Sums of the ops of one stage and kind: their number, their compute, ns, and that by class and by part.
+class OpSums:
+    """Sums of the ops of one stage and kind: their number, their compute, ns, that by class and by part, and pieces by class.
 
     ``class_flops`` and ``part_flops`` are the floating-point operations of each.
     """
@@ -56,6 +59,7 @@ class _Sums:
     compute: int
     classes: dict[str, int]
     parts: dict[str, int]
+    pieces: dict[str, int]
     class_flops: FlopSums = field(default_factory=FlopSums)
     part_flops: FlopSums = field(default_factory=FlopSums)
 
@@ -96,7 +100,7 @@ def _on_common_clock(rank: int, pieces: Pieces, data: AlignedRun) -> Pieces:
     return replace(pieces, start_ns=start, end_ns=end)
 
 
-def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
+def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> OpSums:
     """The sums of some ops, by the pieces in their compute; what of it is in no piece is outside of all operators."""
     order = np.argsort(ops["start_ns"], kind="stable")
     start, end = ops["start_ns"][order], ops["end_ns"][order]
@@ -112,6 +116,7 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
     of_classes = {
         str(CLASSES[code]): length(intersect(times[work == code], computes)) for code in np.unique(work).tolist()
     }
+    counts = {str(CLASSES[code]): int(count) for code, count in enumerate(np.bincount(work)) if count}
     outside = total - sum(of_classes.values())
     if outside:
         of_classes[str(WorkClass.PYTHON)] = of_classes.get(str(WorkClass.PYTHON), 0) + outside
@@ -124,7 +129,7 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
         parts = {names[code].removeprefix(PART): length(intersect(times[part == code], computes)) for code in named}
         parts[""] = total - sum(parts.values())
     flops, lengths = pieces.flops[inside], last - first
-    sums = _Sums(len(start), total, of_classes, parts, flop_sums(flops, lengths, work, CLASSES))
+    sums = OpSums(len(start), total, of_classes, parts, counts, flop_sums(flops, lengths, work, CLASSES))
     if not (pieces.work != CLASSES.index(WorkClass.PYTHON)).any():  # no operators were recorded
         sums.class_flops.unknown.update(of_classes)
     elif len(names):
@@ -143,32 +148,41 @@ def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32], names: S
     return bool((num_parts > 1).any())
 
 
-def stage_compute(of_ranks: Iterable[Sums], predicted: StageFlops = NOT_PREDICTED) -> StageCompute | None:
-    """The compute of all stages from the sums of all ranks; None where no rank's trace tells what its ops did.
-
-    ``predicted`` are the FLOPs of an op by its stage and kind, as the run itself wrote them down.
-    """
+def sums_of_run(of_ranks: Iterable[Sums]) -> Sums:
+    """The sums of all ranks together."""
     totals: Sums = {}
     for sums in of_ranks:
         for key, part in sums.items():
-            total = totals.setdefault(key, _Sums(0, 0, {}, {}))
+            total = totals.setdefault(key, OpSums(0, 0, {}, {}, {}))
             total.count += part.count
             total.compute += part.compute
             total.class_flops.update(part.class_flops)
             total.part_flops.update(part.part_flops)
-            for into, entries in ((total.classes, part.classes), (total.parts, part.parts)):
-                for name, ns in entries.items():
-                    into[name] = into.get(name, 0) + ns
+            for into, entries in (
+                (total.classes, part.classes),
+                (total.parts, part.parts),
+                (total.pieces, part.pieces),
+            ):
+                for name, value in entries.items():
+                    into[name] = into.get(name, 0) + value
             if part.parts or not total.parts:
                 continue
             total.parts[""] = total.parts.get("", 0) + part.compute  # of a replica whose trace names none
+    return totals
+
+
+def stage_compute(totals: Sums, predicted: StageFlops = NOT_PREDICTED) -> StageCompute | None:
+    """The compute of all stages; None where no rank's trace tells what its ops did.
+
+    ``predicted`` are the FLOPs of an op by its stage and kind, as the run itself wrote them down.
+    """
     if not totals:
         return None
     ops = tuple(_ops(*key, sums, predicted.get(key)) for key, sums in sorted(totals.items()))
     return StageCompute(ops, tuple(_differences(totals)))
 
 
-def _ops(stage: int, kind: str, sums: _Sums, predicted: Mapping[str, int] | None) -> StageOps:
+def _ops(stage: int, kind: str, sums: OpSums, predicted: Mapping[str, int] | None) -> StageOps:
     """What the ops of a stage and kind compute, with FLOPs by their operators, else by the sizes of the model."""
     why, source, flops = why_unknown(sums.class_flops, sums.compute), OPERATORS, sums.class_flops
     if why and predicted:
@@ -229,7 +243,7 @@ _NUMBER = re.compile(r"[ _.:]*\d+$")
 """Number behind the name of one of several modules that are alike."""
 
 
-def _more_by_part(stage: _Sums, than: _Sums) -> dict[str, int]:
+def _more_by_part(stage: OpSums, than: OpSums) -> dict[str, int]:
     """The difference of the mean ops of two stages by part, those that are alike together; {} where one of them has no parts."""
     if not stage.parts or not than.parts:
         return {}
@@ -247,22 +261,31 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
 
 
 def answer(asked: Asked) -> Mapping[str, Any]:
-    """The work of the stages; the finding of a heavy stage says of which kinds of work it has more."""
-    compute = stage_compute(asked.of_ranks.values(), predicted_by_run(asked.run.facts.values()))
+    """The work of the stages; the finding of a heavy stage says of which kinds of work it has more, or that it has no more."""
+    totals = sums_of_run(asked.of_ranks.values())
+    compute = stage_compute(totals, predicted_by_run(asked.run.facts.values()))
     if compute is None:
         return {}
-    return {"stages": compute, "findings": tuple(_with_reason(one, compute) for one in asked.report.findings)}
+    sizes = gpt_of_run(asked.run.facts.values(), asked.run.schedule)
+    layers = None if sizes is None or asked.experts is not None else sizes.layers_per_stage
+    findings = tuple(_with_reason(one, compute.differences, totals, layers) for one in asked.report.findings)
+    return {"stages": compute, "findings": findings}
 
 
-def _with_reason(finding: Finding, compute: StageCompute) -> Finding:
+def _with_reason(
+    finding: Finding, differences: Iterable[StageDifference], totals: Sums, layers: Sequence[int] | None
+) -> Finding:
     where = finding.evidence.get("where") or {}
     if finding.evidence.get("cause") != "imbalance" or "stage" not in where:
         return finding
-    more = [one for one in compute.differences if one.stage == where["stage"]]
+    more = sorted((one for one in differences if one.stage == where["stage"]), key=lambda one: -one.more_ns)
     if not more:
         return finding
-    text = "; ".join(map(words_of, sorted(more, key=lambda one: -one.more_ns)[:_MOST_NAMED]))
-    return replace(finding, detail=f"{text}. {finding.detail[:1].upper()}{finding.detail[1:]}")
+    text, detail, evidence = "; ".join(map(words_of, more[:_MOST_NAMED])), finding.detail, finding.evidence
+    if detail.endswith(SLOW_RANK_ALIKE) and (same := same_work(more, totals, layers)):
+        evidence = {**evidence, **same}
+        detail = f"{detail.removesuffix(SLOW_RANK_ALIKE)}; {same['same_work']}: its rank is slow, or what it computes is larger"
+    return replace(finding, detail=f"{text}. {detail[:1].upper()}{detail[1:]}", evidence=evidence)
 
 
 _MOST_NAMED = 2

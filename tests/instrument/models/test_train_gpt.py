@@ -37,6 +37,24 @@ def test_one_process_trains_and_the_loss_falls(capsys: pytest.CaptureFixture[str
     assert seen[-1] < seen[0] - 0.5
 
 
+def test_a_preset_says_what_it_sets_and_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    like = [*SMALL, "--steps", "1", "--like", "megatron"]
+    assert main(like) == 0
+    assert (
+        "--like megatron: --p2p-calls megatron --p2p-mode batched --p2p-sync --prefetch 0\n" in capsys.readouterr().out
+    )
+    assert main([*like, "--schedule", "interleaved-1f1b", "--chunks", "2", "--p2p-mode", "batched"]) == 0
+    line = "--like megatron: --p2p-calls megatron-overlap --no-p2p-sync --prefetch 0; as given: --p2p-mode batched\n"
+    assert line in capsys.readouterr().out
+    for given, why in (
+        (["--prefetch", "2"], "neither --prefetch nor"),
+        (["--schedule", "zb-h1"], "use --p2p-calls plan"),
+        (["--p2p-calls", "megatron-overlap"], "refuses overlap_p2p_comm without chunks"),
+    ):
+        assert main([*like, *given]) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--peak-tflops", "0.5", "--recompute-microbatches-beyond", "0", "--memory"]
     assert main([*SMALL, "--steps", "2", *given]) == 0
@@ -269,6 +287,12 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
         (["--steps", "0"], 1, "--steps is 0"),
         (["--steps", "few"], 1, "argument --steps: invalid int value: 'few'"),
+        (["--eval-interval", "0"], 1, "--eval-interval is 0; expected at least 1"),
+        (
+            ["--eval-interval", "2", "--clip-grad", "1", "--optimizer-sync", "post-validation"],
+            1,
+            "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step",
+        ),
         (["--recompute", "some"], 1, "invalid choice: 'some' (choose from"),
         (
             ["--recompute", "full", "--recompute-num-layers", "0"],

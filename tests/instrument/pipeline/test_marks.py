@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from instrument.pipeline.order import Posting, arrange
+from instrument.pipeline.megatron_calls import Calls
+from instrument.pipeline.order import arrange
 from instrument.pipeline.transport import Mode
 from pptrace.marks import (
     AwaitMark,
@@ -62,8 +63,9 @@ def read_events(path: Path) -> list[Event]:
         Case("v", 4, 3, rows=v_shaped(4, 3), mode=Mode.BLOCKING),
         Case("overlapped", 2, 4, rows=overlapped(2, 4, "I"), ahead=1),
         Case("1f1b", 4, 5, ahead=2),
+        Case("interleaved-1f1b", 2, 4, chunks=2, mode=Mode.EVEN_ODD, calls=Calls.OVERLAP),
     ],
-    ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}-ahead{case.ahead}",
+    ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}-ahead{case.ahead}-{case.calls}",
 )
 def run(
     request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
@@ -91,7 +93,7 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
         expected: list[object] = []
         for step in range(STEPS):
             expected += [SpanMark(kind, step) for kind in (SpanKind.STEP, SpanKind.DATA, SpanKind.OPTIMIZER)]
-            for instruction in arrange(plan, pp_rank, Posting(case.ahead, case.mode is Mode.BLOCKING)):
+            for instruction in arrange(plan, pp_rank, case.wiring.posting(plan, tagged=True)):
                 if not instruction[0].kind.is_p2p:
                     expected.append(OpMark(instruction[0], step))
                     continue
@@ -102,6 +104,10 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
         assert Counter(expected) == Counter({mark: n for mark, n in result.items() if mark not in collectives})
         assert not any(isinstance(mark, UnknownMark) for mark in result)
         assert bool(collectives) == (case.dp > 1)
+
+
+def is_posted(case: Case) -> bool:
+    return case.ahead > 0 or case.calls.overlaps
 
 
 def untagged(action: Action) -> Action:
@@ -128,7 +134,11 @@ def test_every_gloo_message_begins_inside_exactly_one_p2p_mark(run: tuple[Case, 
             around = [call for call in calls if call.start <= message.start <= call.end]
             assert len(around) == 1
             # Posted ahead, a message outlives the call: it ends while somebody waits for it.
-            ends = [event for event in events if isinstance(parse_mark(event.name), WaitMark)] if case.ahead else around
+            ends = (
+                [event for event in events if isinstance(parse_mark(event.name), WaitMark)]
+                if is_posted(case)
+                else around
+            )
             assert any(event.start <= message.end <= event.end for event in ends)
 
 
@@ -168,7 +178,8 @@ def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, Plan, Path]) -> No
             if isinstance(mark, WaitMark):
                 around = [call for call, inside in calls if (mark.transfer, mark.step) in transfers_of(inside)]
                 assert len(around) == 1
-                assert around[0].end <= event.start if case.ahead else around[0].holds(event)
+                after, within = around[0].end <= event.start, around[0].holds(event)
+                assert (after or within) if case.calls.overlaps else after if case.ahead else within
             if isinstance(mark, OpMark):
                 assert steps[mark.step].holds(event)
                 waits = [wait for wait, inside in events if isinstance(inside, WaitMark)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from instrument.backward_split.split import Linear
 from instrument.data.text import Batch
 from instrument.expert.pieces import Pieces, Tape
-from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
+from instrument.pipeline.handlers import HANDLERS
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram, StepRun
@@ -110,7 +110,7 @@ def test_a_forward_is_in_flight_from_its_begin_while_the_backward_of_its_pair_ru
 
 
 def test_every_kind_has_a_handler() -> None:
-    assert set(HANDLERS) == set(POSTING_HANDLERS) == set(Kind)
+    assert set(HANDLERS) == set(Kind)
 
 
 def test_layers_are_torchs_own_in_a_plan_that_does_not_split_the_backward() -> None:

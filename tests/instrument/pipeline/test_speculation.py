@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.pipeline.order import Instruction, Posting, arrange
+from instrument.pipeline.instruction import Instruction
+from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.speculation import prefix_lengths
 from pptrace.errors import ShapeError, UsageError
 from pptrace.schedule.actions import Kind

@@ -16,6 +16,7 @@ from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
+from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.p2p import Communicator, Message, TensorSpec
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
@@ -53,6 +54,7 @@ class Case:
     negotiated: bool = False
     backend: str = "gloo"  # or "nccl", or "host-staged"
     ahead: int = 0
+    calls: Calls = Calls.PLAN
     recompute: Recompute = Recompute.NONE
     method: RecomputeMethod = RecomputeMethod.UNIFORM
     num_layers: int = 1
@@ -67,7 +69,7 @@ class Case:
         if self.backend != "gloo" and torch.cuda.is_available():
             device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
         route = Route.HOST_STAGED if self.backend == "host-staged" else Route.DIRECT
-        return Wiring(device, self.mode, route, self.negotiated, self.ahead)
+        return Wiring(device, self.mode, route, self.negotiated, self.ahead, calls=self.calls)
 
     @property
     def config(self) -> GptConfig:
