@@ -37,7 +37,7 @@ def tables(late_ms: int = 3) -> tuple[pd.DataFrame, pd.DataFrame]:
                 times |= dict.fromkeys(("end_ns", "transfer_end_ns"), end)
                 named = {"kind": "all_to_all", "axis": "unknown", "peer": -1, "group_size": -1, "direction": ""}
                 numbers = dict.fromkeys(("bytes", "received_bytes", "microbatch", "stream", "match"), -1)
-                comms.append(common | named | numbers | {"splits": ""} | times)
+                comms.append(common | named | numbers | {"splits": "", "algorithm": ""} | times)
     frames = []
     for rows, schema in ((comms, COMMS), (ops, OPS)):
         frames.append(make_table(schema, {name: [row[name] for row in rows] for name in schema}))
