@@ -91,9 +91,9 @@ def _check_level(options: RunOptions) -> None:
     if options.budget and (options.profiler != "torch" or options.window.whole_run):
         raise UsageError("--profile-ranks auto: it records a step on trial: expected --profiler torch, and --steps A:B")
     num_ranks = options.nnodes * options.nproc
-    if options.ranks is not None and not any(rank < num_ranks for rank in options.ranks):
+    if beyond := sorted(rank for rank in options.ranks or () if rank >= num_ranks):
         raise UsageError(
-            f"--profile-ranks: none of them is one of the {num_ranks} ranks of the run, 0 to {num_ranks - 1}"
+            f"--profile-ranks: {', '.join(map(str, beyond))}: expected ranks of the run, 0 to {num_ranks - 1}"
         )
 
 

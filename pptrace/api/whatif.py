@@ -205,6 +205,10 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
     names = {one.name for one in fields(Change)} & options_of(Wishes).keys()
     given = {name: value for name in names if (value := getattr(wishes, name)) is not None}
     speeds = dict(map(parse_speed, wishes.collective_speeds))
+    if len(speeds) < len(wishes.collective_speeds):
+        raise UsageError(
+            f"--collective-speed: an axis twice in {', '.join(wishes.collective_speeds)}; expected each once"
+        )
     of_texts = {
         "ideals": tuple(map(parse_ideal, dict.fromkeys(wishes.ideals))),
         "collective_speeds": tuple(speeds.items()),

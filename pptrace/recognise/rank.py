@@ -25,7 +25,7 @@ from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
 from pptrace.recognise.ops.label_steps import RankTables
-from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks, with_named_ranges
+from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks, with_named_ranges, without_evaluations
 from pptrace.recognise.pieces.find import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.loop import (
@@ -103,7 +103,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     marked = None
     if marks:
         calls = calls_with_marks(calls, marks, work, trace.metadata)
-        marked = tables_from_marks(marks, work)
+        marked = tables_from_marks(without_evaluations(marks), work)
         if marked.framework:
             return _recognised_rank(trace, work, marked, calls)
     labelled = tables_from_labels(trace, work, calls)

@@ -18,6 +18,8 @@ from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
+from pptrace.analysis.whatif.measured_gains import OutsideTimes
+from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whole_run import Bubble, OutsidePart
 from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
@@ -122,6 +124,24 @@ def test_a_checkpoint_every_third_step_gains_what_the_mean_step_loses_and_is_no_
     )
     assert finding.title == "Outside the pipeline: 66.7% of all steps is checkpoint (rank 0)"
     assert "the most to win back is 100.0 ms a step of checkpoint (rank 0)" in report.verdict
+
+
+def test_what_comes_every_other_step_is_named_in_a_run_of_few_steps(tmp_path: Path) -> None:
+    """The typical step has none: no ideal makes its period shorter than its pipeline."""
+    rows: list[tuple[object, ...]] = []
+    at = 0.0
+    for step in range(4):
+        late = 100 * (step % 2)
+        rows += [(0, step, "STEP", at, at + 50 + late, None, None), *pipeline(step, at)]
+        rows += [(0, step, "CHECKPOINT", at + 45, at + 45 + late, None, None)] * (late > 0)
+        at += 50 + late
+    report = report_of(tmp_path, rows)
+    part = "checkpoint"
+    assert {finding.evidence["cause"]: finding.gain_ns for finding in report.findings}[part] == 50 * MS
+    span, typical = 40 * MS, OutsideTimes(50 * MS, 10 * MS, {part: np.array([0, 100, 0, 100]) * MS})
+    today = Scenario("today", "1f1b", 1, 1, None, (), span, span, span, 0, 0.0, 1, None, None, "")
+    ideal = typical.without(part, today)
+    assert (ideal.gain_ns, ideal.period_ns, ideal.period_low_ns) == (50 * MS, span, span)
 
 
 def test_shares_of_all_findings_are_of_the_time_from_step_to_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pptrace.analysis.aligned import StepsOfRank
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.op_costs import computed_by_op
-from pptrace.analysis.part_words import SLOW_RANK_ALIKE
+from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.questions import Asked
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.stages.answer import OpSums, Sums, answer, of_rank, stage_compute, sums_of_run, words_of
@@ -213,7 +213,13 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
     run = load(SAMPLES / "gpu_1f1b_p4", as_recorded=True)
     evidence = {"cause": "imbalance", "where": {"stage": 2}, "gain_if_spread_ns": 10_000_000}
     finding = Finding(
-        Severity.WARNING, "Imbalance", f"move layers{SLOW_RANK_ALIKE}", 30_000_000, evidence, 20_000_000, 40_000_000
+        Severity.WARNING,
+        "Imbalance",
+        f"{WORDS['imbalance'].look}{SLOW_RANK_ALIKE}",
+        30_000_000,
+        evidence,
+        20_000_000,
+        40_000_000,
     )
     analysis: Any = run.analysis
     if not knows_layers:
@@ -226,7 +232,10 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
     assert than in (0, 1, 3) if knows_layers else than == 1
     assert found.evidence["same_work_ratio"] == pytest.approx(3, rel=0.2)
     assert f"times as long as stage {than} for as many {of}" in found.detail
-    assert found.detail.endswith("its rank is slow, or what it computes is larger")
+    assert found.detail.endswith(
+        "its rank is slow, or what it computes is larger; look at that before layers are moved"
+    )
+    assert "move layers away" not in found.detail
     first = verdict_lines(report).first
     assert first.startswith(
         "Look at the host, clocks and neighbours of stage 2's rank, before layers are moved: it takes"

@@ -160,6 +160,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
             ("--record", "light", "--memory"),
             "--record light: records the hooks' ranges without operators; leave out --memory",
         ),
-        (("--profile-ranks", "2-3"), "--profile-ranks: none of them is one of the 2 ranks of the run, 0 to 1"),
+        (("--profile-ranks", "2-3"), "--profile-ranks: 2, 3: expected ranks of the run, 0 to 1"),
     ):
         assert line in one_line(pptrace_here("run", "-n", "2", *options, "-o", tmp_path / "run", EXAMPLE), code=2)

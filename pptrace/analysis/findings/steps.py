@@ -71,6 +71,8 @@ _OF_OTHERS = (UNRECORDED, UNKNOWN_RANK)
 """Parts that are the time of other ranks, which nothing tells: no gain is known."""
 _ANYWHERE = ("optimizer", HOST, COMPUTE, OTHER)
 """Parts that every run has some of."""
+_NOW_AND_THEN = ("evaluation", "checkpoint")
+"""Parts that a program has in every so many steps: that others have none is no chance."""
 _MOST_OF_IT = 0.5
 """A cause or a place with this share of a part or of a difference is named."""
 
@@ -89,7 +91,8 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
         of_steps: Int64 = np.sum(list(places.values()), axis=0)
         gain = int(of_steps.mean())
         low, high = gain_interval(of_steps)
-        is_noise = low is not None and low <= 0 and len(known) > 1
+        recurs = part in _NOW_AND_THEN and int((of_steps > 0).sum()) > 1
+        is_noise = low is not None and low <= 0 and len(known) > 1 and not recurs
         if gain < (LEAST_ANYWHERE if part in _ANYWHERE else LEAST_SHARE) * shares.mean_ns or is_noise:
             continue
         place, most = max(places.items(), key=lambda item: int(item[1].sum()))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
-from pptrace.analysis.part_words import SLOW_RANK_ALIKE
+from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stages.flops import (
     MULTIPLYING,
@@ -284,7 +284,8 @@ def _with_reason(
     text, detail, evidence = "; ".join(map(words_of, more[:_MOST_NAMED])), finding.detail, finding.evidence
     if detail.endswith(SLOW_RANK_ALIKE) and (same := same_work(more, totals, layers)):
         evidence = {**evidence, **same}
-        detail = f"{detail.removesuffix(SLOW_RANK_ALIKE)}; {same['same_work']}: its rank is slow, or what it computes is larger"
+        detail = detail.removesuffix(f"{WORDS['imbalance'].look}{SLOW_RANK_ALIKE}")
+        detail += f"{same['same_work']}: its rank is slow, or what it computes is larger; look at that before layers are moved"
     return replace(finding, detail=f"{text}. {detail[:1].upper()}{detail[1:]}", evidence=evidence)
 
 

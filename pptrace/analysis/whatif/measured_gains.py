@@ -143,6 +143,11 @@ class OutsideTimes:
         gain = int(self.of_parts[part].mean())
         low, high = gain_interval(self.of_parts[part])
         name = f"outside={part}"
+
+        def period(saved_ns: int) -> int:
+            """The typical step's: at least its pipeline, where others have more of the part than it has."""
+            return max(int(self.period_ns or 0) - saved_ns, today.span_ns)
+
         return replace(
             today,
             name=f"ideal {name}",
@@ -151,7 +156,7 @@ class OutsideTimes:
             high_ns=today.span_ns,
             gain_ns=gain,
             note="outside the pipeline, whose span stays",
-            period_ns=self.period_ns - gain,
-            period_low_ns=self.period_ns - (gain if high is None else high),
-            period_high_ns=self.period_ns - (gain if low is None else low),
+            period_ns=period(gain),
+            period_low_ns=period(gain if high is None else high),
+            period_high_ns=period(gain if low is None else low),
         )

@@ -50,7 +50,8 @@ def calls_with_marks(
     host_ns = calls["host_ns"].to_numpy()
     described_by = find_interval(*described_ns, host_ns, until=host_ns)
     with_calls = described[np.unique(described_by[described_by >= 0])]
-    outside = calls[(described_by < 0) & ~_are_late_works(calls, marks, marks.collectives, with_calls)]
+    late = [_are_late_works(calls, marks, posted, with_calls) for posted in (marks.collectives, marks.links)]
+    outside = calls[(described_by < 0) & ~np.logical_or.reduce(late)]
     if not len(marks.calls):
         return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
     watched = marks.calls.where(_innermost(marks))

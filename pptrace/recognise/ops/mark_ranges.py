@@ -122,7 +122,7 @@ def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
         rows, ids = rows[~cannot_be_read], ids[~cannot_be_read]
     equal = names.equal_marks(num_names, _REPEATABLE)[ids]
     times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
-    marks = _without_evaluations(MarkedRanges(*times, equal, unreadable, *_tables(names.shapes, ids, num_names)))
+    marks = MarkedRanges(*times, equal, unreadable, *_tables(names.shapes, ids, num_names))
     if not is_searched.all():
         index_of = np.cumsum(is_searched, dtype=np.int32) - 1
         index_of[~is_searched] = index_of[-1] + 1
@@ -131,16 +131,16 @@ def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
     return marks, events
 
 
-def _without_evaluations(marks: MarkedRanges) -> MarkedRanges:
-    """Leave out the ops and messages of passes without backwards, which are no part of the schedule of a step."""
+def without_evaluations(marks: MarkedRanges) -> MarkedRanges:
+    """Leave out ops, messages and collectives of passes without backwards, which are no part of the schedule of a step."""
     spans = marks.spans["at"][marks.spans["kind"] == KINDS_OF_SPANS.index(SpanKind.EVAL)]
     if not len(spans):
         return marks
     last = np.searchsorted(marks.start_ns[spans], marks.start_ns, side="right") - 1
     is_training = (last < 0) | (marks.start_ns >= marks.end_ns[spans[last]])
-    names = ("collectives", "links", "calls")  # what trains may be awaited by an evaluation
-    others = {name: table.where(is_training[table["at"]]) for name in names for table in (getattr(marks, name),)}
-    return replace(marks.only(is_training), equal=np.where(is_training, marks.equal, -1), **others)
+    collectives, links = (table.where(is_training[table["at"]]) for table in (marks.collectives, marks.links))
+    equal = np.where(is_training, marks.equal, -1)
+    return replace(marks.only(is_training), equal=equal, collectives=collectives, links=links)
 
 
 def _tables(shapes: Sequence[MarkShape], ids: npt.NDArray[np.int32], num_names: int) -> list[Slice]:

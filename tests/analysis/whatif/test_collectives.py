@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import pptrace
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, UsageError
 from tests.support.tp_tables import COMPUTE_NS, GAP_NS, transfer_ns, write_run
 
 PP, MICROBATCHES = 2, 4
@@ -65,6 +65,11 @@ def test_with_another_schedule_collectives_change_in_its_ops(run: pptrace.Run) -
 def test_what_is_no_axis_of_ops_and_no_speed_is_refused(run: pptrace.Run, given: str) -> None:
     with pytest.raises(PptraceError, match=r"--collective-speed .*: expected one of tp, cp, ep"):
         run.whatif(collective_speeds=given)
+
+
+def test_an_axis_is_given_once(run: pptrace.Run) -> None:
+    with pytest.raises(UsageError, match=r"an axis twice in tp=0\.1, tp=2; expected each once"):
+        run.whatif(collective_speeds=("tp=0.1", "tp=2"))
 
 
 def test_an_axis_that_no_op_waits_for_is_refused(run: pptrace.Run) -> None:

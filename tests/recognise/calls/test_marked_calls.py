@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.marks import AwaitMark, Axis, CallMark, Collective, CollectiveMark, SpanKind, SpanMark
+from pptrace.marks import AwaitMark, Axis, CallMark, Collective, CollectiveMark, ExchangeMark, Link, SpanKind, SpanMark
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
@@ -69,6 +69,31 @@ def test_a_work_that_begins_late_is_no_further_call_where_nothing_shows_who_post
             "the second is posted by nothing that has a mark"
         )
         assert sorted(comms["end_ns"] - START) == [190, 190, 380, 380]
+
+
+def test_a_work_of_a_ring_that_begins_late_is_no_further_call() -> None:
+    posted = ExchangeMark((Link(True, 1, 32), Link(False, 1, 32)), Axis.CP, 3, 7)
+    events = [
+        marked(posted, START + 100, START + 120),
+        Event(Category.ANNOTATION, "gloo:all_to_all", START + 125, START + 180, thread=WORKER),
+        marked(AwaitMark(Axis.CP, 3, 7), START + 150, START + 190),
+    ]
+    comms = recognise([make_trace(events, rank, {"rank": rank, **FACTS}) for rank in range(2)]).comms
+    assert (comms["kind"].tolist(), set(comms["axis"])) == (["send", "recv"] * 2, {"cp"})
+
+
+def test_calls_of_an_evaluation_belong_to_no_step() -> None:
+    events = [
+        marked(SpanMark(SpanKind.STEP, 3), START, START + 1000),
+        marked(CollectiveMark(Collective.ALL_REDUCE, Axis.TP, 2, 64, 3), START + 100, START + 150),
+        Event(Category.ANNOTATION, "gloo:all_reduce", START + 105, START + 150, thread=WORKER),
+        marked(SpanMark(SpanKind.EVAL, 3), START + 500, START + 900),
+        marked(CollectiveMark(Collective.ALL_REDUCE, Axis.TP, 2, 64, 3), START + 600, START + 650),
+        Event(Category.ANNOTATION, "gloo:all_reduce", START + 605, START + 650, thread=WORKER),
+    ]
+    comms = recognise([make_trace(events, rank, {"rank": rank, **FACTS}) for rank in range(2)]).comms
+    assert (comms["start_ns"] - START).tolist() == [100, 100]
+    assert set(comms["axis"]) == {"tp"}
 
 
 def test_a_call_that_raised_is_no_communication() -> None:
