@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import shutil
 import sys
@@ -146,6 +147,12 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
         result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
+    run_file = options.run_dir / "run.json"
+    if options.budget and run_file.is_file():
+        chosen = json.loads(run_file.read_text(encoding="utf-8")).get("profile_ranks")
+        if chosen:
+            ranks = ", ".join(map(str, chosen["ranks"]))
+            click.echo(f"pptrace: --profile-ranks auto recorded rank {ranks}: {chosen['why']}", err=True)
     if options.live:
         from pptrace.report.live import cost_lines
         from pptrace.workflow.live.follow import cost_of_run

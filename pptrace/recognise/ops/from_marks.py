@@ -14,6 +14,7 @@ from pptrace.marks import P2P, SpanKind
 from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import DIRECTIONS, Int64, comms_table, ops_table
+from pptrace.model.wording import counted
 from pptrace.recognise.device.work import ALGORITHMS
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables
 from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
@@ -65,8 +66,8 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
         marks = replace(marks, collectives=marks.collectives.where(~np.isin(marks.collectives["at"], endless["at"])))
         steps = ", ".join(map(str, np.unique(endless["step"]).tolist()))
         warnings += (
-            f"{len(endless)} collectives of step {steps} are left out: nothing in the trace waits for them, as for gathers of "
-            "parameters that the first step after the recording awaits, so that their end is not known",
+            f"left out, as their end is not known: {counted(len(endless), 'collective')} of step {steps} for which nothing in the "
+            "trace waits, as for gathers of parameters that the first step after the recording awaits",
         )
     return RankTables("pptrace" if len(marks.ops) else "", _ops(marks, launches), _comms(marks, launches), warnings)
 
