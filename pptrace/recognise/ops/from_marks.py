@@ -66,8 +66,8 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
         marks = replace(marks, collectives=marks.collectives.where(~np.isin(marks.collectives["at"], endless["at"])))
         steps = ", ".join(map(str, np.unique(endless["step"]).tolist()))
         warnings += (
-            f"left out, as their end is not known: {counted(len(endless), 'collective')} of step {steps} for which nothing in the "
-            "trace waits, as for gathers of parameters that the first step after the recording awaits",
+            f"left out, as their end is not known: {counted(len(endless), 'collective')} of step {steps} for which nothing in "
+            "the trace waits, as for gathers of parameters that the first step after the recording awaits",
         )
     return RankTables("pptrace" if len(marks.ops) else "", _ops(marks, launches), _comms(marks, launches), warnings)
 
