@@ -7,12 +7,11 @@ of all keys are summed by a reduce-scatter. What is computed, and kept, is what 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from instrument.collectives import Pending
-from instrument.context.kernels import Gradients, accumulation_dtype
-from instrument.context.ring import RingAttention, RowGradients, add_part, zero_sum
+from instrument.context.kernels import accumulation_dtype
+from instrument.context.ring import RingAttention, RowGradients, TravellingKeys, add_part
 from instrument.context.squares import RingPlan
 
 
@@ -38,21 +37,13 @@ class GatherAttention(RingAttention):
         """Start the all-gather."""
         return _GatheredKeys(self.group.start_all_gather(keys), plan)
 
-    def gradients(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-        """Gradients of this rank's q, k and v, from ``grad`` of its output; in their dtypes."""
-        plan, rows = self.plan(q.shape[2]), RowGradients(grad, q, out, lse)
-        local_keys = torch.stack((k, v)).contiguous()
-        following = self.start_keys(local_keys, plan)
-        local_sum = zero_sum(local_keys)
-        for square in plan.local_early:
-            rows.add(square, local_keys, local_sum)
-        sums = local_keys.new_zeros((plan.ring, *local_keys.shape), dtype=accumulation_dtype(k.dtype))
+    def send_gradients(self, following: TravellingKeys, plan: RingPlan, rows: RowGradients) -> Pending[Tensor] | None:
+        """Compute the gradients of all keys, and start the reduce-scatter that sums them."""
+        sums: Tensor | None = None
         for step in range(1, plan.ring):
             keys = following.take(step)
+            if sums is None:
+                sums = keys.new_zeros((plan.ring, *keys.shape), dtype=accumulation_dtype(keys.dtype))
             if remote := plan.remote(step):
                 add_part(sums[plan.source(step)], remote.keys, rows.part(remote, keys))
-        travelling = self.group.start_reduce_scatter(sums.flatten(0, 1))
-        for square in plan.local_late:
-            rows.add(square, local_keys, local_sum)
-        local_sum += travelling.wait()
-        return rows.grad_q.to(q.dtype), local_sum[0].to(k.dtype), local_sum[1].to(v.dtype)
+        return None if sums is None else self.group.start_reduce_scatter(sums.flatten(0, 1))

@@ -109,6 +109,15 @@ class RingAttention:
         local_sum = zero_sum(local_keys)
         for square in plan.local_early:
             rows.add(square, local_keys, local_sum)
+        travelling = self.send_gradients(following, plan, rows)
+        for square in plan.local_late:
+            rows.add(square, local_keys, local_sum)
+        if travelling is not None:
+            local_sum += travelling.wait()
+        return rows.grad_q.to(q.dtype), local_sum[0].to(k.dtype), local_sum[1].to(v.dtype)
+
+    def send_gradients(self, following: TravellingKeys, plan: RingPlan, rows: RowGradients) -> Pending[Tensor] | None:
+        """Compute the gradients of the other ranks' keys and start to send them; what comes back are those of this rank's."""
         travelling: Pending[Tensor] | None = None
         for step in range(1, plan.ring):
             keys = following.take(step)
@@ -118,11 +127,7 @@ class RingAttention:
             if remote is not None and part is not None:
                 add_part(grad_sum, remote.keys, part)
             travelling = self.group.start_rotation(grad_sum)
-        for square in plan.local_late:
-            rows.add(square, local_keys, local_sum)
-        if travelling is not None:
-            local_sum += travelling.wait()
-        return rows.grad_q.to(q.dtype), local_sum[0].to(k.dtype), local_sum[1].to(v.dtype)
+        return travelling
 
 
 class RowGradients:

@@ -150,13 +150,13 @@ def tree_steps(kind: str, size: int) -> int | None:
 
 
 def with_peaks(speeds: Iterable[CollectiveSpeed], interconnect: Interconnect | None) -> tuple[CollectiveSpeed, ...]:
-    """The collectives beside the peaks of their links, where those are known.
+    """The collectives with the peaks of their links, where those are known.
 
     LL has a flag in every second word, so that it moves half of a peak at most: what moves more ran another protocol.
     """
     rates = {} if interconnect is None else {(rate.axis, rate.kind): rate for rate in interconnect.collectives}
 
-    def beside(speed: CollectiveSpeed) -> CollectiveSpeed:
+    def compared(speed: CollectiveSpeed) -> CollectiveSpeed:
         rate = rates.get((speed.axis, speed.kind))
         peak = None if rate is None else rate.peak_gbps
         best = max((size.busbw_gbps for size in speed.sizes if size.busbw_gbps is not None), default=None)
@@ -166,7 +166,7 @@ def with_peaks(speeds: Iterable[CollectiveSpeed], interconnect: Interconnect | N
             speed, peak_gbps=peak, share_of_peak=share, exceeds_ll=share > 0.5 if may_tell and share else None
         )
 
-    return tuple(map(beside, speeds))
+    return tuple(map(compared, speeds))
 
 
 def hosts_of_groups(axis: str, ranks: Sequence[int], facts: Facts, mesh: MeshInfo) -> list[bool | None]:

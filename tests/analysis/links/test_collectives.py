@@ -16,7 +16,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.device.work import ALGORITHMS, algorithm_of_kernel
 from tests.support.tp_tables import transfer_ns, write_run
 
-SHARED = Path("/work/shared/data/hta/nccl_parser_config/nccl_data.json.gz")
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "hta" / "nccl_parser_config" / "nccl_data.json.gz"
 LATENCY, GBPS = 200_000, 2.0
 SIZES = (1 << 18, 1 << 22)
 
@@ -107,8 +107,8 @@ def test_more_than_half_of_the_peak_is_not_ll(
     size = CollectiveSize(1 << 20, 9, 10, None, busbw)
     speed = replace(SPEED, sizes=(size,), is_same_host=same_host, kernel_protocol=protocol)
     rate = CollectiveRate("dp", "all_reduce", same_host, 100.0, 450.0, 100 / 450)
-    (beside,) = with_peaks([speed], Interconnect((), (rate,)))
-    assert (beside.peak_gbps, beside.share_of_peak, beside.exceeds_ll) == (450.0, busbw / 450, exceeds)
+    (compared,) = with_peaks([speed], Interconnect((), (rate,)))
+    assert (compared.peak_gbps, compared.share_of_peak, compared.exceeds_ll) == (450.0, busbw / 450, exceeds)
     assert with_peaks([speed], None) == (speed,)
 
 
