@@ -231,7 +231,7 @@ def _add_training(add: Add) -> None:
         metavar="N",
         help="after each N steps evaluate: forwards alone, without dropout, on batches that are not trained on",
     )
-    add("--eval-iters", type=int, default=1, metavar="N", help="batches of an evaluation (1)")
+    add("--eval-iters", type=int, metavar="N", help="batches of an evaluation (1)")
     add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
     add(
         "--memory", action="store_true", help="after the last step, one more step that measures each rank's activations"

@@ -151,6 +151,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("steps", "microbatch_size", "eval_interval", "eval_iters"):
         if (count := getattr(options, name)) is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {count}; expected at least 1")
+    if options.eval_iters is not None and options.eval_interval is None:
+        raise UsageError(
+            "--eval-iters says how many batches an evaluation has; say when there is one with --eval-interval"
+        )
     if options.eval_interval is not None and options.optimizer_sync == OptimizerSync.POST_VALIDATION:
         raise UsageError(
             "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step; use "

@@ -204,7 +204,7 @@ def _evaluate(
 ) -> None:
     """Run the forwards of some batches that no step has, and print their mean loss on the rank that reports."""
     began, losses = time.perf_counter(), []
-    for index in range(options.eval_iters):
+    for index in range(options.eval_iters or 1):
         with observer.recorder.span(SpanKind.EVAL, step):
             batch = feed.batch(options.steps + 1 + index)
         losses.append(runtime.evaluate(batch, step))

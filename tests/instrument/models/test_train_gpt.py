@@ -300,6 +300,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
         (["--steps", "0"], 1, "--steps is 0"),
         (["--steps", "few"], 1, "argument --steps: invalid int value: 'few'"),
+        (["--eval-iters", "2"], 1, "--eval-iters says how many batches an evaluation has; say when"),
         (["--eval-interval", "0"], 1, "--eval-interval is 0; expected at least 1"),
         (
             ["--eval-interval", "2", "--clip-grad", "1", "--optimizer-sync", "post-validation"],
