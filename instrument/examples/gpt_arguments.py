@@ -121,6 +121,12 @@ def _add_schedule(add: Add) -> None:
         f"{DEFAULT_PREFETCH}, or 0 with --p2p-mode blocking, --negotiate or Megatron-LM's --p2p-calls",
     )
     add("--negotiate", action="store_true", help="send the shape before every message")
+    add(
+        "--variable-seq-lengths",
+        type=int,
+        metavar="SHORTEST",
+        help="sequences of each microbatch have SHORTEST to --seq tokens, drawn anew in every step; needs --negotiate",
+    )
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the number of GPUs")
 
 

@@ -178,6 +178,17 @@ def test_a_sleeping_stage_sleeps_its_weight_part_when_the_weights_are_due() -> N
     assert time.perf_counter() - started >= 0.04
 
 
+def test_a_sleeping_stage_sleeps_a_part_for_shorter_inputs() -> None:
+    stage, x = SleepingStage(nn.Identity(), 0.2, 0.4, length=8), torch.ones(1, 2, 3, requires_grad=True)
+    started = time.perf_counter()
+    output = stage(x)
+    forward = time.perf_counter()
+    output.sum().backward()
+    ended = time.perf_counter()
+    assert 0.05 <= forward - started < 0.15
+    assert 0.1 <= ended - forward < 0.3
+
+
 @pytest.mark.parametrize("split", [(4,), (2, 2), (1, 3), (1, 1, 1, 1)])
 def test_every_cut_has_the_same_parameters_and_computes_the_same(split: tuple[int, ...]) -> None:
     whole = dict(GptStage(CONFIG, range(4)).named_parameters())
