@@ -279,6 +279,11 @@ def test_faster_links_and_ideals_have_a_table_of_their_own_with_words_for_what_t
     assert means["ideal stage=3"] == "the stage takes what the others do"
     assert means["links twice as fast"] == "messages take 1/2 of the time"
     assert all(means.values())
+    slower = answer(study, [("slower links", Change(link_speed=0.25))])
+    (table,) = whatif_tables(slower)
+    assert (table.title, table.rows[0][1]) == ("If it cost more", "messages take 4 times as long")
+    assert headline(slower).startswith("slower links would make the step ")
+    assert "% longer: " in headline(slower)
     alone = answer(study, [("ideal jitter", Change(ideals=(parse_ideal("jitter"),)))])
     assert [table.key for table in whatif_tables(alone)] == ["whatif-ideals"]
 
