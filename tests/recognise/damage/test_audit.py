@@ -22,6 +22,7 @@ from dashboards.store import Store
 from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.report import AuditEntry, Report
 from pptrace.model.damage import Damage
+from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
 from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost, with_clock_off
@@ -129,6 +130,8 @@ def test_a_device_whose_clock_is_off_is_named_and_makes_no_figure_wrong(
         lines = [line for line in info.warnings if "device" in line]
         assert bool(lines) == (info.rank in ranks)
         assert all(("shifted back" if is_known else "are left out") in line for line in lines)
+    lacking = [line for line in report.warnings if line.startswith("no device events")]
+    assert [UNKNOWN_CLOCK in line and "record with" not in line for line in lacking] == [True] * (not is_known)
     for step, whole in zip(report.steps, before.steps, strict=True):
         for rank, expected in zip(step.ranks, whole.ranks, strict=True):
             for name in ("compute_ns", "exposed_comm_ns", "bubble_ns"):
