@@ -30,7 +30,7 @@ from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.rank_store import recognise_trace
 from pptrace.workflow.remote_rank import RemoteRank
 from tests.analysis.experts.test_experts import HOT
-from tests.support.damages import KINDS, damaged
+from tests.support.damages import KINDS, OF_CLOCK, damaged
 from tests.support.here_engine import HereEngine
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, record, run_on_paper, without
@@ -136,9 +136,20 @@ def test_a_rank_whose_device_was_not_recorded_has_the_same_nulls() -> None:
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
-@pytest.mark.parametrize("kind", [Damage.LOST_KERNELS, Damage.NO_DEVICE_EVENTS, Damage.KERNELS_WITHOUT_LAUNCH])
-def test_damaged_recordings_have_the_same_nulls(kind: Damage, tmp_path: Path) -> None:
-    folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, KINDS[kind][0])
+CHANGES = {
+    kind: KINDS[kind][0]
+    for kind in (
+        Damage.LOST_KERNELS,
+        Damage.NO_DEVICE_EVENTS,
+        Damage.KERNELS_WITHOUT_LAUNCH,
+        Damage.KERNELS_BEFORE_LAUNCH,
+    )
+} | OF_CLOCK
+
+
+@pytest.mark.parametrize("damage", CHANGES)
+def test_damaged_recordings_have_the_same_figures_and_nulls(damage: str, tmp_path: Path) -> None:
+    folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, CHANGES[damage])
     ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from dashboards.store import Store
 from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.report import AuditEntry, Report
 from pptrace.model.damage import Damage
+from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
-from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost
+from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost, with_clock_off
 from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
 SAMPLE, STEP = SAMPLES / "gpu_1f1b_p2_tp2", 3
@@ -111,6 +112,34 @@ def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
         for rank in step.ranks:
             assert rank.bubble_ns is None or rank.bubble_ns == pytest.approx(bubbles[rank.rank], rel=0.01)
         assert any(rank.bubble_ns is None for rank in step.ranks)
+
+
+@pytest.mark.parametrize("ranks", [(RANK,), (0, RANK)])
+@pytest.mark.parametrize("off_us", [-2_000, 2_000])
+@pytest.mark.parametrize(("sample", "is_known"), [("gpu_nccl_experts_pp2_ep2", True), ("gpu_nccl_1f1b_p4", False)])
+def test_a_device_whose_clock_is_off_is_named_and_makes_no_figure_wrong(
+    sample: str, is_known: bool, off_us: int, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    folder = damaged(SAMPLES / sample, tmp_path, partial(with_clock_off, microseconds=off_us), ranks)
+    report = load([folder], cache=False, as_recorded=True).report
+    (entry,) = damage_in(report.recording)
+    assert entry.kind == (Damage.KERNELS_BEFORE_LAUNCH if off_us < 0 else Damage.KERNELS_AFTER_WAIT)
+    assert entry.ranks == ranks
+    for info in report.inputs:
+        lines = [line for line in info.warnings if "device" in line]
+        assert bool(lines) == (info.rank in ranks)
+        assert all(("shifted back" if is_known else "are left out") in line for line in lines)
+    lacking = [line for line in report.warnings if line.startswith("no device events")]
+    assert [UNKNOWN_CLOCK in line and "record with" not in line for line in lacking] == [True] * (not is_known)
+    for step, whole in zip(report.steps, before.steps, strict=True):
+        for rank, expected in zip(step.ranks, whole.ranks, strict=True):
+            for name in ("compute_ns", "exposed_comm_ns", "bubble_ns"):
+                found = getattr(rank, name)
+                assert (found is None) <= (not is_known)
+                assert found is None or found == pytest.approx(getattr(expected, name), rel=0.05, abs=100_000)
+            if rank.rank in ranks and not is_known:
+                assert rank.compute_ns is None
 
 
 def test_a_rank_without_labelled_ops_at_the_ends_of_the_plan_leaves_no_step_and_bubble_of_its_pipeline(
