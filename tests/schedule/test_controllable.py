@@ -41,11 +41,3 @@ def test_memory_is_the_authors_and_the_step_no_longer(name: str, p: int, m: int,
     plan = build(name, p, m)
     assert max(peak_inflight(plan)) == held
     assert simulate(plan, uniform(1, 2, 1)).makespan_ns <= ticks
-
-
-@pytest.mark.parametrize(("name", "share"), [("v-half", 1 / 2), ("v-min", 1 / 3)])
-def test_memory_goes_to_a_half_and_a_third_of_1f1b_for_many_ranks(name: str, share: float) -> None:
-    """In halves of a rank's layers 1F1B keeps 2p on its first rank; the paper's bound is that part of it and a constant."""
-    for p in (4, 8, 16, 32):
-        held = max(peak_inflight(build(name, p, 2 * p)))
-        assert held <= share * 2 * p + 2 + 2 / 3

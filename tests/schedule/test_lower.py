@@ -81,12 +81,6 @@ def test_torch_fuses_the_same_pairs_as_megatron(monkeypatch: pytest.MonkeyPatch)
                 assert torch_tables.executed(Schedule1F1B, rank, p, m, patch) == megatron.one_f_one_b_calls(p, rank, m)
 
 
-def test_steady_1f1b_sends_forward_and_receives_backward_in_one_group() -> None:
-    groups = [tuple(map(str, group)) for group in lower(build("1f1b", 4, 8)).instructions(1)]
-    assert {"1SEND_F2", "1RECV_B0"} in [set(group) for group in groups]
-    assert {"1SEND_B0", "1RECV_F3"} in [set(group) for group in groups]
-
-
 def test_a_group_holds_all_neighbouring_transfers_and_computes_stand_alone() -> None:
     plan = from_rows([["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "x")
     assert [tuple(map(str, group)) for group in plan.instructions(0)] == [("0F0",), ("0SEND_F0", "0RECV_B0"), ("0B0",)]
@@ -175,25 +169,6 @@ def test_an_overlapped_pair_sends_both_of_its_outputs() -> None:
     lowered = to_rows(lower(from_rows(rows, "overlapped")))
     assert lowered[1] == ["1RECV_F0", "1F0", "1RECV_F1", "(1F1;1B0)OVERLAP_F_B", "1SEND_B0", "1B1", "1SEND_B1"]
     assert rendezvous.run(lowered, one_at_a_time=True) == 4
-
-
-def test_the_two_stages_at_the_turn_of_a_v_hand_over_without_a_message() -> None:
-    for name in ("zbv", "v-half", "v-min", "dualpipe-v"):
-        cells = to_rows(lower(build(name, 3, 6)))[2]
-        assert not {"2SEND_F0", "3RECV_F0", "3SEND_B0", "2RECV_B0"} & set(cells)
-        assert {"2RECV_F0", "3SEND_F0", "3RECV_B0", "2SEND_B0"} <= set(cells)
-
-
-def test_the_ends_of_both_chains_of_dualpipe_exchange_no_messages() -> None:
-    rows = to_rows(lower(build("dualpipe", 4, 8)))
-    transfers = {cell for row in rows for cell in row if is_p2p(cell)}
-    assert not any(cell.startswith(("0RECV_F", "3SEND_F", "4RECV_F", "7SEND_F")) for cell in transfers)
-    assert {"3SEND_B0", "4SEND_F4", "7SEND_B4", "0SEND_F0"} <= transfers
-
-
-def test_stages_on_one_rank_exchange_no_messages() -> None:
-    assert not lower(build("interleaved-1f1b", 1, 4, 3, 2)).has_comms
-    assert not lower(build("gpipe", 1, 4)).has_comms
 
 
 def test_a_plan_that_cannot_run_is_not_lowered() -> None:
