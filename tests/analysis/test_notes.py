@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
@@ -17,7 +16,7 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, make_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
 from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
@@ -25,17 +24,13 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.rank_store import recognise_trace
 from tests.support.parts import parts_ns
 from tests.support.synthetic import make_trace
+from tests.support.tables import table_of as table
 
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 Row = dict[str, object]
-
-
-def table(schema: Schema, rows: Sequence[Row]) -> pd.DataFrame:
-    blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in schema.items()}
-    return make_table(schema, {name: [(blank | row)[name] for row in rows] for name in schema})
 
 
 def op(rank: int, kind: str = "F", start: int = 0, end: int = 100, **more: object) -> Row:

@@ -15,11 +15,12 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import MemoryParts, RankPrediction
-from pptrace.model.tables import COMMS, MEMORY, OPS, make_table
+from pptrace.model.tables import COMMS, MEMORY, OPS
 from pptrace.schedule.registry import build
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.windows import step_windows
 from tests.support.parts import parts_ns
+from tests.support.tables import table_of
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
@@ -50,10 +51,7 @@ def run_of(
     lacking: Sequence[int] = (),
     missing: Sequence[int] = (),
 ) -> AlignedRun:
-    tables = []
-    for schema, rows in ((OPS, ops), (COMMS, comms), (MEMORY, samples)):
-        blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in schema.items()}
-        tables.append(make_table(schema, {name: [(blank | row)[name] for row in rows] for name in schema}))
+    tables = [table_of(schema, rows) for schema, rows in ((OPS, ops), (COMMS, comms), (MEMORY, samples))]
     by_rank = RowsByRank(tables[0], tables[1])
     ranks = sorted({int(str(row["rank"])) for row in ops})
     none, mask = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)

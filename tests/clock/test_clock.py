@@ -14,24 +14,19 @@ from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME, Trace
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.support.extent import ALL
+from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import START, record
+from tests.support.tables import Match as Row
+from tests.support.tables import matched_comms as comms_of
+from tests.support.tables import named as named_rows
+from tests.support.tables import table_of
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end)."""
-
-
-def comms_of(rows: Sequence[Row]) -> pd.DataFrame:
-    filled: dict[str, object] = {name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()}
-    columns = list(zip(*rows, strict=True)) or [[]] * 5
-    filled |= dict(zip(("rank", "kind", "match", "start_ns", "end_ns"), map(list, columns), strict=True))
-    return make_table(COMMS, filled)  # type: ignore[arg-type]
 
 
 def message(match: int, source: int, target: int, sent: int, received: int) -> list[Row]:
@@ -319,16 +314,16 @@ def shifted_trace(trace: Trace, offset_ns: int, host: str) -> Trace:
     return replace(trace, events=events, memory=memory, metadata={**trace.metadata, "host": host})
 
 
-@pytest.mark.parametrize("sample", ["1f1b_p2", "1f1b_p4"])
-@pytest.mark.parametrize("scale_ns", [5_000, 3_000_000, 2_000_000_000, 600_000_000_000])
+@pytest.mark.parametrize(
+    ("scale_ns", "sample"), by_turns([5_000, 3_000_000, 2_000_000_000, 600_000_000_000], ["1f1b_p2", "1f1b_p4"])
+)
 def test_ranks_of_a_real_run_that_are_shifted_are_found_within_the_stated_uncertainty(
     sample: str, scale_ns: int
 ) -> None:
     traces = read_traces(open_inputs([SAMPLES / sample]), 1).traces
     wrong = {trace.info.rank: (-1) ** index * index * scale_ns for index, trace in enumerate(traces)}
     shifted_traces = [shifted_trace(trace, wrong[trace.rank], f"host{trace.rank}") for trace in traces]
-    analysis = analyse(shifted_traces)
-    clock = analysis.report.clock
+    clock = analyse(shifted_traces).report.clock
     assert clock.method == ClockMethod.BOUNDS
     assert clock.uncertainty_ns is not None
     assert 0 < clock.uncertainty_ns < 5_000_000, "the latency of a few messages of this run"
@@ -341,19 +336,10 @@ def test_a_stretch_of_one_collective_of_many_ranks_is_bounded_without_all_its_pa
     num_ranks, num_calls = 200, 500
     calls = np.repeat(np.arange(num_calls), num_ranks)
     members = np.tile(np.arange(num_ranks), num_calls)
-    begin = calls * 1_000_000 + (members * 7919 + calls * 104729) % 1000
-    filled: dict[str, object] = {
-        name: np.full(len(calls), -1) if dtype == "int64" else ["all_reduce"] * len(calls)
-        for name, dtype in COMMS.items()
-    }
-    filled |= {
-        "rank": members,
-        "match": calls,
-        "start_ns": begin + members * 10**9,
-        "end_ns": calls * 1_000_000 + 2_000,
-    }
-    filled["end_ns"] = calls * 1_000_000 + 2_000 + members * 10**9
-    clock = estimate_clock(make_table(COMMS, filled), range(num_ranks), {})  # type: ignore[arg-type]
+    begin = calls * 1_000_000 + (members * 7919 + calls * 104729) % 1000 + members * 10**9
+    table = comms_of([(0, "all_reduce", 0, 0, 0)] * len(calls))
+    ends = calls * 1_000_000 + 2_000 + members * 10**9
+    clock = estimate_clock(table.assign(rank=members, match=calls, start_ns=begin, end_ns=ends), range(num_ranks), {})
     assert clock.uncertainty_ns is not None
     assert clock.uncertainty_ns <= 2_000 + 25_000, "and what oscillators may drift apart in half of 500 ms"
     for rank in range(num_ranks):
@@ -389,10 +375,7 @@ def ops_of(stages: Sequence[tuple[int, int]], clock: str = "device", waiting: in
         for turn, (kind, rank, stage) in enumerate(path):
             start = begin + 107 * turn
             rows.append((kind, rank, stage, microbatch, start - waiting, start + 100))
-    filled: dict[str, object] = {name: [0 if dtype == "int64" else clock] * len(rows) for name, dtype in OPS.items()}
-    columns = list(zip(*rows, strict=True))
-    filled |= dict(zip(("kind", "rank", "stage", "microbatch", "start_ns", "end_ns"), map(list, columns), strict=True))
-    return make_table(OPS, filled)  # type: ignore[arg-type]
+    return table_of(OPS, named_rows("kind rank stage microbatch start_ns end_ns", rows)).assign(clock=clock)
 
 
 @pytest.mark.parametrize(("waiting", "widest"), [(0, 14), (20, 250)])

@@ -14,21 +14,16 @@ from hypothesis import strategies as st
 from pptrace.clock import ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
 from pptrace.clock.offsets import CommonEnd, nearest_offsets, offsets_by_common_ends
-from pptrace.model.tables import COMMS, make_table
+from tests.support.tables import Match as Row
+from tests.support.tables import matched_comms
 
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end)."""
 MS = 1_000_000
 
 
 def comms_of(rows: Sequence[Row], behind: Sequence[int] = (0,) * 9) -> pd.DataFrame:
     """Communication as clocks show it that are ``behind`` by so much, rank by rank."""
-    filled: dict[str, object] = {name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()}
-    for position, name in enumerate(("rank", "kind", "match")):
-        filled[name] = [row[position] for row in rows]
-    filled["start_ns"] = [row[3] - behind[row[0]] for row in rows]
-    filled["end_ns"] = [row[4] - behind[row[0]] for row in rows]
-    return make_table(COMMS, filled).assign(clock="device")  # type: ignore[arg-type]
+    moved = [(row[0], row[1], row[2], row[3] - behind[row[0]], row[4] - behind[row[0]]) for row in rows]
+    return matched_comms(moved).assign(clock="device")
 
 
 def turns_on_one_device(num_ranks: int, num: int = 12, turn: int = 2 * MS) -> list[Row]:

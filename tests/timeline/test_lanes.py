@@ -7,38 +7,29 @@ import pytest
 
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import COMMS, OPS
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice, slice_of
 from pptrace.timeline.lanes import Lane, communication_inside_ops, is_inner, is_nested, lane_of
+from tests.support.tables import table_of
 
 AS_IT_IS = Clock(ClockMethod.SINGLE_RANK, {}, 0)
 Row = dict[str, object]
 
 
 def ops_of(*rows: Row) -> Slice:
-    blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in OPS.items()}
-    filled = [blank | {"kind": "F", "clock": "host"} | row for row in rows]
-    return slice_of(make_table(OPS, {name: [row[name] for row in filled] for name in OPS}))
+    return slice_of(table_of(OPS, [{"kind": "F", "clock": "host"} | row for row in rows]))
 
 
 def comm(start: int, end: int, **more: object) -> Row:
     """A matched all-reduce that moves all the time and that its rank waits for."""
-    times: Row = {
-        "start_ns": start,
-        "transfer_start_ns": start,
-        "transfer_end_ns": end,
-        "end_ns": end,
-        "posted_ns": start,
-        "asked_ns": start,
-    }
+    times: Row = dict.fromkeys(("start_ns", "transfer_start_ns", "posted_ns", "asked_ns"), start)
+    times |= dict.fromkeys(("transfer_end_ns", "end_ns"), end)
     return times | {"kind": "all_reduce", "axis": "dp", "group_size": 2, "clock": "host"} | more
 
 
 def comms_of(*rows: Row) -> Slice:
-    blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    filled = [blank | row for row in rows]
-    return slice_of(make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS}))
+    return slice_of(table_of(COMMS, rows))
 
 
 def work_of(*kernels: tuple[int, int], is_compute: bool = True) -> DeviceWork:
