@@ -1,4 +1,4 @@
-"""Parts of a step outside its pipeline: closed forms on tables of ops, sums on all samples, and real runs."""
+"""Parts of a step outside its pipeline: closed forms on tables of ops, and real runs."""
 
 from __future__ import annotations
 
@@ -214,16 +214,6 @@ def test_a_step_that_begins_before_the_one_before_has_ended_overlaps_it(tmp_path
     assert outside(report.steps[0]) == {("overlap", ""): -5 * MS}
 
 
-@pytest.mark.parametrize("sample", sorted(path.parent.name for path in SAMPLES.glob("*/expected.json")))
-def test_the_parts_of_every_step_sum_to_its_period(sample: str) -> None:
-    report = load([SAMPLES / sample]).report
-    for step in report.steps:
-        if step.period_ns is not None and step.span_ns is not None and step.has_pipeline:
-            assert sum(part.ns for part in step.outside or ()) == step.period_ns - step.span_ns
-        if step.parts is not None:
-            assert sum(step.parts.values()) == step.length_ns
-
-
 LOADER = """
 import sys, time
 import torch, torch.distributed as dist
@@ -401,7 +391,7 @@ def test_members_that_all_have_a_trace_are_waited_for_by_name_where_other_ranks_
     assert dict(walked) == {("barrier", (("axis", "dp"),)): 4, ("other", (("rank", 1),)): 60}
 
 
-def steps_of_100_ms(folder: Path, last: int = 6) -> Path:
+def steps_of_100_ms(folder: Path, last: int = 4) -> Path:
     """An op table of steps that begin 100 ms apart, with 60 ms between their pipelines; odd ones have 30 ms of it."""
     at, rows = 0.0, []
     for step in range(last):

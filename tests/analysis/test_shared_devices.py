@@ -82,7 +82,7 @@ def test_without_time_in_which_ranks_work_together_nothing_tells() -> None:
     assert shared_devices({}, TURNS, (), 8) == ()
 
 
-@pytest.mark.parametrize("case", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_zbv_p2"])
+@pytest.mark.parametrize("case", ["gpu_nccl_1f1b_p4", "gpu_zbv_p2"])
 def test_recordings_of_ranks_on_one_gpu_show_it_without_its_identity(case: str, tmp_path: Path) -> None:
     for path in (SAMPLES / case).glob("rank*.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))

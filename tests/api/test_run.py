@@ -126,15 +126,6 @@ def test_communication_is_grouped_by_axis_with_several_functions(run: pptrace.Ru
     assert comms.groupby("kind")["axis"].unique().explode().tolist() == ["pp"] * comms["kind"].nunique()
 
 
-def test_a_table_that_a_user_changes_changes_no_picture_and_no_export() -> None:
-    run = pptrace.load(SAMPLES / "1f1b_p2")
-    picture, trace = run.figure().to_json(), run.to_perfetto()
-    ops, comms = run.ops, run.comms
-    ops["end_ns"] = 0
-    del comms["kind"]
-    assert (run.figure().to_json(), run.to_perfetto()) == (picture, trace)
-
-
 def test_each_rank_window_is_partitioned_to_the_nanosecond(run: pptrace.Run) -> None:
     ranks = run.ranks
     assert list(ranks[["step", "rank"]].itertuples(index=False, name=None)) == [

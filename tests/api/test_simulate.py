@@ -16,18 +16,6 @@ from pptrace.schedule import registry
 from tests.support.programs import pptrace_here
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (3, 7)])
-def test_simulations_meet_their_closed_forms(p: int, m: int) -> None:
-    for name in ("1f1b", "gpipe"):
-        step = pptrace.simulate(name, pp=p, microbatches=m, forward=2.5, backward=4)
-        assert step.makespan_ns == (m + p - 1) * 6_500_000
-        assert step.bubble_ratio == pytest.approx((p - 1) / m)
-        assert step.bubble_share == pytest.approx((p - 1) / (m + p - 1))
-    assert pptrace.simulate("1f1b", pp=p, microbatches=m).ranks.peak_inflight_microbatches.tolist() == [
-        min(p - rank, m) for rank in range(p)
-    ]
-
-
 def test_json_and_page_are_those_of_the_command_line(tmp_path: Path) -> None:
     sizes = ("--pp", "4", "--microbatches", "8", "--chunks", "3", "--forward", "2", "--backward", "5", "--p2p", "0.25")
     files = ("--json", tmp_path / "s.json", "--html", tmp_path / "s.html", "--csv", tmp_path / "s.csv", "--ops")
