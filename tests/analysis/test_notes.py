@@ -189,13 +189,9 @@ def test_the_sizes_of_the_mesh_are_explained_where_calls_name_no_group() -> None
     call: Row = {"kind": "all_reduce", "axis": "unknown", "group_size": -1}
     grouped, named = call | {"group_size": 1}, call | {"axis": "dp"}
     for mesh, comms, explained in (
-        (nothing, [call, call], True),
-        (nothing, [], False),
-        (nothing, [call, grouped], False),
-        (nothing, [call, named], False),
-        (replace(nothing, num_ranks=1), [call], False),
-        (replace(nothing, dp=2), [call], False),
-        (replace(nothing, tp=2), [call], False),
+        *((nothing, [call, call], True), (nothing, [], False), (nothing, [call, grouped], False)),
+        *((nothing, [call, named], False), (replace(nothing, num_ranks=1), [call], False)),
+        *((replace(nothing, dp=2), [call], False), (replace(nothing, tp=2), [call], False)),
     ):
         lines = lines_of(run_of(comms=comms, mesh=mesh))
         assert len(those_with("not known: how the ranks divide", lines)) == explained
@@ -310,11 +306,9 @@ def test_messages_between_stages_are_missed_where_bubbles_are_known_and_stages_a
     for run, steps, missed in (
         (run_of(comms=[collective]), [STEP], True),
         (run_of(comms=[collective, message(0, 1)]), [STEP], False),
-        (run_of(comms=[message(0, 1, kind="recv")]), [STEP], False),
-        (run_of(mesh=alone), [STEP], False),
+        *((run_of(comms=[message(0, 1, kind="recv")]), [STEP], False), (run_of(mesh=alone), [STEP], False)),
         (run_of(), [step_of(rank_step(0, None), rank_step(1, None))], False),
-        (run_of(), [step_of(rank_step(0, None), rank_step(1))], True),
-        (run_of(), [], False),
+        *((run_of(), [step_of(rank_step(0, None), rank_step(1))], True), (run_of(), [], False)),
     ):
         assert len(those_with("no messages between stages", lines_of(run, steps))) == missed
 

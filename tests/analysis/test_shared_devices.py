@@ -102,10 +102,7 @@ def device_of(rank: int, busy_ns: int | None, idle_ns: int | None) -> RankDevice
 
 def test_the_part_of_the_time_in_which_a_shared_device_is_busy_is_that_of_all_its_ranks() -> None:
     devices = [
-        device_of(0, 10, 90),
-        device_of(1, 15, 35),
-        device_of(2, 80, 20),
-        device_of(3, 70, 30),
+        *(device_of(0, 10, 90), device_of(1, 15, 35), device_of(2, 80, 20), device_of(3, 70, 30)),
         device_of(4, None, None),
     ]
     sharing = [SharedDevice((0, 1)), SharedDevice((2, 3)), SharedDevice((0, 4)), SharedDevice((0, 5))]

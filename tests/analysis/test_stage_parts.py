@@ -81,9 +81,7 @@ def with_modules(path: Path) -> list[Event]:
         half = int(event["dur"] * 1000) // 2 / 1000
         of_first = half - 0.01  # floats of so many microseconds are off by a nanosecond
         modules = [
-            ("Stage_0", 0, 2 * half),
-            ("Layer_0", 0, of_first),
-            ("Linear_5", 0, of_first),
+            *(("Stage_0", 0, 2 * half), ("Layer_0", 0, of_first), ("Linear_5", 0, of_first)),
             ("Layer_1", half, half),
         ]
         events += [

@@ -52,12 +52,8 @@ def test_hidden_and_exposed_communication_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kind", "factor"),
     [
-        ("all_reduce", 1.5),
-        ("all_gather", 0.75),
-        ("reduce_scatter", 0.75),
-        ("all_to_all", 0.75),
-        ("broadcast", 1),
-        ("send", 1),
+        *(("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("all_to_all", 0.75)),
+        *(("broadcast", 1), ("send", 1)),
     ],
 )
 def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -> None:
@@ -89,10 +85,7 @@ def test_there_is_a_summary_per_axis_and_kind() -> None:
     ]
     totals = summarise_comms(comms_of(*rows), EMPTY)
     assert [(c.axis, c.kind, c.count) for c in totals] == [
-        ("dp", "recv", 1),
-        ("dp", "send", 2),
-        ("pp", "recv", 1),
-        ("pp", "send", 2),
+        *(("dp", "recv", 1), ("dp", "send", 2), ("pp", "recv", 1), ("pp", "send", 2)),
     ]
     assert summarise_comms(comms_of(), EMPTY) == ()
 
@@ -187,13 +180,8 @@ def test_a_total_of_messages_or_of_unknown_groups_or_of_no_time() -> None:
 def test_a_marked_step_is_the_hull_of_its_ranges_with_the_time_of_the_others() -> None:
     """Rank 1 has step 4 in two ranges; rank 0 has ranges of step 4 without the step's own, and step 9."""
     rows = [
-        (1, 4, "STEP", 100, 160),
-        (1, 4, "STEP", 90, 150),
-        (1, 4, "OPTIMIZER", 95, 105),
-        (1, 4, "OPTIMIZER", 120, 123),
-        (1, 4, "F", 0, 500),
-        (0, 4, "GRAD_SYNC", 5, 9),
-        (0, 9, "STEP", 7, 8),
+        *((1, 4, "STEP", 100, 160), (1, 4, "STEP", 90, 150), (1, 4, "OPTIMIZER", 95, 105)),
+        *((1, 4, "OPTIMIZER", 120, 123), (1, 4, "F", 0, 500), (0, 4, "GRAD_SYNC", 5, 9), (0, 9, "STEP", 7, 8)),
     ]
     early, late = marked_steps(table_of(OPS, named("rank step kind start_ns end_ns", rows)))
     assert (early.rank, early.step, early.start_ns, early.end_ns, early.spans) == (0, 9, 7, 8, {})

@@ -28,15 +28,7 @@ def _simulate(**given: Any) -> SimulatedStep:
 def _calls(run: pptrace.Run) -> dict[str, Callable[[Any], Any]]:
     build = pptrace.schedules["zb-auto"].build
     sizes = (
-        "pp",
-        "microbatches",
-        "chunks",
-        "group_size",
-        "memory_limit",
-        "lean",
-        "forward",
-        "backward",
-        "wgrad",
+        *("pp", "microbatches", "chunks", "group_size", "memory_limit", "lean", "forward", "backward", "wgrad"),
         "p2p",
     )
     return {

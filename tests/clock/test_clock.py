@@ -221,12 +221,7 @@ def test_ranks_of_each_of_two_hosts_keep_together() -> None:
 @pytest.mark.parametrize(
     "clock_fact",
     [
-        None,
-        {},
-        [],
-        "text",
-        {"start": None},
-        {"start": {"time_ns": "x", "monotonic_ns": 1}},
+        *(None, {}, [], "text", {"start": None}, {"start": {"time_ns": "x", "monotonic_ns": 1}}),
         {"start": {"time_ns": None, "monotonic_ns": 2}},
     ],
 )

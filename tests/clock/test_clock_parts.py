@@ -198,12 +198,9 @@ def test_one_host_by_readings_is_as_exact_as_these_and_its_messages_show() -> No
 @pytest.mark.parametrize(
     ("method", "unrelated", "ranks", "comparable"),
     [
-        (ClockMethod.NONE, {1}, [0, 1], False),
-        (ClockMethod.NONE, {1}, [1], True),
-        (ClockMethod.BOUNDS, set(), [0, 1], True),
-        (ClockMethod.BOUNDS, {1}, [0, 1], False),
-        (ClockMethod.BOUNDS, {2}, [0, 1], True),
-        (ClockMethod.ONE_FILE, {0, 1}, [0, 1], True),
+        *((ClockMethod.NONE, {1}, [0, 1], False), (ClockMethod.NONE, {1}, [1], True)),
+        *((ClockMethod.BOUNDS, set(), [0, 1], True), (ClockMethod.BOUNDS, {1}, [0, 1], False)),
+        *((ClockMethod.BOUNDS, {2}, [0, 1], True), (ClockMethod.ONE_FILE, {0, 1}, [0, 1], True)),
         (ClockMethod.BOUNDS, {0, 1}, [0, 1, 2], False),
     ],
 )

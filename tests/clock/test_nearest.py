@@ -59,13 +59,7 @@ def test_ranks_whose_clocks_agree_are_moved_together_where_another_hosts_is_seco
 @pytest.mark.parametrize(
     ("behind", "offset", "error"),
     [
-        (0, 0, 40),
-        (40, 0, 80),
-        (-40, 0, 80),
-        (41, 1, 80),
-        (-50, -10, 80),
-        (120, 80, 80),
-        (121, 121, 40),
+        *((0, 0, 40), (40, 0, 80), (-40, 0, 80), (41, 1, 80), (-50, -10, 80), (120, 80, 80), (121, 121, 40)),
         (-5_000, -5_000, 40),
     ],
 )
@@ -73,10 +67,7 @@ def test_a_clock_is_moved_to_the_nearest_end_and_to_the_middle_where_that_is_far
     behind: int, offset: int, error: int
 ) -> None:
     rows: list[Row] = [
-        (0, "send", 0, 100, 101),
-        (1, "recv", 0, 95, 140),
-        (1, "send", 1, 300, 301),
-        (0, "recv", 1, 295, 340),
+        *((0, "send", 0, 100, 101), (1, "recv", 0, 95, 140), (1, "send", 1, 300, 301), (0, "recv", 1, 295, 340)),
     ]
     clock = estimate_clock(comms_of(rows, (0, behind)).assign(clock="host"), range(2), {})
     assert clock.offsets_ns == {0: 0, 1: offset}

@@ -77,12 +77,7 @@ def test_an_op_that_waits_inside_itself_is_ordered_by_its_end() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kind": "W"},
-        {"stage": -1},
-        {"microbatch": -1},
-        {"microbatch": 4},
-        {"step": 1},
-        {"rank": 2},
+        *({"kind": "W"}, {"stage": -1}, {"microbatch": -1}, {"microbatch": 4}, {"step": 1}, {"rank": 2}),
     ],
     ids=str,
 )

@@ -36,15 +36,7 @@ def test_a_device_that_holds_nothing_is_not_used() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        None,
-        7,
-        [],
-        {},
-        {"steps": []},
-        {"steps": "34"},
-        {"steps": [1.5]},
-        {"steps": [True]},
-        {"steps": [-1]},
+        *(None, 7, [], {}, {"steps": []}, {"steps": "34"}, {"steps": [1.5]}, {"steps": [True]}, {"steps": [-1]}),
         {"steps": None},
     ],
 )

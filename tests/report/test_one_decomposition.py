@@ -29,6 +29,7 @@ from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables.waterfall import causes_table, waterfall_table
 from pptrace.report.to_json import report_object
 from tests.report.test_nothing_impossible import impossible
+from tests.support.extent import ALL
 from tests.support.programs import ROOT
 
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/expected.json"))
@@ -81,7 +82,7 @@ def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sam
 
 
 @each
-def test_parts_of_all_steps_and_stages_sum_to_what_they_are_parts_of_and_none_is_impossible(sample: Path) -> None:
+def test_parts_of_all_steps_and_stages_sum_up_and_none_is_impossible(sample: Path) -> None:
     run = run_of(sample)
     assert sample.name.startswith("hang") or impossible(run.report) == []
     for step in run.report.steps:
@@ -119,7 +120,7 @@ def test_the_sentence_the_tiles_and_the_findings_have_the_shares_of_the_same_par
             assert title is None or title[1] == f"{100 * parts[name] / length:.1f}", finding.title
 
 
-@each
+@pytest.mark.parametrize("sample", SAMPLES[:: 1 if ALL else 2], ids=lambda sample: sample.name)
 def test_an_ideal_gains_what_the_parts_of_the_steps_and_the_findings_say(sample: Path) -> None:
     run = run_of(sample)
     explained(sample)

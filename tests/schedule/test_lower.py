@@ -118,22 +118,21 @@ def test_a_transfer_has_the_phase_and_the_chunk_of_the_action_it_serves(plan: Pl
                 assert (action.phase, action.chunk) == (served.phase, served.chunk)
 
 
-@pytest.mark.parametrize("one_at_a_time", [False, True], ids=["groups", "one blocking call at a time"])
 @pytest.mark.parametrize("shape", SOME_SHAPES, ids=str)
-def test_no_lowered_plan_deadlocks_when_messages_block(
-    shape: tuple[str, int, int, int, int | None], one_at_a_time: bool
+def test_no_lowered_plan_deadlocks_when_messages_block_one_at_a_time(
+    shape: tuple[str, int, int, int, int | None],
 ) -> None:
     plan = build(*shape)
     crossing = sum(a != b for a, b in zip(plan.placement, plan.placement[1:], strict=False))
     expected = 2 * crossing * plan.num_microbatches // plan.num_chains
-    assert rendezvous.run(to_rows(lower(plan)), one_at_a_time) == expected
+    assert rendezvous.run(to_rows(lower(plan)), one_at_a_time=True) == expected
 
 
 @given(plans(max_pp=6))
-def test_no_random_plan_deadlocks_one_blocking_call_at_a_time(plan: Plan) -> None:
+def test_no_random_plan_deadlocks_in_groups_or_one_blocking_call_at_a_time(plan: Plan) -> None:
     lowered = lower(plan)
     num_messages = sum(action.kind.is_send for row in lowered.ranks for action in row)
-    assert rendezvous.run(to_rows(lowered), one_at_a_time=True) == num_messages
+    assert [rendezvous.run(to_rows(lowered), one_at_a_time) for one_at_a_time in (False, True)] == [num_messages] * 2
 
 
 def test_the_order_of_megatron_would_deadlock_without_its_fused_calls() -> None:
@@ -185,10 +184,7 @@ def test_the_peers_of_the_ends_of_the_pipeline_do_not_exist() -> None:
     plan = build("1f1b", 2, 2)
     assert peer_of(plan, Action(Kind.SEND_F, 0, 0, phase=Phase.WARMUP)) == 1
     for action in (
-        Action(Kind.SEND_F, 1, 0),
-        Action(Kind.RECV_F, 0, 0),
-        Action(Kind.SEND_B, 0, 0),
-        Action(Kind.F, 0, 0),
+        *(Action(Kind.SEND_F, 1, 0), Action(Kind.RECV_F, 0, 0), Action(Kind.SEND_B, 0, 0), Action(Kind.F, 0, 0)),
     ):
         with pytest.raises(ScheduleError, match="has no peer in a pipeline of 2 stages"):
             peer_of(plan, action)

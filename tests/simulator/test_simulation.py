@@ -170,11 +170,7 @@ def test_the_ops_table_is_that_of_a_measured_run() -> None:
     assert len(ops) == 16
     first = ops.iloc[0]
     assert (first["rank"], first["kind"], first["stage"], first["phase"], first["source"]) == (
-        0,
-        "F",
-        0,
-        "warmup",
-        "simulated",
+        *(0, "F", 0, "warmup", "simulated"),
     )
     assert set(ops["chunk"]) == {0, 1}
 

@@ -52,19 +52,12 @@ WAITING = {"not_overlapped": [[10, 30]]}
 @pytest.mark.parametrize(
     ("row", "lacks_peers", "expected"),
     [
-        ({}, False, MATCHED),
-        ({"match": -1}, False, UNKNOWN),
-        ({"match": -1, "group_size": 1}, False, MATCHED),
-        (KERNEL, False, MATCHED),
-        (KERNEL, True, MATCHED),
-        (KERNEL | {"kind": "send"}, False, WAITING),
-        (KERNEL | {"kind": "send"}, True, UNKNOWN),
-        (KERNEL | {"kind": "barrier"}, False, WAITING),
-        (KERNEL | {"kind": "barrier"}, True, WAITING),
-        ({"kind": "barrier"}, False, MATCHED),
-        (KERNEL | {"kind": "recv", "peer": 3}, False, UNKNOWN),
-        (KERNEL | {"kind": "recv", "stage": 1}, False, UNKNOWN),
-        (KERNEL | {"group_size": 4}, True, UNKNOWN),
+        *(({}, False, MATCHED), ({"match": -1}, False, UNKNOWN)),
+        *(({"match": -1, "group_size": 1}, False, MATCHED), (KERNEL, False, MATCHED), (KERNEL, True, MATCHED)),
+        *((KERNEL | {"kind": "send"}, False, WAITING), (KERNEL | {"kind": "send"}, True, UNKNOWN)),
+        *((KERNEL | {"kind": "barrier"}, False, WAITING), (KERNEL | {"kind": "barrier"}, True, WAITING)),
+        *(({"kind": "barrier"}, False, MATCHED), (KERNEL | {"kind": "recv", "peer": 3}, False, UNKNOWN)),
+        *((KERNEL | {"kind": "recv", "stage": 1}, False, UNKNOWN), (KERNEL | {"group_size": 4}, True, UNKNOWN)),
     ],
     ids=str,
 )
@@ -102,13 +95,9 @@ def test_compute_is_that_of_kernels_else_of_ops_else_of_the_hosts_operators() ->
     step_alone = ops.where(ops["kind"] == "STEP")
     by_ops, by_operators = [[1_000, 1_010], [1_020, 1_100]], [[1_005, 1_010], [1_050, 1_060]]
     for its_ops, work, operators, compute in (
-        (ops, kernels, host, [[1_030, 1_040]]),
-        (step_alone, kernels, host, [[1_030, 1_040]]),
-        (ops, None, host, by_ops),
-        (ops, copies, None, by_ops),
-        (step_alone, copies, host, by_operators),
-        (step_alone, None, host, by_operators),
-        (step_alone, None, HostWork(), []),
+        *((ops, kernels, host, [[1_030, 1_040]]), (step_alone, kernels, host, [[1_030, 1_040]])),
+        *((ops, None, host, by_ops), (ops, copies, None, by_ops), (step_alone, copies, host, by_operators)),
+        *((step_alone, None, host, by_operators), (step_alone, None, HostWork(), [])),
         (step_alone, None, None, []),
     ):
         assert lane_of(3, its_ops, comms, work, clock, host=operators).compute.tolist() == compute

@@ -101,14 +101,9 @@ def counts(spans: tuple[PhaseSpan, ...]) -> list[tuple[int, int]]:
 
 def test_each_window_is_cut_at_its_own_steady_ops_or_else_after_its_last_warmup_op() -> None:
     rows: list[Row] = [
-        (0, "F", "warmup", 5, 9),
-        (0, "F", "steady", 20, 22),
-        (0, "B", "steady", 25, 30),
-        (0, "B", "cooldown", 40, 45),
-        (1, "F", "warmup", 105, 109),
-        (1, "F", "warmup", 102, 112),
-        (1, "B", "cooldown", 140, 145),
-        (3, "F", "steady", 320, 322),
+        *((0, "F", "warmup", 5, 9), (0, "F", "steady", 20, 22), (0, "B", "steady", 25, 30)),
+        *((0, "B", "cooldown", 40, 45), (1, "F", "warmup", 105, 109), (1, "F", "warmup", 102, 112)),
+        *((1, "B", "cooldown", 140, 145), (3, "F", "steady", 320, 322)),
     ]
     first, second, empty, fourth = spans_of(rows, (0, 50), (100, 150), (200, 250), (300, 350))
     assert edges(first) == [0, 20, 30, 50]

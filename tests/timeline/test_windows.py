@@ -164,10 +164,7 @@ def test_phases_of_gpipe_have_no_steady_part() -> None:
 @pytest.mark.parametrize(
     ("name", "p", "m", "v"),
     [
-        ("1f1b", 4, 8, 1),
-        ("1f1b", 4, 2, 1),
-        ("gpipe", 3, 5, 1),
-        ("interleaved-1f1b", 4, 8, 2),
+        *(("1f1b", 4, 8, 1), ("1f1b", 4, 2, 1), ("gpipe", 3, 5, 1), ("interleaved-1f1b", 4, 8, 2)),
         ("interleaved-1f1b", 2, 2, 4),
     ],
 )

@@ -28,22 +28,13 @@ from tests.support.synthetic import Recording, record
 @pytest.mark.parametrize(
     ("name", "link", "gbps"),
     [
-        ("Tesla P100-SXM2-16GB", "nvlink", 80),
-        ("Tesla V100-SXM2-32GB", "nvlink", 150),
-        ("NVIDIA A100-SXM4-80GB", "nvlink", 300),
-        ("NVIDIA H100 80GB HBM3", "nvlink", 450),
-        ("NVIDIA H200", "nvlink", 450),
-        ("NVIDIA B200", "nvlink", 900),
-        ("NVIDIA GB200", "nvlink", 900),
-        ("NVIDIA H100 SXM5 80GB", "nvlink", 450),
-        ("Tesla V100-SXM3-32GB", "nvlink", 150),
-        ("Tesla V100S-PCIE-32GB", "pcie", 15.75),
-        ("Tesla P100-PCIE-16GB", "pcie", 15.75),
-        ("NVIDIA L4", "pcie", 31.5),
-        ("NVIDIA L40", "pcie", 31.5),
-        ("Tesla V100-PCIE-16GB", "pcie", 15.75),
-        ("Tesla T4", "pcie", 15.75),
-        ("NVIDIA L40S", "pcie", 31.5),
+        *(("Tesla P100-SXM2-16GB", "nvlink", 80), ("Tesla V100-SXM2-32GB", "nvlink", 150)),
+        *(("NVIDIA A100-SXM4-80GB", "nvlink", 300), ("NVIDIA H100 80GB HBM3", "nvlink", 450)),
+        *(("NVIDIA H200", "nvlink", 450), ("NVIDIA B200", "nvlink", 900), ("NVIDIA GB200", "nvlink", 900)),
+        *(("NVIDIA H100 SXM5 80GB", "nvlink", 450), ("Tesla V100-SXM3-32GB", "nvlink", 150)),
+        *(("Tesla V100S-PCIE-32GB", "pcie", 15.75), ("Tesla P100-PCIE-16GB", "pcie", 15.75)),
+        *(("NVIDIA L4", "pcie", 31.5), ("NVIDIA L40", "pcie", 31.5), ("Tesla V100-PCIE-16GB", "pcie", 15.75)),
+        *(("Tesla T4", "pcie", 15.75), ("NVIDIA L40S", "pcie", 31.5)),
     ],
 )
 def test_the_peak_is_half_of_what_datasheets_give_for_both_directions(name: str, link: str, gbps: float) -> None:
@@ -55,14 +46,8 @@ def test_the_peak_is_half_of_what_datasheets_give_for_both_directions(name: str,
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA H100 PCIe",
-        "NVIDIA H100 NVL",
-        "NVIDIA H200 NVL",
-        "NVIDIA H800",
-        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        "NVIDIA GeForce RTX 3080",
-        "AMD Instinct MI300X",
+        *("NVIDIA A100-PCIE-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H800"),
+        *("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA GeForce RTX 3080", "AMD Instinct MI300X"),
         "Tesla V100-DGXS-32GB",
     ],
 )
@@ -151,16 +136,10 @@ def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -
 @pytest.mark.parametrize(
     ("text", "gbps"),
     [
-        ("400 Gb/sec (4X NDR)", 50),
-        ("200 Gb/sec (4X HDR)", 25),
-        ("100 Gb/sec (4X EDR)", 12.5),
-        ("40 Gb/sec (4X QDR)", 4),
-        ("25 Gb/sec (1X EDR)", 3.125),
-        ("2.5 Gb/sec (1X SDR)", 0.25),
-        ("20 Gb/sec (4X DDR)", 2),
-        ("56 Gb/sec (4X FDR)", pytest.approx(6.788, abs=1e-3)),
-        ("25 Gb/sec", 3.125),
-        ("unknown", None),
+        *(("400 Gb/sec (4X NDR)", 50), ("200 Gb/sec (4X HDR)", 25), ("100 Gb/sec (4X EDR)", 12.5)),
+        *(("40 Gb/sec (4X QDR)", 4), ("25 Gb/sec (1X EDR)", 3.125), ("2.5 Gb/sec (1X SDR)", 0.25)),
+        *(("20 Gb/sec (4X DDR)", 2), ("56 Gb/sec (4X FDR)", pytest.approx(6.788, abs=1e-3))),
+        *(("25 Gb/sec", 3.125), ("unknown", None)),
     ],
 )
 def test_a_port_moves_its_data_rate(text: str, gbps: float | None) -> None:

@@ -65,10 +65,7 @@ def test_the_matrix_has_a_cell_for_each_pair_of_a_group_and_none_across_groups()
     heat = figure.data[0]
     assert list(heat.x) == list(heat.y) == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert [list(line) for line in heat.z] == [
-        [5, None, None, 5],
-        [None, 7, 7, None],
-        [None, 7, 7, None],
-        [5, None, None, 5],
+        *([5, None, None, 5], [None, 7, 7, None], [None, 7, 7, None], [5, None, None, 5]),
     ]
     assert heat.text[0][3] == "5"
     assert heat.customdata[0][3] == "<b>rank 0 → rank 3</b><br>5 rows, 10 B<br>50.0% of what rank 0 sends"
