@@ -98,7 +98,6 @@ def test_a_name_that_is_not_in_the_catalogue_is_a_key_error_and_one_of_ours() ->
             lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, wgrad=9),
             "wgrad is 9; it is a part of backward",
         ),
-        (lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, chunks=2), "2 chunks per rank"),
         (lambda: pptrace.simulate(Path("missing"), pp=2, microbatches=2), "missing: cannot be read"),
         (
             lambda: pptrace.simulate(pptrace.schedules["1f1b"].build(2, 2), pp=3),
@@ -108,8 +107,6 @@ def test_a_name_that_is_not_in_the_catalogue_is_a_key_error_and_one_of_ours() ->
             lambda: pptrace.simulate(pptrace.schedules["1f1b"].build(2, 2), group_size=2),
             "1f1b: group_size does not change a plan; leave the option away",
         ),
-        (lambda: pptrace.schedules["interleaved-1f1b"].build(6, 8), "try m=6 or 10"),
-        (lambda: pptrace.schedules["1f1b"].build(0, 6), "pp is 0; expected at least 1"),
     ],
 )
 def test_a_mistake_is_an_error_of_one_line(call: Callable[[], object], said: str) -> None:

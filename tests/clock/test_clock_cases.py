@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
+from pptrace.clock import Clock, ClockMethod, estimate_clock
 from pptrace.model.traces import HOST_NAME
 from tests.support.extent import ALL
 from tests.support.tables import Match, matched_comms
@@ -140,16 +139,3 @@ def test_the_same_traffic_on_one_clock_of_one_host_is_left_as_it_is() -> None:
         made = case(seed)
         right = Case(made.comms, tuple(Wrong(0, 0.0) for _ in made.wrong), True)
         assert right.clock() == Clock(ClockMethod.SAME_HOST, dict.fromkeys(made.ranks, 0), 50_000)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_messages_of_shifted_ranks_last_as_long_as_before_within_the_bounds(seed: int) -> None:
-    made = case(seed)
-    clock = made.clock()
-    assert clock.uncertainty_ns is not None
-    for name, comms in (("true", made.comms), ("aligned", shift(made.seen(), clock))):
-        ends = comms[comms["kind"] == "recv"].merge(comms[comms["kind"] == "send"], on="match", suffixes=("", "_from"))
-        taken = (ends["end_ns"] - ends["start_ns_from"]).to_numpy()
-        if name == "true":
-            true = taken
-    assert np.abs(taken - true).max() <= 2 * clock.uncertainty_ns + 200

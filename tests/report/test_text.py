@@ -49,7 +49,7 @@ def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
 
 @pytest.mark.parametrize(
     ("num_steps", "num_ranks", "num_stages"),
-    [(43, 64, 8), *([(1000, 1000, 16), (20, 1024, 1024)] if ALL else [(100, 300, 16)])],
+    [(43, 64, 8), *([(1000, 1000, 16), (20, 1024, 1024)] if ALL else [(60, 130, 16)])],
 )
 def test_a_run_of_any_size_fits_a_screen(num_steps: int, num_ranks: int, num_stages: int) -> None:
     report = many(num_steps, num_ranks, num_stages)
@@ -83,27 +83,11 @@ def test_the_verdict_comes_first_and_the_findings_before_the_tables() -> None:
     assert text.index("Findings") < text.index("Steps") < text.index("Ranks")
 
 
-def test_the_verdict_names_what_costs_most() -> None:
-    slow = record(build("1f1b", 2, 8, 1), cost=lambda action: 3000 if action.stage else 1000).traces()
-    verdict = analyse(slow).report.verdict
-    first, _, rest = verdict.partition(". ")
-    assert first == "The bubble is not your problem: stage 1 computes longer than the others"
-    assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", rest), verdict
-    assert verdict.endswith(
-        "a step of stages of unequal cost (stage 1). Only 1 step was timed: what recurs cannot be told from what happened once."
-    )
-
-
 def test_the_verdict_of_a_hang_is_the_hang() -> None:
     hung = with_verdict(
         replace(WHOLE, hang={"detail": "rank 2 is gone.", "verdict": "missing", "ranks": [2], "edges": []})
     )
     assert hung.verdict == "The run hung: rank 2 is gone."
-
-
-def test_the_verdict_of_a_trace_without_steps_says_so() -> None:
-    nothing = with_verdict(replace(WHOLE, steps=(), device=(), step_series=None))
-    assert nothing.verdict == "No training step was recognised in these traces."
 
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:

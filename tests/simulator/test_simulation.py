@@ -92,21 +92,10 @@ def test_1f1b_with_latency_by_hand() -> None:
     assert [rank.bubble_ns for rank in simulation.ranks] == [36, 36]
 
 
-def test_a_message_delays_only_a_reader_that_waits_for_it() -> None:
-    """GPipe, two stages: F1 of stage 1 is busy with F0 when its input comes; the fill and the turn cost a latency each."""
-    free, slow = (simulate(build("gpipe", 2, 4), uniform(10, 10, p2p_ns=ns)) for ns in (0, 4))
-    assert slow.makespan_ns - free.makespan_ns == 8
-    assert spans(slow)["1F1"] == (24, 34)
-
-
 def test_each_message_has_the_time_measured_for_it() -> None:
     simulation = simulate(build("gpipe", 2, 2), Costs(kinds={Kind.F: 10, Kind.B: 10}, transfers={(Kind.F, 0, 0): 25}))
     assert spans(simulation)["1F0"] == (35, 45)
     assert spans(simulation)["1F1"] == (45, 55)
-
-
-def test_messages_between_stages_of_one_rank_are_free() -> None:
-    assert simulate(build("interleaved-1f1b", 1, 2, 2), uniform(1, 2, p2p_ns=1000)).makespan_ns == 12
 
 
 def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
@@ -124,14 +113,6 @@ op_costs = st.dictionaries(
     st.tuples(st.sampled_from([Kind.F, Kind.B, Kind.I, Kind.W]), st.integers(0, 9), st.integers(0, 9)),
     st.integers(0, 50),
 )
-
-
-def test_the_first_backward_of_1f1b_comes_later_the_more_stages_follow() -> None:
-    """In slot 2(p − s − 1) + 2 of stage s, counted from 1 at its first forward, where both take a slot."""
-    for p, m in ((1, 1), (2, 5), (4, 4), (4, 9), (7, 8)):
-        found = spans(simulate(build("1f1b", p, m), uniform(1, 1)))
-        slots = [found[f"{stage}B0"][0] - found[f"{stage}F0"][0] + 1 for stage in range(p)]
-        assert slots == [2 * (p - stage - 1) + 2 for stage in range(p)]
 
 
 @given(plans(), op_costs, st.integers(0, 9))

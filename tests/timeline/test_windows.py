@@ -153,14 +153,6 @@ def test_phases_of_1f1b_by_hand() -> None:
     ]
 
 
-def test_phases_of_gpipe_have_no_steady_part() -> None:
-    """p=2, m=2: the backward of the last stage begins at 30, so the first rank drains from the end of its forwards at 20 on."""
-    assert phases("gpipe", 2, 2) == [
-        [("warmup", 0, 20, 2, 0), ("steady", 20, 20, 0, 0), ("cooldown", 20, 90, 0, 2)],
-        [("warmup", 0, 30, 2, 0), ("steady", 30, 30, 0, 0), ("cooldown", 30, 90, 0, 2)],
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "p", "m", "v"),
     [
