@@ -110,21 +110,8 @@ def test_a_recorded_run_is_named_and_its_repaired_order_gains_what_was_predicted
 
     def record(schedule: Path) -> Path:
         out = tmp_path / schedule.stem
-        ended = pptrace(
-            "run",
-            "-n",
-            "2",
-            "--steps",
-            "1:4",
-            "--no-analyze",
-            "-o",
-            out,
-            EXAMPLE,
-            "--schedule",
-            schedule,
-            *options,
-            forked=True,
-        )
+        arguments = ("run", "-n", "2", "--steps", "1:4", "--no-analyze", "-o", out, EXAMPLE, "--schedule", schedule)
+        ended = pptrace(*arguments, *options, forked=True)
         assert ended.code == 0, ended.err
         return out
 
