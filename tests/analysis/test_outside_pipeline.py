@@ -25,6 +25,7 @@ from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
 from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load
+from tests.support.optional import not_none
 from tests.support.programs import SAMPLES, torchrun
 
 MS = 1_000_000
@@ -269,8 +270,7 @@ def test_a_slow_loader_of_one_rank_before_a_barrier_is_that_ranks(tmp_path: Path
     events = json.loads((run / "rank0.json").read_text())["traceEvents"]
     barriers = sorted(event["ts"] for event in events if event.get("name") == "c10d::barrier")
     between = [second - first for first, second in pairwise(barriers)]
-    step = report.typical_step
-    assert step is not None
+    step = not_none(report.typical_step)
     assert (step.period_ns or 0) / 1000 == pytest.approx(median(between), rel=0.2)
     assert 0.5 * 80 * MS < (finding.gain_ns or 0) < 1.2 * 80 * MS
 

@@ -19,6 +19,7 @@ from pptrace.model.predicted import (
 )
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
+from tests.support.optional import not_none
 
 PLAN = build("1f1b", 2, 4)
 FOLLOWED = ScheduleInfo(PLAN, PLAN.name, PlanSource.METADATA)
@@ -54,8 +55,7 @@ FACT: dict[str, Any] = {
 
 
 def test_a_prediction_has_bytes_of_its_steps_and_of_no_other() -> None:
-    prediction = read_prediction(FACT)
-    assert prediction is not None
+    prediction = not_none(read_prediction(FACT))
     expected = {("pp", "send"): 5}
     assert [prediction.of_step(step) for step in (1, 2, 3, 4, 5)] == [
         *(None, expected, expected, {("ep", "all_to_all"): None}, None),

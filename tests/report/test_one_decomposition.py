@@ -30,6 +30,7 @@ from pptrace.report.tables.waterfall import causes_table, waterfall_table
 from pptrace.report.to_json import report_object
 from tests.report.test_nothing_impossible import impossible
 from tests.support.extent import ALL
+from tests.support.optional import not_none
 from tests.support.programs import ROOT
 
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/expected.json"))
@@ -59,8 +60,7 @@ def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sam
     by_cause: Counter[str] = Counter({"compute": step.ideal_ns or 0})
     for cause in step.causes or ():
         by_cause[cause.cause] += cause.ns
-    fall = step.bubble.waterfall_ns
-    assert fall is not None
+    fall = not_none(step.bubble.waterfall_ns)
     assert {name: ns or 0 for name, ns in asdict(fall).items()} == {name: by_cause[name] for name in asdict(fall)}
     assert sum(by_cause.values()) == step.span_ns
     (entry,) = (entry for entry in report_object(run.report)["steps"] if entry["step"] == step.step)
@@ -74,8 +74,7 @@ def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sam
     assert [label.lstrip("+−").split(" ms")[0] for label in labels] == [text.lstrip("-") for text in shown.values()]
     rows = {(str(row[0]), str(row[1])): row[2] for row in causes_table(step).rows}
     assert len(rows) == len(step.causes or ())
-    chart = causes_chart(step)
-    assert chart is not None
+    chart = not_none(causes_chart(step))
     names = {place_of(cause): cause.ns / 1e6 for cause in step.causes or ()}
     drawn = dict(zip(chart.layout.yaxis.ticktext, chart.data[0].x, strict=True))
     assert {name: names[name] for name in drawn} == pytest.approx(drawn)

@@ -17,6 +17,7 @@ from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import ALL
+from tests.support.optional import not_none
 from tests.support.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()
@@ -136,8 +137,7 @@ def test_in_a_terminal_of_any_width_labels_are_whole_and_what_has_no_room_is_nam
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "…" in line and not line.startswith("… ")]
     assert not [line for line in lines if line != line.rstrip()]
-    step = report.typical_step
-    assert step is not None
+    step = not_none(report.typical_step)
     for table in tables_of(report, step, amount):
         start = lines.index(table.title)
         head, *below = lines[start + 1 :]

@@ -22,6 +22,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.support.optional import not_none
 from tests.support.synthetic import Recording, record
 
 
@@ -38,8 +39,7 @@ from tests.support.synthetic import Recording, record
     ],
 )
 def test_the_peak_is_half_of_what_datasheets_give_for_both_directions(name: str, link: str, gbps: float) -> None:
-    peak = peak_of_device(name)
-    assert peak is not None
+    peak = not_none(peak_of_device(name))
     assert (peak.link, peak.gbps) == (link, gbps)
 
 
@@ -123,8 +123,7 @@ def test_a_link_without_a_peak_has_no_share_and_a_reason(device: str, hosts: int
     recording = record(build("1f1b", 2, 4), lambda _: 300, 100, device=True)
     report = analyse(on_devices(recording, device, hosts)).report
     assert {(link.peak_gbps, link.share_of_peak) for link in report.links} == {(None, None)}
-    assert report.interconnect is not None
-    assert [line.startswith(reason) for line in report.interconnect.reasons] == [True]
+    assert [line.startswith(reason) for line in not_none(report.interconnect).reasons] == [True]
 
 
 def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -> None:
@@ -176,8 +175,7 @@ def test_links_between_hosts_are_compared_with_the_slower_port_or_the_rate_that_
     report = analyse(ported).report
     assert {link.peak_gbps for link in report.links} == {25}
     assert all(link.share_of_peak == (link.algbw_gbps or 0) / 25 for link in report.links)
-    assert report.interconnect is not None
-    assert report.interconnect.reasons == ()
+    assert not_none(report.interconnect).reasons == ()
     slower = analyse(traces).report
     slower = replace(slower, links=(*slower.links, replace(slower.links[0], algbw_gbps=None)))
     *known, unknown = with_network(slower, 50.0).links
@@ -201,6 +199,5 @@ def test_a_report_has_the_settings_beside_its_links() -> None:
     settings = {"NCCL_P2P_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     traces = [replace(trace, metadata={**trace.metadata, "environment": settings}) for trace in traces]
     report = analyse(traces).report
-    assert report.interconnect is not None
-    assert report.interconnect.settings == ("CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_P2P_DISABLE=1")
+    assert not_none(report.interconnect).settings == ("CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_P2P_DISABLE=1")
     assert links_table(report).notes[-1] == "with CUDA_DEVICE_MAX_CONNECTIONS=1, NCCL_P2P_DISABLE=1"
