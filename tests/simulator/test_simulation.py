@@ -109,6 +109,14 @@ def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
     assert [rank.peak_inflight_microbatches for rank in simulation.ranks] == [2, 2]
 
 
+def test_the_first_backward_of_1f1b_comes_later_the_more_stages_follow() -> None:
+    """In slot 2(p − s − 1) + 2 of stage s, counted from 1 at its first forward, where both take a slot."""
+    for p, m in ((1, 1), (2, 5), (4, 4), (4, 9), (7, 8)):
+        found = spans(simulate(build("1f1b", p, m), uniform(1, 1)))
+        slots = [found[f"{stage}B0"][0] - found[f"{stage}F0"][0] + 1 for stage in range(p)]
+        assert slots == [2 * (p - stage - 1) + 2 for stage in range(p)]
+
+
 op_costs = st.dictionaries(
     st.tuples(st.sampled_from([Kind.F, Kind.B, Kind.I, Kind.W]), st.integers(0, 9), st.integers(0, 9)),
     st.integers(0, 50),
