@@ -233,6 +233,28 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
         assert "same_work" not in heavy.evidence
 
 
+def test_a_slow_rank_beside_a_stage_that_is_as_heavy_is_named() -> None:
+    run = load(SAMPLES / "gpu_1f1b_p4", as_recorded=True)
+    look = WORDS["imbalance"].look
+    finding = Finding(Severity.WARNING, "Imbalance", look, 9, {"cause": "imbalance", "where": {}}, 4, 12)
+    bare, sums = replace(run.report, findings=(finding,)), sums_of(run)
+    asked = Asked(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, run.analysis)
+    (found,) = answer(asked)["findings"]
+    assert found.evidence["same_work_stages"] == [2]
+    assert found.detail.startswith(f"{look}. Stage 2: it takes ")
+    assert found.detail.endswith("for as many layers (1): its rank may be slow")
+    (other,) = answer(replace(asked, of_ranks=sums))["findings"]
+    assert other == finding, "no stage takes longer for as much"
+
+
+def test_of_two_chains_of_stages_each_has_as_many_kernels_as_its_mirror() -> None:
+    run = load(SAMPLES / "dualpipe_p4", as_recorded=True)
+    finding = Finding(Severity.WARNING, "Imbalance", "", 9, {"cause": "imbalance", "where": {"stage": 7}}, 4, 12)
+    asked = Asked(replace(run.report, findings=(finding,)), sums_of(run), run.analysis)
+    (found,) = answer(asked)["findings"]
+    assert "same_work" not in found.evidence
+
+
 def difference(stage: int, **parts: int) -> StageDifference:
     named = tuple(StagePart(name, ns) for name, ns in parts.items())
     return StageDifference("F", stage, 1, sum(parts.values()), (), named)
