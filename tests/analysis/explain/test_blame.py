@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from pptrace.analysis.report import Report
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.workflow.analyse import analyse
+from tests.support.extent import ALL
 from tests.support.replayed_times import replayed_times
 from tests.support.synthetic import record
 
-NAMES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "interleaved-zb", "zbv", "dualpipe-v"]
+NAMES = sorted(set(SCHEDULES) - {"zb-auto", "dualpipe"}) if ALL else ["gpipe", "interleaved-1f1b", "zbv", "dualpipe-v"]
 SLOWER_NS = 5_000
 
 
@@ -44,6 +46,7 @@ def test_all_bubble_is_charged_once_and_nothing_is_charged_twice(name: str, seed
     assert min(part.min() for part in (charges.work, charges.transfer, charges.idle, charges.inner)) >= 0
 
 
+@cache
 def reported(name: str, slow: tuple[int, int] | None) -> Report:
     def cost(action: Action) -> int:
         usual = {Kind.F: 1000, Kind.B: 2000, Kind.OVERLAP_F_B: 2800}.get(action.kind, 1000)
@@ -69,7 +72,7 @@ def test_what_one_slow_op_adds_to_the_bubble_of_all_ranks_is_charged_to_it(name:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_of_a_report_are_the_bubble_of_its_ranks(name: str) -> None:
-    for step in reported(name, (1, 2)).steps:
+    for step in reported(name, (2, 3)).steps:
         assert step.blame is not None
         bubble = sum(rank.bubble_ns or 0 for rank in step.ranks)
         assert bubble > 0

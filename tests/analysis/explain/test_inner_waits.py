@@ -22,7 +22,7 @@ SUM_NS, MESSAGE_NS = 100, 7
 NAMES = [str(kind) for kind in Kind]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table() -> PlanTable:
     return build("1f1b", PP, MICROBATCHES).table
 
@@ -69,6 +69,12 @@ def report_of(folder: Path, table: PlanTable, computing: Int64, late: Int64 | No
     return load([folder]).report
 
 
+@pytest.fixture(scope="module")
+def clean(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepReport:
+    """The first step of a run without waits."""
+    return report_of(tmp_path_factory.mktemp("clean") / "run", table, usual(table)).steps[0]
+
+
 def assert_exact(step: StepReport) -> int:
     """The bubble of a step, which is charged once."""
     assert step.blame is not None
@@ -79,28 +85,30 @@ def assert_exact(step: StepReport) -> int:
     return bubble
 
 
-def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(tmp_path: Path, table: PlanTable) -> None:
+def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(
+    tmp_path: Path, table: PlanTable, clean: StepReport
+) -> None:
     computing = usual(table)
     row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
     computing[:, 1, row] += 20_000
-    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
     after = report_of(tmp_path / "slow", table, computing).steps[0]
-    added = assert_exact(after) - assert_exact(before)
+    added = assert_exact(after) - assert_exact(clean)
     assert after.blame is not None
     most = after.blame.ops[0]
     slow_rank = 1 * TP + 1
     assert (most.rank, most.kind, most.stage, most.microbatch) == (slow_rank, "F", 1, 2)
     assert added > 4 * 20_000  # the tp peer in the op, and the other stages of both pipelines
-    assert 0.95 * added <= most.ns <= 1.05 * added + before.blame.ops[0].ns if before.blame else False
+    assert 0.95 * added <= most.ns <= 1.05 * added + clean.blame.ops[0].ns if clean.blame else False
     assert after.blame.by_rank[slow_rank] > 0.9 * added
     assert after.blame.by_kind["wait"] == 0
 
 
-def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(tmp_path: Path, table: PlanTable) -> None:
+def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(
+    tmp_path: Path, table: PlanTable, clean: StepReport
+) -> None:
     computing = usual(table)
     row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
     computing[:, 1, row] += 20_000
-    clean = report_of(tmp_path / "clean", table, usual(table)).steps[0]
     slow = report_of(tmp_path / "slow", table, computing).steps[0]
 
     def share(step: StepReport, name: str) -> int:
@@ -113,17 +121,16 @@ def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(tmp_p
 
 
 def test_a_rank_that_is_slower_in_every_op_is_blamed_for_all_waits_of_its_peers(
-    tmp_path: Path, table: PlanTable
+    tmp_path: Path, table: PlanTable, clean: StepReport
 ) -> None:
     computing = usual(table)
     computing[:, 1, table.rank == 2] += 700
-    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
     after = report_of(tmp_path / "slow", table, computing).steps[0]
     assert_exact(after)
-    assert before.blame is not None
+    assert clean.blame is not None
     assert after.blame is not None
     waits = 700 * int((table.rank == 2).sum())
-    more = {rank: after.blame.by_rank[rank] - before.blame.by_rank[rank] for rank in after.blame.by_rank}
+    more = {rank: after.blame.by_rank[rank] - clean.blame.by_rank[rank] for rank in after.blame.by_rank}
     assert more[2 * TP + 1] >= waits
     assert max(more, key=more.__getitem__) == 2 * TP + 1
     assert after.blame.by_kind["wait"] == 0
@@ -148,25 +155,23 @@ def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
     assert late.gain_ns == pytest.approx(spans[0] - spans[1], rel=0.02)
 
 
-def test_a_rank_that_begins_its_op_late_is_idle_before_it(tmp_path: Path, table: PlanTable) -> None:
+def test_a_rank_that_begins_its_op_late_is_idle_before_it(tmp_path: Path, table: PlanTable, clean: StepReport) -> None:
     late = np.zeros((STEPS, TP, len(table)), dtype=np.int64)
     row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 3) & (table.kind == Kind.F.code))[0])
     late[:, 0, row] = 9_000
-    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
     after = report_of(tmp_path / "slow", table, usual(table), late).steps[0]
-    added = assert_exact(after) - assert_exact(before)
+    added = assert_exact(after) - assert_exact(clean)
     assert after.blame is not None
-    assert before.blame is not None
-    assert after.blame.by_kind["idle"] - before.blame.by_kind["idle"] > 0.9 * added
-    assert after.blame.by_rank[1 * TP] - before.blame.by_rank[1 * TP] > 0.9 * added
+    assert clean.blame is not None
+    assert after.blame.by_kind["idle"] - clean.blame.by_kind["idle"] > 0.9 * added
+    assert after.blame.by_rank[1 * TP] - clean.blame.by_rank[1 * TP] > 0.9 * added
 
 
-def test_without_waits_nothing_is_handed_on(tmp_path: Path, table: PlanTable) -> None:
-    step = report_of(tmp_path / "run", table, usual(table)).steps[0]
-    assert_exact(step)
-    assert step.blame is not None
-    assert step.blame.by_kind["wait"] == 0
-    ranks = step.blame.by_rank
+def test_without_waits_nothing_is_handed_on(clean: StepReport) -> None:
+    assert_exact(clean)
+    assert clean.blame is not None
+    assert clean.blame.by_kind["wait"] == 0
+    ranks = clean.blame.by_rank
     assert [ranks[stage * TP] for stage in range(PP)] == [ranks[stage * TP + 1] for stage in range(PP)]
 
 

@@ -48,14 +48,14 @@ def test_each_op_is_bound_to_what_it_waited_for_last(first: int) -> None:
 
 def test_ranks_wait_for_those_that_have_run_nothing_yet() -> None:
     num_held = 0
-    for seed in range(150):
+    for seed in range(150 if ALL else 60):
         times = random_times(random.Random(seed))
         bindings, expected = bindings_of(times), np.zeros((2, *times.start.shape), dtype=np.int64)
         for (step, row), entry in held_by_starts(times, bound_ops(times)).items():
             expected[:, step, row] = entry
         assert (bindings.held.tolist(), bindings.held_by.tolist()) == tuple(expected.tolist()), seed
         num_held += int((bindings.held > 0).sum())
-    assert num_held > 4
+    assert num_held > 1
 
 
 def test_times_before_a_limit_are_counted_in_their_own_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,80 +15,76 @@ from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import COMMS, Int64, make_table
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
 from tests.support.replayed_times import replayed_times
-
-
-@pytest.fixture
-def table() -> PlanTable:
-    return build("1f1b", 4, 8).table
 
 
 def delays_of(table: PlanTable) -> Int64:
     return np.zeros((STEPS, DP, len(table)), dtype=np.int64)
 
 
-def only_finding(
-    folder: Path, table: PlanTable, durations: Int64 | None = None, delays: Int64 | None = None
-) -> tuple[Finding, Report]:
-    """The single finding of a run, whose gain is what it really is longer than a healthy one."""
-    report = report_of(folder / "run", table, usual(table) if durations is None else durations, delays=delays)
-    healthy = report_of(folder / "healthy", table, usual(table))
-    (finding,) = findings_of(report)
-    assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
-    return finding, report
+Only = Callable[..., tuple[Finding, Report]]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_the_gain_of_a_slow_stage_is_that_of_a_stage_like_the_others(
-    stage: int, tmp_path: Path, table: PlanTable
-) -> None:
+@pytest.fixture
+def only_finding(tmp_path: Path, table: PlanTable, healthy: Report) -> Only:
+    """The single finding of a run of some durations and delays, whose gain is what it really is longer than a healthy one."""
+
+    def find(durations: Int64 | None = None, delays: Int64 | None = None) -> tuple[Finding, Report]:
+        report = report_of(tmp_path / "run", table, usual(table) if durations is None else durations, delays=delays)
+        (finding,) = findings_of(report)
+        assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
+        return finding, report
+
+    return find
+
+
+def test_the_gain_of_a_slow_stage_is_that_of_a_stage_like_the_others(only_finding: Only, table: PlanTable) -> None:
     durations = usual(table)
-    durations[:, :, table.stage == stage] = durations[:, :, table.stage == stage] * 3 // 2
-    finding, _ = only_finding(tmp_path, table, durations)
-    assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"stage": stage})
+    durations[:, :, table.stage == 1] = durations[:, :, table.stage == 1] * 3 // 2
+    finding, _ = only_finding(durations)
+    assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"stage": 1})
     assert 0 < finding.evidence["gain_if_spread_ns"] < (finding.gain_ns or 0)
 
 
-def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(tmp_path: Path, table: PlanTable) -> None:
+def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(only_finding: Only, table: PlanTable) -> None:
     durations = usual(table)
     is_long = np.random.default_rng(3).random(durations.shape) < 0.02
-    finding, _ = only_finding(tmp_path, table, np.where(is_long, 5 * durations, durations))
+    finding, _ = only_finding(np.where(is_long, 5 * durations, durations))
     assert (finding.evidence["cause"], finding.evidence["reason"]) == ("jitter", "long ops")
     assert finding.evidence["num_ops"] == is_long.sum()
     assert finding.evidence["times_usual"] == pytest.approx(5, rel=0.01)
 
 
-def test_a_rank_that_comes_late_into_every_step_is_named(tmp_path: Path, table: PlanTable) -> None:
+def test_a_rank_that_comes_late_into_every_step_is_named(only_finding: Only, table: PlanTable) -> None:
     delays = delays_of(table)
     delays[:, :, (table.rank == 2) & (table.position == 0)] = 12 * OP_NS
     one = delays.copy()
     one[:, 1:] = 0
-    finding, _ = only_finding(tmp_path, table, delays=one)
+    finding, _ = only_finding(delays=one)
     assert (finding.evidence["cause"], finding.evidence["reason"]) == ("host", "late start")
     assert finding.evidence["where"] == {"rank": 2 * DP}
-    several, _ = only_finding(tmp_path, table, delays=delays)
+    several, _ = only_finding(delays=delays)
     assert several.evidence["where"] == {}
 
 
-def test_a_rank_with_time_between_all_its_ops_is_named(tmp_path: Path, table: PlanTable) -> None:
+def test_a_rank_with_time_between_all_its_ops_is_named(only_finding: Only, table: PlanTable) -> None:
     delays = delays_of(table)
     delays[:, 1, table.rank == 1] = OP_NS // 2
-    finding, report = only_finding(tmp_path, table, delays=delays)
+    finding, report = only_finding(delays=delays)
     assert (finding.evidence["cause"], finding.evidence["where"]) == ("host", {"rank": DP + 1})
     assert finding.evidence["reason"] == "late launches"
     assert "ops of one rank that begin late (rank 4)" in report.verdict
     delays[:] = OP_NS // 2
-    everywhere, _ = only_finding(tmp_path, table, delays=delays)
+    everywhere, _ = only_finding(delays=delays)
     assert everywhere.evidence["where"] == {}
 
 
-def test_a_pause_before_the_same_op_of_half_of_the_steps_is_a_pause(tmp_path: Path, table: PlanTable) -> None:
+def test_a_pause_before_the_same_op_of_half_of_the_steps_is_a_pause(only_finding: Only, table: PlanTable) -> None:
     delays = delays_of(table)
     delays[: STEPS // 2, 0, (table.rank == 2) & (table.position == 3)] = 4 * OP_NS
-    finding, _ = only_finding(tmp_path, table, delays=delays)
+    finding, _ = only_finding(delays=delays)
     assert (finding.evidence["reason"], finding.evidence["where"]) == ("pauses", {"rank": 2 * DP})
 
 

@@ -27,11 +27,6 @@ OP_NS, MESSAGE_NS = 1_000_000, 20_000
 NAMES = [str(kind) for kind in Kind]
 
 
-@pytest.fixture
-def table() -> PlanTable:
-    return build("1f1b", PP, MICROBATCHES).table
-
-
 def usual(table: PlanTable) -> Int64:
     """Costs of all ops, shape (steps, pipelines, rows), which vary by a thousandth."""
     base = np.where(table.kind == Kind.F.code, OP_NS, 2 * OP_NS)
@@ -95,15 +90,14 @@ def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, ob
     return finding
 
 
-def test_a_healthy_run_has_no_finding(tmp_path: Path, table: PlanTable) -> None:
-    assert not findings_of(report_of(tmp_path / "run", table, usual(table)))
+def test_a_healthy_run_has_no_finding(healthy: Report) -> None:
+    assert not findings_of(healthy)
 
 
-def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanTable) -> None:
+def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanTable, healthy: Report) -> None:
     durations = usual(table)
     durations[:, 1, table.rank == 2] = durations[:, 1, table.rank == 2] * 3 // 2
     report = report_of(tmp_path / "run", table, durations)
-    healthy = report_of(tmp_path / "healthy", table, usual(table))
     finding = assert_only(report, healthy, "straggler", {"rank": 2 * DP + 1})
     assert "reason" not in finding.evidence
     stragglers = report.stragglers
@@ -112,8 +106,7 @@ def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanT
     assert stragglers.m_w == pytest.approx(1, abs=0.2)
 
 
-def test_a_slow_link_is_named_with_its_ranks(tmp_path: Path, table: PlanTable) -> None:
-    healthy = report_of(tmp_path / "healthy", table, usual(table))
+def test_a_slow_link_is_named_with_its_ranks(tmp_path: Path, table: PlanTable, healthy: Report) -> None:
     transfers = np.full((STEPS, DP, table.num_messages), MESSAGE_NS)
     ends = table.rank[table.dep[table.dep_is_message]] + table.rank[table.dep_reader[table.dep_is_message]]
     transfers[:, 2, ends == 1 + 2] = 30 * MESSAGE_NS
@@ -139,14 +132,13 @@ def test_microbatches_that_cost_more_on_all_stages_are_long_sequences(tmp_path: 
     assert "microbatches of unequal work" in report.verdict
 
 
-def test_now_and_then_a_rank_that_stands_still_has_pauses(tmp_path: Path, table: PlanTable) -> None:
+def test_now_and_then_a_rank_that_stands_still_has_pauses(tmp_path: Path, table: PlanTable, healthy: Report) -> None:
     delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
     random = np.random.default_rng(2)
     for step in range(STEPS):
         row = random.choice(np.flatnonzero((table.position > 2) & (table.position < 12)))
         delays[step, random.integers(DP), row] = 4 * OP_NS
     report = report_of(tmp_path / "run", table, usual(table), delays=delays)
-    healthy = report_of(tmp_path / "healthy", table, usual(table))
     finding = assert_only(report, healthy, "host", {})
     assert finding.evidence["reason"] == "pauses"
     assert finding.evidence["num_pauses"] == STEPS
