@@ -27,6 +27,7 @@ from pptrace.analysis.compare.bootstrap import (
     typical_of_few,
 )
 from pptrace.analysis.shared_devices import CORE_WAIT
+from tests.support.extent import by_turns
 
 Series = npt.NDArray[np.int64]
 USUAL = 100_000_000
@@ -39,11 +40,6 @@ def random_series(num_steps: int, correlation: float, deviation: float, rng: np.
         values[step] = correlation * values[step - 1] + np.sqrt(1 - correlation**2) * values[step]
     series: Series = np.rint(USUAL * (1 + deviation * values)).astype(np.int64)
     return series
-
-
-def test_the_typical_step_is_the_lower_median_as_in_the_report() -> None:
-    assert typical_of(np.array([5, 1, 9, 3])).ns == 3
-    assert typical_of(np.array([5, 1, 9])).ns == 5
 
 
 def test_outliers_at_the_start_change_neither_the_typical_step_nor_its_deviation_by_much() -> None:
@@ -119,8 +115,9 @@ def test_steps_that_are_longer_by_themselves_do_not_hide_that_all_are_three_time
     assert 1.3 < low < FEW_DELAYED.min() / np.median(FEW) < high < 7
 
 
-@pytest.mark.parametrize("num_steps", range(2, FEWEST_STEPS))
-@pytest.mark.parametrize(("deviation", "long_steps"), [(0.05, 0.0), (0.1, 0.0), (0.05, 1 / 6), (0.1, 1 / 6)])
+@pytest.mark.parametrize(
+    ("num_steps", "deviation", "long_steps"), by_turns(range(2, FEWEST_STEPS), (0.05, 0.1, 0.1, 0.05), (0.0, 1 / 6))
+)
 def test_few_steps_of_which_some_are_twice_as_long_alarm_seldom_and_three_times_as_long_is_found(
     num_steps: int, deviation: float, long_steps: float
 ) -> None:
@@ -186,14 +183,6 @@ def test_waiting_for_a_core_widens_the_interval() -> None:
     assert upset is not None
     assert upset.deviation == pytest.approx(np.hypot(calm.deviation, 0.1 * CORE_WAIT), rel=1e-3)
     assert upset.freedom > calm.freedom
-
-
-def test_holm_allows_for_the_number_of_tests() -> None:
-    assert holm([]) == []
-    assert holm([0.04]) == [True]
-    assert holm([0.04, 0.5]) == [False, False]
-    assert holm([0.5, 0.001, 0.03, 0.02]) == [False, True, False, False]  # 0.02 is more than 0.05 / 3
-    assert holm([0.5, 0.001, 0.02, 0.012]) == [False, True, True, True]
 
 
 def independently(series: Series) -> tuple[int, float, float]:

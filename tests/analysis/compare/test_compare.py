@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.compare.compare import _verdict, compare_runs, shows
-from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
+from pptrace.analysis.compare.figures import Place, figures_of
 from pptrace.analysis.compare.recording import RecordedBoth, Recording
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
@@ -74,7 +74,7 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert same.facts == ()
 
 
-@pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[1:4:2])
+@pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[3:4])
 def test_two_percent_are_found_and_nothing_where_nothing_changed(name: str, tmp_path: Path) -> None:
     """A fast part of tools/compare_table.py, which counts a hundred pairs of each kind of noise."""
     counts = alarms_of(NoisyRun(NOISES[name]), 2, tmp_path)
@@ -207,15 +207,6 @@ def test_renamed_kernels_still_match() -> None:
             assert (of_stage.a_ns, of_stage.b_ns) == (4 * (1000 - KERNEL_GAP_NS), 4 * (2000 - KERNEL_GAP_NS))
             assert of_stage.significant
     assert any(part.name == "device idle" for part in found.parts)
-
-
-def test_steps_without_all_ops_are_not_compared() -> None:
-    report = load([SAMPLES / "1f1b_p4"]).report
-    first, second = report.steps
-    assert whole_steps(report.steps) == [first, second]
-    assert whole_steps([replace(first, causes=None), second]) == [second]
-    unrelated = [replace(step, causes=None, span_ns=None) for step in report.steps]
-    assert whole_steps(unrelated) == unrelated
 
 
 def test_ranks_whose_times_do_not_compare_have_their_own_windows() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import cache
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,10 +27,6 @@ SLOWER_NS = 5_000
 def charges_of(times: StepTimes) -> Charges:
     bindings = bindings_of(times)
     return charge_bubbles(times, bindings, typical_of(times, bindings))
-
-
-def bubble_of(times: StepTimes) -> int:
-    return int(times.gap_bubble.sum() + times.inner_bubble.sum() + times.tail_bubble.sum())
 
 
 @given(st.sampled_from(sorted(set(SCHEDULES) - {"zb-auto"})), st.integers(0, 2**32), st.sampled_from([0, 13]))
@@ -80,17 +75,3 @@ def test_sums_of_a_report_are_the_bubble_of_its_ranks(name: str) -> None:
         assert [step.blame.total_ns, *(sum(by.values()) for by in sums)] == [bubble] * 4
         assert sorted(step.blame.by_rank) == [rank.rank for rank in step.ranks]
         assert len(step.blame.ops) <= 10
-
-
-def test_ranks_that_wait_for_a_slow_stage_blame_it() -> None:
-    """Three stages of 10 ns and one of 30: in the steady phase all wait for it."""
-    table = build("1f1b", 4, 32).table
-    times = replayed_times(table, np.where(table.stage == 2, 30, 10)[np.newaxis])
-    charged = charges_of(times).work[0]
-    of_stage = np.bincount(table.stage, charged)
-    assert of_stage[2] > 0.8 * bubble_of(times)
-
-
-def test_a_rank_alone_has_no_bubble_to_blame_anybody_for() -> None:
-    times = replayed_times(build("1f1b", 1, 4).table, [[5] * 8])
-    assert charges_of(times).total.sum() == 0

@@ -15,7 +15,6 @@ from pptrace.analysis.explain.inner_waits import no_inner_waits
 from pptrace.analysis.explain.measured import along_graph, costs_of_windows
 from pptrace.analysis.explain.rank_messages import CALLS
 from pptrace.analysis.explain.step_times import StepTimes
-from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.matrix.step_matrix import OUTSIDE, StepMatrix
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Cause
@@ -76,19 +75,6 @@ def test_what_a_rank_is_late_by_is_its_host_s_and_not_unexplained(plan: tuple[st
         (("rank", LATE_RANK),)
     }
     assert by_name(clean.causes)["host"] == 0
-
-
-def test_the_waterfall_has_what_the_causes_have_of_hosts_without_devices() -> None:
-    step = step_of("1f1b", 4, LATE_NS, sends="together")
-    assert step.bubble.waterfall_ns is not None
-    assert step.bubble.waterfall_ns.host == by_name(step.causes)["host"] > 0
-    assert not step.has_devices
-
-
-def test_the_sentence_and_the_finding_speak_of_ops_that_begin_late() -> None:
-    report = with_verdict(analyse(recording_of("1f1b", 4, LATE_NS, sends="together").traces()).report)
-    assert "launch" not in report.verdict
-    assert "ops of one rank that begin late (rank 1)" in report.verdict
 
 
 def test_delays_are_those_of_windows_of_which_they_are_known_and_waits_for_a_late_start_are_the_late_rank_s() -> None:
@@ -173,14 +159,3 @@ def test_a_replay_with_delays_is_the_measured_step_where_nothing_waits_for_recei
         step.span_ns or 0
     )
     assert by_name(step.causes)["unexplained"] == 0
-
-
-@pytest.mark.parametrize(("name", "late"), [("1f1b", 1), ("1f1b", 2), ("zb-h1", 2)])
-def test_what_others_wait_for_a_rank_that_has_run_nothing_yet_is_its_hosts(name: str, late: int) -> None:
-    """Senders wait until it posts its first receive."""
-    plan = build(name, 4, 8)
-    run = run_on_paper(plan, lambda action: 2000 if action.kind is Kind.B else 1000, 20, late_by={late: 12_000})
-    step = analyse(Recording(Job(plan, 1, 2), run, host_events).traces()).report.steps[0]
-    host = [cause for cause in step.causes or () if cause.cause == "host"]
-    assert all(cause.where == {"rank": late} for cause in host)
-    assert sum(cause.ns for cause in host) > 5_000

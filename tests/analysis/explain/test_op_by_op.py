@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pptrace.analysis.explain.binding import _count, bindings_of
+from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.blame import _part_of, charge_bubbles, typical_of
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.explain import host_of_idle
@@ -56,19 +56,6 @@ def test_ranks_wait_for_those_that_have_run_nothing_yet() -> None:
         assert (bindings.held.tolist(), bindings.held_by.tolist()) == tuple(expected.tolist()), seed
         num_held += int((bindings.held > 0).sum())
     assert num_held > 1
-
-
-def test_times_before_a_limit_are_counted_in_their_own_step() -> None:
-    rng = random.Random(1)
-    for _ in range(100):
-        firsts = [rng.choice((-1000, 0, 7, 5000)) for _ in range(3)]
-        times = [sorted(rng.randint(first, first + 9) for _ in range(4)) for first in firsts]
-        limits = [
-            (step, rng.choice((*times[step], -2000, 9000, rng.randint(-10, 20)))) for step in rng.choices(range(3), k=6)
-        ]
-        step, limit = np.array(limits).T
-        found = _count(np.array(times), step, limit)
-        assert found.tolist() == [sum(time < most for time in times[at]) for at, most in limits]
 
 
 def test_the_parts_of_a_critical_path_are_those_of_its_hops() -> None:

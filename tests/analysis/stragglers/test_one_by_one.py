@@ -15,7 +15,6 @@ import pytest
 from pptrace.analysis.explain.messaging import _error_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
 from pptrace.analysis.stragglers import alike, hosts, noise, sequences
-from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import time_by_rank, where_most
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -343,37 +342,6 @@ def test_an_excess_beyond_chance_is_more_than_one_of_a_thousand_runs_has() -> No
     assert noise._beyond_chance(iter(places)) == {("rank", 1)}
     assert noise._beyond_chance(iter(())) == frozenset()
     assert noise._beyond_chance(iter([(("rank", 1), 0.0, 0.0)])) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("cause", "where", "gain", "explained"),
-    [
-        ("jitter", {}, 100, True),
-        ("jitter", {}, 101, False),
-        ("jitter", {"rank": 1}, 100, False),
-        ("imbalance", {"stage": 3}, 5, False),
-        ("imbalance", {"stage": 2}, 5, True),
-        ("imbalance", {}, 5, False),
-        ("straggler", {}, 5, True),
-        ("straggler", {"rank": 3}, 5, True),
-        ("host", {}, 5, False),
-    ],
-)
-def test_noise_explains_what_is_at_no_slow_place(
-    cause: str, where: dict[str, int | str], gain: int, explained: bool
-) -> None:
-    assert Noise(frozenset({("stage", 3)}), 100, 3).explains(cause, where, gain) is explained
-
-
-def test_one_slow_rank_is_no_slow_stage() -> None:
-    both = Noise(frozenset({("stage", 3), ("rank", 1)}), 100, 3)
-    assert not both.explains("imbalance", {}, 5)
-    assert not both.explains("straggler", {}, 5)
-    assert Noise(frozenset({("rank", 1)}), 100, 3).explains("imbalance", {}, 5)
-
-
-def test_in_pipelines_of_two_ranks_one_has_most_of_the_jitter() -> None:
-    assert Noise(frozenset(), 100, 2).explains("jitter", {"rank": 1}, 100)
 
 
 def test_microbatches_are_compared_with_their_stage_and_stages_with_the_others() -> None:

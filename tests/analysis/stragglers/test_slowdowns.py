@@ -85,22 +85,6 @@ def test_a_heavier_last_stage_is_the_whole_slowdown_and_no_worker_is() -> None:
     assert stragglers.m_w == pytest.approx(0)  # one of four replicas that are all as slow
 
 
-def test_only_the_kind_that_varies_has_a_slowdown() -> None:
-    table = build("1f1b", 1, 8).table
-    durations = np.full((1, 2, len(table)), 10_000)
-    durations[0, 0, table.kind == Kind.B.code] *= 2
-    stragglers = study(measured_costs(table, durations))
-    assert of(stragglers)[2] == {"F": 1.0, "B": pytest.approx(30 / 25)}
-
-
-def test_a_step_is_as_long_as_its_slowest_pipeline_and_slowdowns_are_over_all_steps() -> None:
-    table = build("gpipe", 1, 1).table
-    durations = np.array([[[100_000, 100_000], [300_000, 300_000]], [[500_000, 500_000], [100_000, 100_000]]])
-    stragglers = study(measured_costs(table, durations))
-    assert stragglers.slowdown == pytest.approx((600 + 1000) / 2 / 500)
-    assert of(stragglers)[0] == {0: pytest.approx((500 + 1000) / 1000), 1: pytest.approx((600 + 500) / 1000)}
-
-
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zbv", 2), ("zb-h1", 1)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_slowdowns_are_those_of_replays_one_by_one(name: str, chunks: int, seed: int) -> None:

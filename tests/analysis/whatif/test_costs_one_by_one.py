@@ -11,7 +11,7 @@ import pytest
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.whatif.change import Change, even_split
-from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants, typical
+from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants
 from pptrace.analysis.whatif.replay import Replayed, Target, _Builder, changes_ops, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import (
     BACKWARD,
@@ -235,10 +235,6 @@ def test_layers_that_two_stages_share_and_what_the_ends_have_besides() -> None:
 )
 def test_even_splits(num_layers: int, num_stages: int, whole: bool, expected: tuple[float, ...]) -> None:
     assert even_split(num_layers, num_stages, whole) == expected
-
-
-def test_the_typical_step_is_the_lower_median() -> None:
-    assert [typical(np.array(spans)) for spans in ([5], [9, 3], [3, 9, 1], [4, 3, 2, 1])] == [5, 3, 3, 2]
 
 
 def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:

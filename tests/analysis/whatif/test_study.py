@@ -10,12 +10,12 @@ import pytest
 
 from pptrace.analysis.whatif.answer import _with_front, answer, pictures
 from pptrace.analysis.whatif.candidates import all_changes, all_schedules
-from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
+from pptrace.analysis.whatif.change import Change, op_costs, plan_of, stage_map_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.memory import RankUse
 from pptrace.analysis.whatif.predict import Baseline, identity_map, predict
-from pptrace.analysis.whatif.replay import Target, replay, replay_step
+from pptrace.analysis.whatif.replay import Target, replay
 from pptrace.analysis.whatif.result import Scenario, Standing
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.analysis.whatif.study import Study
@@ -91,13 +91,6 @@ def test_a_split_has_the_layers_that_the_model_has_where_these_are_known() -> No
     assert shares[0].sum(axis=1).tolist() == [0.5, 1.5, 1, 1]
     unknown = stage_map_of(replace(costs, layers=None), Change(split=(2, 2, 2, 4)), 4, "1f1b").shares
     assert unknown[0].sum(axis=1).tolist() == pytest.approx([0.8, 0.8, 0.8, 1.6])
-
-
-def test_layers_are_shared_out_evenly_with_one_more_for_the_first_stages() -> None:
-    assert even_split(10, 4, True) == (3, 3, 2, 2)
-    assert even_split(4, 4, True) == (1, 1, 1, 1)
-    assert even_split(3, 4, True) == (0.75,) * 4
-    assert even_split(10, 4, False) == (2.5,) * 4
 
 
 def test_receives_posted_ahead_are_a_change_only_where_they_are_not() -> None:
@@ -382,17 +375,6 @@ def test_another_run_of_one_step_may_be_longer_or_shorter_though_its_microbatche
     assert found.low == pytest.approx(0.985 * found.span, abs=1)
 
 
-def test_the_replay_of_a_step_is_that_of_its_longest_pipeline() -> None:
-    plan = build("1f1b", 2, 4).compute_only()
-    for longest in range(3):
-        durations = np.full((2, 3, len(plan.table)), 100)
-        durations[1, longest] = 300
-        costs = stage_costs(plan, measured_costs(plan.table, durations), None)
-        target = Target(costs.plan, identity_map(costs), Messaging.AHEAD)
-        assert [replay_step(costs, target, step).makespan_ns for step in (0, 1)] == [5 * 200, 5 * 600]
-        assert replay(costs, target).spans.tolist() == [5 * 200, 5 * 600]
-
-
 def scenario(name: str, gain: int, held: int, peak: int | None = None, standing: Standing = Standing.SURE) -> Scenario:
     return Scenario(name, "1f1b", 1, 8, None, (), 0, 0, 0, gain, 0.0, held, peak, None, "", standing=standing)
 
@@ -413,13 +395,6 @@ def scenario(name: str, gain: int, held: int, peak: int | None = None, standing:
 )
 def test_nothing_beats_what_is_on_the_front_in_both_time_and_memory(scenarios: list[Scenario], front: str) -> None:
     assert "".join(one.name for one in _with_front(scenarios) if one.on_pareto_front) == front
-
-
-def test_of_layers_that_do_not_divide_the_first_stages_have_more() -> None:
-    shares = stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(), 8, "interleaved-1f1b").shares
-    assert shares[0].sum(axis=1).tolist() == pytest.approx([2 / 3] * 4 + [1 / 3] * 4)
-    with pytest.raises(UsageError, match="--split 6,6: 2 numbers; expected 4, the layers of each stage of 1f1b"):
-        stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(split=(6, 6)), 4, "1f1b")
 
 
 def test_a_schedule_is_searched_with_what_ops_and_messages_then_cost() -> None:
