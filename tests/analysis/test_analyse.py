@@ -25,6 +25,7 @@ from pptrace.workflow.analyse import Analysis, analyse
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
 from tests.support.extent import ALL
+from tests.support.known import known
 from tests.support.synthetic import (
     BYTES,
     START,
@@ -141,11 +142,9 @@ def test_phases_cover_the_window_and_their_bubbles_are_the_ranks_bubble(recordin
 @EACH
 def test_the_waterfall_sums_to_the_span(recording: Recording) -> None:
     for step in analysis_of(recording).report.steps:
-        fall = step.bubble.waterfall_ns
-        assert fall is not None
+        fall = known(step.bubble.waterfall_ns)
         assert sum(part for part in asdict(fall).values() if part is not None) == step.span_ns
-        assert step.span_parts is not None
-        assert sum(step.span_parts.values()) == step.span_ns
+        assert sum(known(step.span_parts).values()) == step.span_ns
         for name, ns in asdict(fall).items():  # as the causes have it, and the table and picture of them
             of_cause = [cause.ns for cause in step.causes or () if cause.cause == name]
             assert ns == sum(of_cause) if name != "compute" else step.ideal_ns or not of_cause
@@ -190,8 +189,7 @@ def test_the_bubble_ratio_is_that_of_the_simulated_plan(name: str) -> None:
     assert step.bubble.share == pytest.approx(simulation.bubble_share)
     assert step.bubble.ideal_ratio == pytest.approx(simulation.bubble_ratio)
     assert step.bubble.ideal_share == pytest.approx(simulation.bubble_share)
-    fall = step.bubble.waterfall_ns
-    assert fall is not None
+    fall = known(step.bubble.waterfall_ns)
     assert fall.compute == sum(rank.compute_ns for rank in simulation.ranks) // recording.job.plan.pp
     assert fall.structural == simulation.makespan_ns - fall.compute
     assert (fall.imbalance, fall.jitter, fall.communication, fall.unexplained) == (0, 0, 0, 0)
@@ -237,8 +235,7 @@ def test_the_waterfall_of_unequal_stages_is_that_of_the_replays() -> None:
     plan, run = recording.job.plan, recording.run
     durations = {d.action.key: d.end - d.start for rank in range(plan.pp) for d in run.computes(rank)}
     (step,) = analysis_of(recording).report.steps
-    fall = step.bubble.waterfall_ns
-    assert fall is not None
+    fall = known(step.bubble.waterfall_ns)
     by_op = simulate(plan, Costs(ops=durations)).makespan_ns
     assert fall.compute == sum(durations.values()) // plan.pp
     mean = {kind: round(fmean(ns for key, ns in durations.items() if key[0] is kind)) for kind in (Kind.F, Kind.B)}
@@ -301,8 +298,7 @@ def test_ranks_on_clocks_of_their_own_are_put_right_within_the_uncertainty(name:
     wrong = {0: 0, 1: 90_000_000_000, 2: -1_234_567, 3: 40}
     report = analyse(recording.traces(shifts_ns=wrong, one_host=False)).report
     assert report.clock.method == "message-bounds"
-    uncertainty = report.clock.uncertainty_ns
-    assert uncertainty is not None
+    uncertainty = known(report.clock.uncertainty_ns)
     assert uncertainty <= 90 * 4
     (step,) = report.steps
     for rank in range(4):
@@ -354,9 +350,7 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     for rank in step.ranks:
         assert rank.compute_ns == 8 * 300
         if rank.rank == 0:  # it speaks with rank 1 alone
-            assert rank.exposed_comm_ns is not None
-            assert rank.bubble_ns is not None
-            assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns
+            assert rank.compute_ns + known(rank.exposed_comm_ns) + known(rank.bubble_ns) == rank.window_ns
         else:
             assert (rank.exposed_comm_ns, rank.bubble_ns) == (None, None)
     by_rank = {rank.rank: rank.comms for rank in step.ranks}
@@ -516,8 +510,7 @@ def test_one_rank_of_a_pipeline_of_unknown_length_has_its_compute_and_bounds_of_
     for step in report.steps:
         (rank,) = step.ranks
         assert (rank.pp_rank, rank.bubble_ns, step.bubble.ratio, step.bubble.ideal_ratio) == (None, None, None, None)
-        assert rank.compute_ns is not None
-        assert rank.not_compute_ns == rank.window_ns - rank.compute_ns
+        assert rank.not_compute_ns == rank.window_ns - known(rank.compute_ns)
     assert any("its length and the stages are null" in line for line in report.warnings)
     assert not any("no forward or backward" in line for line in report.warnings)
 

@@ -24,6 +24,7 @@ from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.known import known
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
     BYTES,
@@ -104,8 +105,7 @@ def test_idle_time_of_ranks_is_told_apart_and_sums_to_it(starved: Analysis) -> N
 def test_gaps_of_the_device_are_no_compute_in_ranks_and_waterfall_alike(starved: Analysis) -> None:
     """F takes 100 ns and B 200, of which the gap is the host's; 1F1B runs m + p − 1 pairs one after the other."""
     for step in starved.report.steps:
-        fall = step.bubble.waterfall_ns
-        assert fall is not None
+        fall = known(step.bubble.waterfall_ns)
         assert fall.compute == M * (300 - 2 * GAP) == sum(rank.compute_ns or 0 for rank in step.ranks) // P
         assert fall.structural == (P - 1) * (300 - 2 * GAP)
         assert fall.host == (M + P - 1) * 2 * GAP
@@ -117,9 +117,8 @@ def test_gaps_of_the_device_are_no_compute_in_ranks_and_waterfall_alike(starved:
 
 def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
     step = only_step(starved)
-    assert step.causes is not None
     assert step.critical_path is not None
-    host = [cause for cause in step.causes if cause.cause == "host"]
+    host = [cause for cause in known(step.causes) if cause.cause == "host"]
     assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
     assert {str(dict(cause.where)): cause.ns for cause in host} == {f"{{'rank': {rank}}}": 220 for rank in range(P)}
     assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
@@ -142,14 +141,11 @@ def test_the_first_finding_and_the_verdict_are_about_launching(starved: Analysis
 def test_a_run_that_launches_ahead_has_no_host_cause_and_waits_for_others() -> None:
     analysis = analysed(record(build("1f1b", P, M), device=True))
     (step,) = analysis.report.steps
-    assert step.causes is not None
-    assert "host" not in {cause.cause for cause in step.causes}
-    assert step.bubble.waterfall_ns is not None
-    assert step.bubble.waterfall_ns.host == 0
+    assert "host" not in {cause.cause for cause in known(step.causes)}
+    assert known(step.bubble.waterfall_ns).host == 0
     for rank in step.ranks:
-        assert rank.host is not None
-        assert rank.host.launch_starved_ns <= rank.window_ns - (rank.ops[-1].end_ns - rank.ops[0].start_ns)
-        assert sum(asdict(rank.host).values()) == rank.device.idle_ns
+        assert known(rank.host).launch_starved_ns <= rank.window_ns - (rank.ops[-1].end_ns - rank.ops[0].start_ns)
+        assert sum(asdict(known(rank.host)).values()) == rank.device.idle_ns
     assert not analysis.report.verdict.startswith("The bubble is not")
 
 
@@ -173,15 +169,18 @@ def test_late_launches_before_ops_are_the_hosts_as_well() -> None:
         return made
 
     (step,) = analysed(replace(run, events=events)).report.steps
-    fall = step.bubble.waterfall_ns
-    assert fall is not None
+    fall = known(step.bubble.waterfall_ns)
     num_gaps = 2 * M - 1  # the window begins with the first kernel
     assert (fall.compute, fall.host, fall.unexplained) == (2 * M * 100, num_gaps * delay, 0)
     assert step.ranks[0].host == HostIdle(num_gaps * delay, 0, 0)
-    assert step.critical_path is not None
-    assert step.critical_path.parts == {"F": M * 100, "B": M * 100, "transfer": 0, "idle": 0, "host": num_gaps * delay}
-    assert step.blame is not None
-    assert {kind: ns for kind, ns in step.blame.by_kind.items() if ns} == {"host": num_gaps * delay}
+    assert known(step.critical_path).parts == {
+        "F": M * 100,
+        "B": M * 100,
+        "transfer": 0,
+        "idle": 0,
+        "host": num_gaps * delay,
+    }
+    assert {kind: ns for kind, ns in known(step.blame).by_kind.items() if ns} == {"host": num_gaps * delay}
 
 
 def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_have() -> None:
@@ -324,10 +323,9 @@ def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
     for shift in (0, 10**9 + 7):
         report = analyse(run.traces(shifts_ns={1: shift}, one_host=False)).report
         for rank in (rank for step in report.steps for rank in step.ranks):
-            assert rank.host is not None
-            assert sum(asdict(rank.host).values()) == rank.device.idle_ns
+            assert sum(asdict(known(rank.host)).values()) == rank.device.idle_ns
             if rank.rank == 0:
-                assert rank.host.launch_starved_ns == 2 * M * GAP
+                assert known(rank.host).launch_starved_ns == 2 * M * GAP
 
 
 def test_the_rank_whose_host_is_late_is_named() -> None:
@@ -343,11 +341,9 @@ def test_the_rank_whose_host_is_late_is_named() -> None:
     assert host.evidence["where"] == {"rank": 2}
     assert "rank 2" in host.title
     for step in report.steps:
-        assert step.causes is not None
         assert step.bubble.waterfall_ns is not None
-        assert {cause.where["rank"] for cause in step.causes if cause.cause == "host" and cause.ns} == {2}
-        assert step.ranks[2].host is not None
-        assert step.ranks[2].host.launch_starved_ns >= 2 * M * GAP
+        assert {cause.where["rank"] for cause in known(step.causes) if cause.cause == "host" and cause.ns} == {2}
+        assert known(step.ranks[2].host).launch_starved_ns >= 2 * M * GAP
         assert step.blame is not None
         assert step.blame.by_kind["host"] >= 2 * M * GAP
         assert (

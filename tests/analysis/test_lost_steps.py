@@ -22,6 +22,7 @@ from pptrace.recognise.rank import recognise_rank
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support import damages as tampered
+from tests.support.known import known
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -169,17 +170,15 @@ def test_with_kernels_missing_everywhere_nothing_is_known_but_clocks_of_one_host
     assert not report.findings
     assert report.clock.method == undamaged.clock.method
     assert "device work is missing in the traces" in report.verdict
-    assert report.recording is not None
-    assert report.recording.predicted_step_ns is None
-    assert report.recording.reason == "kernels are missing in the traces"
+    assert known(report.recording).predicted_step_ns is None
+    assert known(report.recording).reason == "kernels are missing in the traces"
 
 
 def test_a_rank_of_which_copies_alone_were_recorded_lost_all_its_kernels(tmp_path: Path) -> None:
     report = damaged(tmp_path, OURS, lambda rank, kernels: [] if rank == 2 else kernels).report
     (step,) = report.steps
     assert (step.span_ns, {rank.rank: rank.compute_ns for rank in step.ranks}[2]) == (None, None)
-    assert report.recording is not None
-    assert [(entry.kind, entry.ranks) for entry in report.recording.audit if entry.kind == "lost_kernels"] == [
+    assert [(entry.kind, entry.ranks) for entry in known(report.recording).audit if entry.kind == "lost_kernels"] == [
         ("lost_kernels", (2,))
     ]
 
@@ -194,18 +193,17 @@ def test_without_the_kernels_that_compute_no_step_of_the_rank_is_known(
     ).report
     for step, before in zip(report.steps, whole.steps, strict=True):
         assert step.span_ns is None
-        for rank, known in zip(step.ranks, before.ranks, strict=True):
+        for rank, undamaged in zip(step.ranks, before.ranks, strict=True):
             if rank.rank == 1:
                 assert (rank.compute_ns, rank.bubble_ns) == (None, None)
             else:  # what lies between its last op and the end of the step of all is in no window of its own
-                assert rank.compute_ns == pytest.approx(known.compute_ns, abs=50_000)
+                assert rank.compute_ns == pytest.approx(undamaged.compute_ns, abs=50_000)
 
 
 def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) -> None:
     """Its host and its device took 20 ms and 35 ms in this run."""
     source = SAMPLES / "gpu_nccl_1f1b_p4"
-    recording = damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording
-    assert recording is not None
+    recording = known(damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording)
     assert (recording.recorded_step_ns, recording.predicted_step_ns, recording.figures) == (None, None, "recorded")
     assert recording.reason == "kernels are missing in the traces"
 

@@ -16,6 +16,7 @@ from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.report import RecordingReport
 from pptrace.workflow.compare import read_compared
+from tests.support.known import known
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import ROOT
 
@@ -55,9 +56,7 @@ def test_two_programs_of_equal_length_that_were_recorded_differently_do_not_diff
     assert found.verdict == "no difference"
     assert found.span.a_ns == pytest.approx(small * 1e6, rel=0.05)
     assert found.span.b_ns == pytest.approx(mid * 1e6, rel=0.05)
-    assert found.span.low is not None
-    assert found.span.high is not None
-    assert found.span.low < mid / small - 1 < found.span.high
+    assert known(found.span.low) < mid / small - 1 < known(found.span.high)
     assert found.recording.a.source == found.recording.b.source == "predicted"
     assert not any(part.significant for part in found.parts)
     assert len([line for line in found.warnings if line.startswith("the recordings differ: torch.profiler in A,")]) == 1
@@ -72,8 +71,7 @@ def test_an_interval_of_90_percent_is_1645_deviations_to_either_side() -> None:
 
 
 def test_errors_of_recordings_that_differ_are_independent() -> None:
-    one = cost().deviation
-    assert one is not None
+    one = known(cost().deviation)
     others = (
         cost(SHAPES),
         cost(format_name="nsys-sqlite"),
@@ -92,8 +90,7 @@ def test_of_runs_that_were_recorded_alike_costs_that_differ_and_lengths_that_dep
     dearer = cost(replace(BLOCK, cost_per_event_ns=2_200.0))
     assert deviation(cost(), dearer) == pytest.approx(10_000 * 200 / STEP)
     surer = cost(replace(BLOCK, low_ns=round(0.98 * STEP), high_ns=round(1.02 * STEP)))
-    assert surer.deviation is not None
-    assert deviation(cost(), surer) == pytest.approx((cost().deviation or 0) - surer.deviation)
+    assert deviation(cost(), surer) == pytest.approx((cost().deviation or 0) - known(surer.deviation))
 
 
 def test_a_recorded_step_is_off_by_what_it_may_be_longer() -> None:
@@ -187,8 +184,7 @@ def test_what_is_not_known_of_the_cost_widens_the_interval_and_unmarks_parts(
     assert alike.span.change == apart.span.change
     assert alike.span.low == compare_runs(*table).span.low
     assert apart.recording.deviation == pytest.approx(hypot(cost().deviation or 0, cost().deviation or 0))
-    assert apart.span.high is not None
-    assert log(1 + apart.span.high) - log(1 + (apart.span.change or 0)) == pytest.approx(
+    assert log(1 + known(apart.span.high)) - log(1 + (apart.span.change or 0)) == pytest.approx(
         1.96 * apart.recording.deviation, rel=0.05
     )
     assert any(part.significant for part in alike.parts)

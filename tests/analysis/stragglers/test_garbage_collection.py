@@ -17,6 +17,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
+from tests.support.known import known
 from tests.support.measured import measured_costs
 
 LONG = 4 * OP_NS
@@ -104,7 +105,6 @@ def test_the_rank_with_half_of_the_time_of_all_collections_is_named(
     before[window, second[1]], inside[window, second[2:5]] = 1, (100, 100, 99)
     before[window, third[0]], inside[window, last[0]] = others // 2, others - others // 2
     costs = replace(costs, delays=costs.delays + before, collected_before=before, collected_inside=inside)
-    reason = garbage_collections([costs])
-    assert reason is not None
+    reason = known(garbage_collections([costs]))
     assert reason.where == where
     assert (reason.evidence["num_ops"], reason.evidence["num_ranks"], reason.evidence["typical_ns"]) == (6, 3, 100)

@@ -20,6 +20,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
+from tests.support.known import known
 from tests.support.measured import measured_costs
 
 PLANS = (("1f1b", 2, 3), ("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4))
@@ -122,8 +123,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             beyond = max(usual[int(costs.ranks[window, 0]), cell] - replicas[cell], 0)
             of_ranks[int(costs.ranks[window, table.rank[row]])] += beyond
         worst = max(sorted(of_ranks), key=lambda rank: of_ranks[rank])
-        found = alike._slowest_rank([costs], [typical])
-        assert found is not None
+        found = known(alike._slowest_rank([costs], [typical]))
         assert of_ranks[found] == of_ranks[worst] > 0
         stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
         as_others = alike._with_stage_as_others(costs, typical, stage).durations
@@ -353,8 +353,7 @@ def test_microbatches_are_compared_with_their_stage_and_stages_with_the_others()
         costs = replace(
             costs, durations=np.rint((500 + costs.durations // 9) * factor[table.microbatch]).astype(np.int64)
         )
-        found = sequences._of_microbatches(costs)
-        assert found is not None
+        found = known(sequences._of_microbatches(costs))
         forward, backward = (
             {
                 (window, int(table.stage[row]), int(table.microbatch[row])): int(costs.durations[window, row])
@@ -414,8 +413,7 @@ def test_plans_of_one_stage_or_one_microbatch_have_nothing_to_compare() -> None:
 def test_two_microbatches_can_be_compared() -> None:
     table = build("1f1b", 2, 2).table
     costs = measured_costs(table, np.where(table.microbatch == 0, 10, 30)[np.newaxis, np.newaxis])
-    found = sequences._of_microbatches(costs)
-    assert found is not None
+    found = known(sequences._of_microbatches(costs))
     assert found.evened(costs).tolist() == [[20] * len(table)]
 
 

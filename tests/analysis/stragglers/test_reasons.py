@@ -20,6 +20,7 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
+from tests.support.known import known
 from tests.support.measured import measured_costs
 
 PP, DP, MICROBATCHES, STEPS = 4, 3, 8, 6
@@ -84,9 +85,7 @@ def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, ob
     assert finding.evidence["cause"] == cause
     assert finding.evidence["where"] == where
     assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
-    assert finding.gain_low_ns is not None
-    assert finding.gain_high_ns is not None
-    assert finding.gain_low_ns <= (finding.gain_ns or 0) <= finding.gain_high_ns
+    assert known(finding.gain_low_ns) <= (finding.gain_ns or 0) <= known(finding.gain_high_ns)
     return finding
 
 
@@ -100,8 +99,7 @@ def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanT
     report = report_of(tmp_path / "run", table, durations)
     finding = assert_only(report, healthy, "straggler", {"rank": 2 * DP + 1})
     assert "reason" not in finding.evidence
-    stragglers = report.stragglers
-    assert stragglers is not None
+    stragglers = known(report.stragglers)
     assert max(stragglers.workers, key=lambda worker: worker.slowdown).rank == 2 * DP + 1
     assert stragglers.m_w == pytest.approx(1, abs=0.2)
 
@@ -208,8 +206,7 @@ def test_a_link_of_which_only_more_messages_were_waited_for_is_not_slow(table: P
         transfers = np.where(late, 5 * MESSAGE_NS, usual_ns)
         assert of(table, usual(table), transfers)[1] is None
         transfers[:, 0, ends == 1 + 2] *= 10
-        link = of(table, usual(table), transfers)[1]
-        assert link is not None
+        link = known(of(table, usual(table), transfers)[1])
         assert link.where == {"link": f"{DP}-{2 * DP}"}
         share[0] = 0.2
         late = np.random.default_rng(4).random((STEPS, DP, table.num_messages)) < share
@@ -230,6 +227,5 @@ def test_pauses_of_one_rank_name_it(table: PlanTable) -> None:
     rows = np.flatnonzero(table.rank == 3)
     for step in range(STEPS):
         delays[step, 1, rows[step]] = 4 * OP_NS
-    pauses = of(table, usual(table), delays=delays)[2]
-    assert pauses is not None
+    pauses = known(of(table, usual(table), delays=delays)[2])
     assert pauses.where == {"rank": 3 * DP + 1}

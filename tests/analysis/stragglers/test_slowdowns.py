@@ -21,15 +21,14 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.schedule.event_replay import replay_events
+from tests.support.known import known
 from tests.support.measured import measured_costs
 
 CODES = [str(kind) for kind in Kind]
 
 
 def study(costs: StepMatrix) -> Stragglers:
-    stragglers = slowdowns([costs])
-    assert stragglers is not None
-    return stragglers
+    return known(slowdowns([costs]))
 
 
 def of(stragglers: Stragglers) -> tuple[dict[int, float], dict[int, float], dict[str, float]]:
@@ -182,8 +181,7 @@ def test_the_order_of_windows_changes_nothing_and_other_numbers_of_ranks_change_
 def test_plans_of_different_length_share_what_is_typical() -> None:
     short, long = build("gpipe", 1, 1).table, build("gpipe", 1, 3).table
     plans = [measured_costs(short, np.full((1, 1, 2), 40_000)), measured_costs(long, np.full((1, 1, 6), 20_000))]
-    stragglers = slowdowns(plans)
-    assert stragglers is not None
+    stragglers = known(slowdowns(plans))
     assert stragglers.slowdown == pytest.approx(1)
     assert stragglers.num_steps == 2
     assert of(stragglers)[2] == {"F": pytest.approx(1), "B": pytest.approx(1)}
@@ -194,12 +192,10 @@ def test_a_large_run_is_studied_in_evenly_spaced_steps(monkeypatch: pytest.Monke
     costs = measured_costs(table, np.full((10, 1, len(table)), 1_000))
     replayed = 10 * len(table) * (2 + 2)
     monkeypatch.setattr("pptrace.analysis.stragglers.detectors._MOST_REPLAYED", replayed // 3)
-    stragglers = study_steps([costs]).stragglers
-    assert stragglers is not None
+    stragglers = known(study_steps([costs]).stragglers)
     assert stragglers.num_steps == 3
     monkeypatch.setattr("pptrace.analysis.stragglers.detectors._MOST_REPLAYED", replayed)
-    everything = study_steps([costs]).stragglers
-    assert everything is not None
+    everything = known(study_steps([costs]).stragglers)
     assert everything.num_steps == 10
 
 

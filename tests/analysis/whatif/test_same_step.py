@@ -22,6 +22,7 @@ from pptrace.model.units import milliseconds
 from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
+from tests.support.known import known
 from tests.support.programs import SAMPLES
 
 RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/expected.json"))
@@ -130,9 +131,8 @@ def test_a_plan_that_was_run_counts_with_what_is_outside_the_pipeline() -> None:
 @pytest.mark.parametrize("part", ["unrecorded_ranks", "unknown_rank"])
 def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
     run, predictions = predicted("uneven_p4")
-    assert predictions.result.today is not None
     times = OutsideTimes(10, 5, {})
     with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
-        times.without(part, predictions.result.today)
+        times.without(part, known(predictions.result.today))
     step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
     assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]
