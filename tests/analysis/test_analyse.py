@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
-from statistics import fmean
 
 import pytest
 
@@ -20,7 +17,6 @@ from pptrace.model.traces import Category, Trace
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
-from pptrace.simulator import Costs, simulate
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
@@ -151,14 +147,6 @@ def test_the_waterfall_sums_to_the_span(recording: Recording) -> None:
 
 
 @EACH
-def test_bubble_ratio_and_share_are_over_compute_and_window(recording: Recording) -> None:
-    for step in analysis_of(recording).report.steps:
-        bubble = sum(rank.bubble_ns for rank in step.ranks)
-        assert step.bubble.ratio == bubble / sum(rank.compute_ns for rank in step.ranks)
-        assert step.bubble.share == bubble / sum(rank.window_ns for rank in step.ranks)
-
-
-@EACH
 def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -> None:
     for index, rank in ranks_of(analysis_of(recording).report, recording):
         transfers = recording.run.transfers(index)
@@ -176,74 +164,6 @@ def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -
                 else:
                     assert summary.algbw_gbps is None
                     assert summary.overlap_ratio is None
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "one rank"])
-def test_the_bubble_ratio_is_that_of_the_simulated_plan(name: str) -> None:
-    """Messages for nothing and equal stages: the run is the simulation, and nothing but the plan explains its bubble."""
-    recording = RECORDINGS[name]
-    simulation = simulate(recording.job.plan, Costs(kinds={Kind.F: 100, Kind.B: 200}))
-    (step,) = analysis_of(recording).report.steps
-    assert step.span_ns == simulation.makespan_ns
-    assert step.bubble.ratio == pytest.approx(simulation.bubble_ratio)
-    assert step.bubble.share == pytest.approx(simulation.bubble_share)
-    assert step.bubble.ideal_ratio == pytest.approx(simulation.bubble_ratio)
-    assert step.bubble.ideal_share == pytest.approx(simulation.bubble_share)
-    fall = known(step.bubble.waterfall_ns)
-    assert fall.compute == sum(rank.compute_ns for rank in simulation.ranks) // recording.job.plan.pp
-    assert fall.structural == simulation.makespan_ns - fall.compute
-    assert (fall.imbalance, fall.jitter, fall.communication, fall.unexplained) == (0, 0, 0, 0)
-
-
-def slow_stage(action: Action) -> int:
-    return (100 if action.kind is Kind.F else 200) * (2 if action.stage == 1 else 1)
-
-
-def slow_op(action: Action) -> int:
-    """A stall that wanders from stage to stage, so that all stages are equal on average."""
-    return (100 if action.kind is Kind.F else 200) + (
-        400 if action.kind is Kind.F and action.microbatch == 2 * action.stage else 0
-    )
-
-
-@pytest.mark.parametrize(
-    ("cause", "cost", "latency"),
-    [("imbalance", slow_stage, 0), ("jitter", slow_op, 0), ("communication", None, 150)],
-)
-def test_an_injected_cause_is_the_one_that_is_named(
-    cause: str, cost: Callable[[Action], int] | None, latency: int
-) -> None:
-    (step,) = (report := analyse(record(build("1f1b", 4, 8), cost, latency).traces()).report).steps
-    fall = asdict(step.bubble.waterfall_ns)  # type: ignore[call-overload]
-    replays = {name: fall[name] for name in ("imbalance", "jitter", "communication")}
-    assert max(replays, key=lambda name: replays[name]) == cause
-    assert replays[cause] > 0.1 * step.span_ns
-    assert [name for name in replays if replays[name] and name != cause] == []
-    causes: Counter[str] = Counter()
-    for part in step.causes or ():
-        causes[part.cause] += part.ns
-    assert not any(ns for name, ns in causes.items() if name not in (cause, "structural", "unexplained"))
-    named = [finding for finding in report.findings if finding.evidence.get("cause") == cause]
-    assert len(named) == 1
-    spread = named[0].evidence.get("gain_if_spread_ns", named[0].gain_ns)
-    assert spread == causes[cause]
-    assert named[0].title.startswith("Long ops: " if "reason" in named[0].evidence else f"{cause.capitalize()}: ")
-
-
-def test_the_waterfall_of_unequal_stages_is_that_of_the_replays() -> None:
-    recording = RECORDINGS["uneven 1f1b"]
-    plan, run = recording.job.plan, recording.run
-    durations = {d.action.key: d.end - d.start for rank in range(plan.pp) for d in run.computes(rank)}
-    (step,) = analysis_of(recording).report.steps
-    fall = known(step.bubble.waterfall_ns)
-    by_op = simulate(plan, Costs(ops=durations)).makespan_ns
-    assert fall.compute == sum(durations.values()) // plan.pp
-    mean = {kind: round(fmean(ns for key, ns in durations.items() if key[0] is kind)) for kind in (Kind.F, Kind.B)}
-    assert fall.compute + fall.structural == simulate(plan, Costs(kinds=mean)).makespan_ns
-    with_messages = simulate(plan, Costs(ops=durations, p2p_latency_ns=90)).makespan_ns
-    assert fall.communication >= with_messages - by_op  # these messages block their senders too
-    assert 0 < fall.imbalance <= by_op - fall.compute - fall.structural  # messages hide a part of it, which both share
-    assert 0 <= fall.unexplained <= 90
 
 
 def without_origin(report: Report, origin_ns: int = START) -> str:
@@ -358,7 +278,7 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     assert report.schedule.mismatches == ()
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES) if ALL else ["1f1b", "interleaved-1f1b", "zbv", "dualpipe"])
+@pytest.mark.parametrize("name", sorted(SCHEDULES) if ALL else ["interleaved-1f1b", "zbv", "dualpipe"])
 def test_a_rank_is_called_short_only_when_an_op_is_missing(name: str) -> None:
     def notes_of(traces: list[Trace]) -> list[str]:
         return [line for line in analyse(traces).report.warnings if "its trace has" in line]
@@ -441,38 +361,6 @@ def test_a_schedule_asked_for_is_compared_and_its_mismatches_told() -> None:
     assert report.schedule.mismatches[0] == "rank 0: op 5 is 0B0 where gpipe has 0F4"
     assert len(report.schedule.mismatches) == 4
     assert report.findings[0].detail.startswith("4 of its orders differ from gpipe; the first: rank 0: op 5 is 0B0")
-
-
-def test_a_plan_of_ones_own_is_called_custom() -> None:
-    report = analysis_of(RECORDINGS["split backward"]).report
-    assert (report.schedule.name, report.schedule.source, report.schedule.num_stages) == ("custom", "metadata", 2)
-
-
-def test_the_ops_of_the_report_are_the_run_in_order() -> None:
-    recording = RECORDINGS["uneven 1f1b on devices"]
-    (step,) = analysis_of(recording).report.steps
-    for index, rank in enumerate(step.ranks):
-        done = recording.run.computes(index)
-        assert [(op.kind, op.stage, op.microbatch, op.phase) for op in rank.ops] == [
-            (str(d.action.kind), d.action.stage, d.action.microbatch, str(d.action.phase)) for d in done
-        ]
-        assert [(op.start_ns, op.end_ns) for op in rank.ops] == [(START + d.start, START + d.end) for d in done]
-
-
-def test_the_device_time_of_a_step_is_that_of_its_window() -> None:
-    recording = RECORDINGS["1f1b on devices"]
-    (step,) = analysis_of(recording).report.steps
-    for index, rank in enumerate(step.ranks):
-        kernels = {t for d in recording.run.computes(index) for t in range(d.start, d.end)}
-        kernels -= {(d.start + d.end) // 2 + gap for d in recording.run.computes(index) for gap in range(3)}
-        nccl = {
-            t for d in recording.run.transfers(index) for t in range(d.start, recording.run.group_end(index, d.group))
-        }
-        nccl &= set(range(*recording.run.window))
-        assert rank.device.compute_ns == len(kernels) == rank.compute_ns
-        assert rank.device.communication_ns == len(nccl - kernels)
-        assert rank.device.idle_ns == step.span_ns - len(kernels | nccl)
-        assert rank.device.memory_ns == 0
 
 
 def test_peak_memory_is_the_most_within_the_ranks_step() -> None:

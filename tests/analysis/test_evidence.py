@@ -11,12 +11,11 @@ from rich.console import Console
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.stragglers.reason import gain_interval
-from pptrace.marks import SpanKind, SpanMark
 from pptrace.report.text import print_report
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.support.synthetic import MAIN_THREAD, make_trace, marked, record, without
+from tests.support.synthetic import record, without
 
 
 @cache
@@ -70,15 +69,6 @@ def test_one_pipeline_cannot_tell_a_slow_worker_from_a_heavy_stage(pp: int, lack
 def test_steps_that_lack_a_rank_tell_of_no_cause() -> None:
     report = analyse(without(record(build("1f1b", 4, 8), steps=12).traces(), 1), num_ranks=4).report
     assert {"imbalance", "straggler", "jitter", "communication", "host"} <= kinds_of(report)
-
-
-def test_steps_without_a_pipeline_lack_nothing_but_steps() -> None:
-    events = [marked(SpanMark(SpanKind.STEP, step), 1000 * step, 1000 * step + 900, MAIN_THREAD) for step in range(6)]
-    assert kinds_of(analyse([make_trace(events)]).report) == {"change of level"}
-
-
-def test_no_step_lacks_no_evidence() -> None:
-    assert analyse([make_trace([])]).report.missing_evidence == ()
 
 
 def test_the_text_says_it_in_one_line_of_the_findings() -> None:

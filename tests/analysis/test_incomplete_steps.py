@@ -59,16 +59,9 @@ def test_steps_of_forwards_alone_are_no_training_steps() -> None:
     assert not [finding for finding in report.findings if finding.severity is Severity.CRITICAL]
 
 
-def test_a_run_of_evaluations_alone_has_no_series() -> None:
-    report = report_without(lambda _, event: event.name[:6] in {f"pp1:{stage}B" for stage in range(4)})
-    assert report.steps
-    assert report.step_series is None
-    assert report.typical_step is not None
-
-
 @pytest.mark.parametrize(
     ("present", "num_ranks", "pp"),
-    [((0, 1), 3, None), ((0, 1, 2), 4, None), ((1,), 3, None), ((0,), 4, 4), ((2, 3), 4, 4), ((0, 1, 2, 3), 4, 4)],
+    [((0, 1), 3, None), ((1,), 3, None), ((2, 3), 4, 4), ((0, 1, 2, 3), 4, 4)],
 )
 def test_peers_of_messages_count_as_ranks_of_the_run(present: tuple[int, ...], num_ranks: int, pp: int | None) -> None:
     """Without facts: peers tell of a rank above; the length of the pipeline is not known where nobody holds its last stage."""

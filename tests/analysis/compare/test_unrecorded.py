@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.compare.compare import compare_runs
-from pptrace.analysis.compare.recording import RecordedBoth, Recording, of_runs, recording_of
+from pptrace.analysis.compare.recording import RecordedBoth, Recording, recording_of
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.report import RecordingReport
@@ -21,7 +21,6 @@ from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import ROOT
 
 OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
-NONE = np.empty(0, dtype=np.int64)
 STEP = 20_000_000
 BLOCK = RecordingReport(
     recorded_step_ns=2 * STEP,
@@ -66,10 +65,6 @@ def test_two_programs_of_equal_length_that_were_recorded_differently_do_not_diff
     assert any("may be that of the recording alone" in line for line in recorded.warnings)
 
 
-def test_an_interval_of_90_percent_is_1645_deviations_to_either_side() -> None:
-    assert cost().deviation == pytest.approx(log(1.25) / 1.645, rel=1e-3)
-
-
 def test_errors_of_recordings_that_differ_are_independent() -> None:
     one = known(cost().deviation)
     others = (
@@ -100,14 +95,6 @@ def test_a_recorded_step_is_off_by_what_it_may_be_longer() -> None:
     assert deviation(recorded, cost()) == pytest.approx(hypot(log(1.01), cost().deviation or 0))
 
 
-def test_where_nothing_is_known_of_the_cost_nothing_is_added() -> None:
-    unknown = recording_of(RecordingReport(reason="no host events"), ["oplog"], NONE)
-    assert unknown.deviation is None
-    assert deviation(unknown, unknown) == 0
-    assert deviation(unknown, recording_of(None, ["oplog"], NONE)) == 0
-    assert unknown.settings == ""
-
-
 def test_measured_steps_are_compared_from_eight_of_them_on_and_have_no_error_of_a_prediction() -> None:
     few, many = cost(steps=7), cost(steps=8)
     assert few.measured is None
@@ -118,22 +105,6 @@ def test_measured_steps_are_compared_from_eight_of_them_on_and_have_no_error_of_
     recorded = cost(replace(BLOCK, figures="recorded"), steps=8)
     assert recorded.measured is None
     assert recorded.of_side.source is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "torch.profiler"),
-        ({"level": "full", "record_shapes": False}, "torch.profiler"),
-        ({"level": "light"}, "torch.profiler, light"),
-        (
-            {"record_shapes": True, "with_stack": True, "profile_memory": True},
-            "torch.profiler with shapes, stacks, memory",
-        ),
-    ],
-)
-def test_settings_are_named_in_words(settings: dict[str, object], words: str) -> None:
-    assert cost(replace(BLOCK, settings=settings)).settings == words
 
 
 @pytest.mark.parametrize(
@@ -149,17 +120,6 @@ def test_recordings_that_differ_are_one_line(a: Recording, b: Recording, words: 
     assert line.startswith(f"the recordings differ: {a.settings} in A, {b.settings} in B")
     assert words in line
     assert list(RecordedBoth(a, a).lines()) == []
-
-
-def test_several_runs_of_a_side_have_the_mean_of_what_recording_cost() -> None:
-    dearer = replace(BLOCK, cost_per_event_ns=3_000.0, recorded_step_ns=3 * STEP)
-    side = of_runs([cost(), cost(dearer)])
-    assert (side.cost_per_event_ns, side.recorded_ns) == (2_500.0, 5 * STEP // 2)
-    assert side.deviation == pytest.approx(cost().deviation)
-    assert of_runs([cost(), cost(SHAPES)]).settings == "various settings"
-    various = RecordedBoth(of_runs([cost(), cost(SHAPES)]), of_runs([cost(), cost(SHAPES)]))
-    assert various.deviation > 0
-    assert len(list(various.lines())) == 1
 
 
 @pytest.fixture(scope="module")

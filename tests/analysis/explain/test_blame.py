@@ -21,7 +21,7 @@ from tests.support.known import known
 from tests.support.replayed_times import replayed_times
 from tests.support.synthetic import record
 
-NAMES = sorted(set(SCHEDULES) - {"zb-auto", "dualpipe"}) if ALL else ["gpipe", "interleaved-1f1b", "zbv", "dualpipe-v"]
+NAMES = sorted(set(SCHEDULES) - {"zb-auto", "dualpipe"}) if ALL else ["interleaved-1f1b", "zbv", "dualpipe-v"]
 SLOWER_NS = 5_000
 
 
@@ -62,15 +62,3 @@ def test_what_one_slow_op_adds_to_the_bubble_of_all_ranks_is_charged_to_it(name:
     charged_before = sum(op.ns for op in known(before.blame).ops if (op.kind, op.stage, op.microbatch) == ("F", 2, 3))
     assert added > SLOWER_NS
     assert 0.95 * added <= most.ns - charged_before <= 1.05 * added
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sums_of_a_report_are_the_bubble_of_its_ranks(name: str) -> None:
-    for step in reported(name, (2, 3)).steps:
-        assert step.blame is not None
-        bubble = sum(rank.bubble_ns or 0 for rank in step.ranks)
-        assert bubble > 0
-        sums = (step.blame.by_rank, step.blame.by_stage, step.blame.by_kind)
-        assert [step.blame.total_ns, *(sum(by.values()) for by in sums)] == [bubble] * 4
-        assert sorted(step.blame.by_rank) == [rank.rank for rank in step.ranks]
-        assert len(step.blame.ops) <= 10

@@ -16,6 +16,7 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
+from tests.support.extent import ALL
 from tests.support.known import known
 
 PP, TP, STEPS, MICROBATCHES = 3, 2, 3, 6
@@ -118,22 +119,7 @@ def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(clean
     assert sum(cause.ns for cause in slow.causes or ()) == (slow.span_ns or 0) - (slow.ideal_ns or 0)
 
 
-def test_a_rank_that_is_slower_in_every_op_is_blamed_for_all_waits_of_its_peers(
-    tmp_path: Path, table: PlanTable, clean: StepReport
-) -> None:
-    computing = usual(table)
-    computing[:, 1, table.rank == 2] += 700
-    after = report_of(tmp_path / "slow", table, computing).steps[0]
-    assert_exact(after)
-    assert after.blame is not None
-    waits = 700 * int((table.rank == 2).sum())
-    more = {rank: after.blame.by_rank[rank] - known(clean.blame).by_rank[rank] for rank in after.blame.by_rank}
-    assert more[2 * TP + 1] >= waits
-    assert max(more, key=more.__getitem__) == 2 * TP + 1
-    assert after.blame.by_kind["wait"] == 0
-
-
-@pytest.mark.parametrize("tp", [0, 1])
+@pytest.mark.parametrize("tp", [0, 1] if ALL else [1])
 def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
     tmp_path: Path, table: PlanTable, tp: int
 ) -> None:
@@ -150,31 +136,3 @@ def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
     assert late.evidence["waiting_ranks"] == [2 * TP + 1 - tp]
     spans = [np.mean([step.span_ns or 0 for step in each.steps]) for each in (report, clean)]
     assert late.gain_ns == pytest.approx(spans[0] - spans[1], rel=0.02)
-
-
-def test_a_rank_that_begins_its_op_late_is_idle_before_it(tmp_path: Path, table: PlanTable, clean: StepReport) -> None:
-    late = np.zeros((STEPS, TP, len(table)), dtype=np.int64)
-    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 3) & (table.kind == Kind.F.code))[0])
-    late[:, 0, row] = 9_000
-    after = report_of(tmp_path / "slow", table, usual(table), late).steps[0]
-    added = assert_exact(after) - assert_exact(clean)
-    assert known(after.blame).by_kind["idle"] - known(clean.blame).by_kind["idle"] > 0.9 * added
-    assert known(after.blame).by_rank[1 * TP] - known(clean.blame).by_rank[1 * TP] > 0.9 * added
-
-
-def test_without_waits_nothing_is_handed_on(clean: StepReport) -> None:
-    assert_exact(clean)
-    assert known(clean.blame).by_kind["wait"] == 0
-    ranks = known(clean.blame).by_rank
-    assert [ranks[stage * TP] for stage in range(PP)] == [ranks[stage * TP + 1] for stage in range(PP)]
-
-
-def test_random_waits_are_charged_once_and_permuting_ranks_permutes_them(tmp_path: Path, table: PlanTable) -> None:
-    random = np.random.default_rng(7)
-    computing = usual(table) + random.integers(0, 3_000, (STEPS, TP, len(table)))
-    report = report_of(tmp_path / "run", table, computing)
-    swapped = report_of(tmp_path / "swapped", table, computing[:, ::-1])
-    for step, other in zip(report.steps, swapped.steps, strict=True):
-        assert_exact(step)
-        assert known(other.blame).by_kind == known(step.blame).by_kind
-        assert {rank ^ 1: ns for rank, ns in known(other.blame).by_rank.items()} == known(step.blame).by_rank

@@ -64,7 +64,7 @@ def test_ranks_blocked_behind_blocked_ranks_blame_the_op_that_the_last_of_them_r
     assert sum(known(after.critical_path).parts.values()) == after.span_ns
 
 
-@pytest.mark.parametrize(("late", "name"), [(1, "1f1b"), (3, "gpipe"), (2, "zb-h1")])
+@pytest.mark.parametrize(("late", "name"), [(3, "gpipe"), (2, "zb-h1")])
 def test_ranks_that_wait_for_one_that_has_run_nothing_yet_lose_what_it_is_late_by(late: int, name: str) -> None:
     """Senders wait until it posts its first receive: their time is part of its finding, and of its blame."""
     plan = build(name, 4, 8)

@@ -67,9 +67,3 @@ def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_ex
     for step in analysed(lacking=1).report.steps:
         assert step.blame is None
         assert sum(known(step.critical_path).parts.values()) == known(step.critical_path).span_ns == step.span_ns
-
-
-def test_nothing_is_explained_where_no_pipeline_is_whole() -> None:
-    traces = record(build("1f1b", 3, 6), latency=9, steps=2).traces()
-    for step in analyse(without(traces, 1), num_ranks=3).report.steps:
-        assert (step.ideal_ns, step.causes, step.critical_path, step.blame) == (None, None, None, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from pptrace.analysis.report import Report
@@ -11,7 +9,6 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import by_turns
-from tests.support.known import known
 from tests.support.synthetic import Message, record
 
 USUAL, STEPS = 20, 6
@@ -37,20 +34,3 @@ def test_the_gain_of_a_slow_link_is_what_a_run_with_a_fast_one_gains(name: str, 
     assert link.evidence["where"] == {"link": "1-2"}
     real = (report.steps[0].span_ns or 0) - (clean.steps[0].span_ns or 0)
     assert link.gain_ns == pytest.approx(real, rel=0.03)
-
-
-@pytest.mark.parametrize("name", ["1f1b"])
-def test_what_blocking_messages_take_is_communication_and_nothing_is_unexplained(name: str) -> None:
-    for step in report_of(name, 1300).steps:
-        causes = Counter[str]()
-        for cause in step.causes or ():
-            causes[cause.cause] += cause.ns
-        assert causes["unexplained"] == 0
-        assert known(step.bubble.waterfall_ns).unexplained == 0
-        assert causes["communication"] > 16 * USUAL
-        assert sum(causes.values()) == (step.span_ns or 0) - (step.ideal_ns or 0)
-
-
-def test_of_replicas_the_link_of_one_is_named() -> None:
-    report = report_of("1f1b", USUAL, dp=2)
-    assert not [finding for finding in report.findings if finding.evidence["cause"] != "structural"]

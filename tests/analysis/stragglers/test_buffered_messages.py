@@ -52,7 +52,7 @@ def part_of(table: PlanTable, rows: Int64, columns: dict[str, object], start: In
     return pd.DataFrame({**places, **columns, "start_ns": start, "end_ns": end})
 
 
-@pytest.mark.parametrize(("name", "pp"), [("zbv", 4), ("1f1b", 8)])
+@pytest.mark.parametrize(("name", "pp"), [("zbv", 4)])
 def test_the_gain_of_a_slow_link_is_that_of_a_run_with_a_fast_one(tmp_path: Path, name: str, pp: int) -> None:
     table = build(name, pp, 2 * pp).table
     ends = [np.sort(table.rank[rows]) for rows in (np.stack((table.dep, table.dep_reader))[:, table.dep_is_message].T)]

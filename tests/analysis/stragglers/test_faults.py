@@ -8,17 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.rank_messages import waits_for_peers, with_moved_times
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.reason import Reason
-from pptrace.model.tables import COMMS, Int64, make_table
+from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import slice_of
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
 from tests.support.known import known
-from tests.support.replayed_times import replayed_times
 
 
 def delays_of(table: PlanTable) -> Int64:
@@ -97,37 +93,6 @@ def test_steps_that_are_long_for_pauses_are_no_outliers_besides(tmp_path: Path, 
     assert {outlier.step for outlier in known(report.step_series).outliers} == {3}
     (finding,) = findings_of(report)
     assert finding.evidence["reason"] == "pauses"
-
-
-def test_an_op_whose_message_had_come_before_it_was_asked_for_is_late_for_its_host(table: PlanTable) -> None:
-    """Rank 1 asks 40 ns late for a message that it had posted ahead: the wait that ends then is not the message's."""
-    durations = np.full(len(table), 100)
-    times = replayed_times(table, [durations], latency_ns=3)
-    row = int(np.flatnonzero((table.rank == 1) & (table.position == 0))[0])
-    message = int(table.dep_message[table.dep_reader == row][0])
-    times.start[0, row] += 40
-    times.arrival[0, message] += 40
-    late = bindings_of(times)
-    assert late.ready[0, row] == 143
-    times.is_early[0, message] = True
-    early = bindings_of(times)
-    assert early.ready[0, row] == 103
-    assert times.start[0, row] - early.ready[0, row] == 40
-
-
-def test_a_peer_that_was_ready_before_its_rank_asked_for_the_message_held_it_up_by_nothing() -> None:
-    """Two sends of rank 0, posted at 10 and asked for at 100: the peer was ready at 50, and at 150."""
-    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    sent = {"kind": "send", "axis": "pp", "peer": 1, "start_ns": 10, "asked_ns": 100}
-    rows = [
-        blank | sent | {"match": match, "transfer_start_ns": ready, "transfer_end_ns": end}
-        for match, ready, end in ((0, 50, 101), (1, 150, 151))
-    ]
-    comms = slice_of(make_table(COMMS, {name: [row[name] for row in rows] for name in COMMS}))
-    window = np.zeros(len(comms), dtype=np.int64)
-    waits = waits_for_peers(0, (0, 1), with_moved_times(comms, window), window)
-    assert waits["ready"].tolist() == [150]
-    assert waits["freed"].tolist() == [151]
 
 
 def test_gains_of_one_step_alone_are_no_finding() -> None:

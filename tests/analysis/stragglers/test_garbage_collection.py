@@ -12,12 +12,10 @@ import pytest
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.detectors import study_steps
-from pptrace.analysis.stragglers.hosts import garbage_collections
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
-from tests.support.known import known
 from tests.support.measured import measured_costs
 
 LONG = 4 * OP_NS
@@ -91,20 +89,3 @@ def test_pauses_besides_collections_stay_pauses(table: PlanTable) -> None:
     assert reasons["garbage collection"].where == {"rank": DP}
     assert reasons["pauses"].where == {"rank": DP + 1}
     assert {reason.name for reason in study_steps([costs]).reasons} == {"pauses"}
-
-
-@pytest.mark.parametrize(("others", "where"), [(300, {"rank": 4}), (301, {})])
-def test_the_rank_with_half_of_the_time_of_all_collections_is_named(
-    table: PlanTable, others: int, where: dict[str, int]
-) -> None:
-    """Rank 4 is the second of pipeline 1; four ops of it are held up for 300 ns in all, two of others for as long."""
-    costs = measured_costs(table, usual(table))
-    before, inside = np.zeros_like(costs.delays), np.zeros_like(costs.delays)
-    second, third, last = (np.flatnonzero(table.rank == rank) for rank in (1, 2, 3))
-    window = 1
-    before[window, second[1]], inside[window, second[2:5]] = 1, (100, 100, 99)
-    before[window, third[0]], inside[window, last[0]] = others // 2, others - others // 2
-    costs = replace(costs, delays=costs.delays + before, collected_before=before, collected_inside=inside)
-    reason = known(garbage_collections([costs]))
-    assert reason.where == where
-    assert (reason.evidence["num_ops"], reason.evidence["num_ranks"], reason.evidence["typical_ns"]) == (6, 3, 100)

@@ -52,14 +52,6 @@ def test_a_stage_that_costs_more_than_the_others_is_slow_and_a_single_pipeline_h
         assert noise_in(seed, 0.1, heavy, dp=1).slow == {("stage", 3)}
 
 
-def test_ops_that_do_not_vary_tell_the_least_difference() -> None:
-    def heavy(durations: Int64) -> None:
-        durations[..., TABLE.stage == 1] += 1
-
-    assert noise_in(0, 0.0).slow == frozenset()
-    assert noise_in(0, 0.0, heavy).slow == {("stage", 1)}
-
-
 def test_ordinary_noise_costs_what_replays_with_as_much_noise_take_longer() -> None:
     usual = int(makespans(TABLE, USUAL))
     deviations = np.random.default_rng(77).standard_normal((4000, DP, len(TABLE)))
@@ -99,11 +91,6 @@ def test_noise_explains_what_is_at_no_slow_place(
     noise: Noise, cause: str, where: dict[str, int | str], gain: int, explained: bool
 ) -> None:
     assert noise.explains(cause, where, gain) is explained
-
-
-def test_ops_that_take_no_time_cost_nothing_more_where_they_vary() -> None:
-    table = build("1f1b", 2, 4).table
-    assert noise_of([measured_costs(table, np.zeros((1, 1, len(table))))]).of_ordinary_ops == 0
 
 
 def test_ordinary_noise_costs_more_where_messages_hold_up_ranks() -> None:

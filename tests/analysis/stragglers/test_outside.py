@@ -39,20 +39,6 @@ def ends(rows: Slice, ready: list[int], step: Int64 = ONE_STEP) -> list[list[int
     return of_steps
 
 
-def test_a_rank_does_one_thing_after_the_other() -> None:
-    rows = rows_of(
-        (0, 0, AFTER, "OPTIMIZER", -1, 10, 13), (0, 0, AFTER, "GC", -1, 15, 20), (0, 1, AFTER, "GC", -1, 9, 10)
-    )
-    assert ends(rows, [4, 100]) == [[4 + 3 + 5, 101]]
-
-
-def test_a_collective_goes_on_when_its_last_member_is_there() -> None:
-    sums = [(0, place, AFTER, "dp all_reduce", 5, start, 30 + place) for place, start in ((0, 10), (1, 20))]
-    rows = rows_of(*sums, (0, 0, AFTER, "OPTIMIZER", -1, 30, 34), (0, 2, AFTER, "OPTIMIZER", -1, 1, 3))
-    assert ends(rows, [10, 20, 1]) == [[34, 31, 3]]
-    assert ends(rows, [50, 20, 1]) == [[50 + 10 + 4, 50 + 11, 3]]
-
-
 def test_a_range_that_all_ranks_end_together_is_one_in_which_they_wait() -> None:
     rows = rows_of((0, 0, AFTER, "OPTIMIZER", -1, 10, 105), (0, 1, AFTER, "OPTIMIZER", -1, 100, 104))
     chains = known(chains_of(rows, ONE_STEP, 2, AFTER))
@@ -79,16 +65,6 @@ def two_steps(second: list[Item]) -> Slice:
 )
 def test_steps_that_differ_and_things_at_once_have_no_chains(second: list[Item]) -> None:
     assert chains_of(two_steps(second), np.array([7, 8]), 1, AFTER) is None
-
-
-def test_each_step_has_its_own_times() -> None:
-    rows = two_steps([(1, 0, AFTER, "GC", -1, 5, 6), (1, 0, AFTER, "OPTIMIZER", -1, 6, 8)])
-    assert ends(rows, [100], np.array([7, 8])) == [[110], [103]]
-
-
-def test_up_to_a_twentieth_of_an_item_may_be_at_the_time_of_the_one_before() -> None:
-    rows = two_steps([(1, 0, AFTER, "GC", -1, 9_000, 9_105), (1, 0, AFTER, "OPTIMIZER", -1, 9_100, 9_200)])
-    assert ends(rows, [0], np.array([7, 8])) == [[10], [205]]
 
 
 @pytest.mark.parametrize(("name", "covers"), [(GARBAGE_COLLECTION, "step"), ("GRAD_SYNC", "pipeline")])

@@ -89,10 +89,6 @@ def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, ob
     return finding
 
 
-def test_a_healthy_run_has_no_finding(healthy: Report) -> None:
-    assert not findings_of(healthy)
-
-
 def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanTable, healthy: Report) -> None:
     durations = usual(table)
     durations[:, 1, table.rank == 2] = durations[:, 1, table.rank == 2] * 3 // 2
@@ -155,20 +151,6 @@ def test_nothing_is_a_reason_in_a_healthy_run(table: PlanTable) -> None:
     assert of(table, usual(table)) == [None, None, None]
 
 
-def test_a_rank_that_is_slow_for_a_while_has_no_long_sequences(table: PlanTable) -> None:
-    durations = usual(table)
-    durations[:, 0, (table.rank == 1) & (table.microbatch < 4)] *= 2  # forwards and backwards alike, but of one stage
-    assert of(table, durations)[0] is None
-
-
-def test_forwards_alone_that_vary_are_no_long_sequences(table: PlanTable) -> None:
-    durations = usual(table)
-    work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))[:, :, table.microbatch]
-    is_forward = table.kind == Kind.F.code
-    durations = np.where(is_forward, np.rint(durations * work), durations).astype(np.int64)
-    assert of(table, durations)[0] is None
-
-
 def test_plans_of_which_one_shows_nothing_show_no_long_sequences(table: PlanTable) -> None:
     work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))
     plans = [
@@ -177,12 +159,6 @@ def test_plans_of_which_one_shows_nothing_show_no_long_sequences(table: PlanTabl
     ]
     assert long_sequences(plans[:1]) is not None
     assert long_sequences(plans) is None
-
-
-def test_one_stage_shows_no_long_sequences() -> None:
-    table = build("gpipe", 1, MICROBATCHES).table
-    work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))[:, :, table.microbatch]
-    assert of(table, np.rint(usual(table) * work).astype(np.int64))[0] is None
 
 
 def test_a_link_is_compared_with_those_of_replicas_at_the_same_place(table: PlanTable) -> None:
@@ -210,22 +186,3 @@ def test_a_link_of_which_only_more_messages_were_waited_for_is_not_slow(table: P
         assert link.where == {"link": f"{DP}-{2 * DP}"}
         share[0] = 0.2
         late = np.random.default_rng(4).random((STEPS, DP, table.num_messages)) < share
-
-
-def test_messages_that_were_not_matched_are_of_no_link(table: PlanTable) -> None:
-    assert of(table, usual(table), np.full((STEPS, DP, table.num_messages), -1))[1] is None
-
-
-def test_a_delay_in_every_step_is_no_pause(table: PlanTable) -> None:
-    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
-    delays[:, :, 5] = 4 * OP_NS
-    assert of(table, usual(table), delays=delays)[2] is None
-
-
-def test_pauses_of_one_rank_name_it(table: PlanTable) -> None:
-    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
-    rows = np.flatnonzero(table.rank == 3)
-    for step in range(STEPS):
-        delays[step, 1, rows[step]] = 4 * OP_NS
-    pauses = known(of(table, usual(table), delays=delays)[2])
-    assert pauses.where == {"rank": 3 * DP + 1}

@@ -135,13 +135,3 @@ def test_where_no_split_fits_or_its_memory_is_not_known_a_line_says_so() -> None
     (line,) = answer(unknown, CHANGES).warnings
     assert "not known whether" in line
     assert "the trace does not tell the memory of its ranks" in line
-
-
-def test_ranks_are_in_their_order_however_they_are_told() -> None:
-    used = uses()
-    shuffled = {rank: used[rank] for rank in (3, 1, 0, 2)}
-    found, expected = layer_memory(shuffled, LAYERS), layer_memory(used, LAYERS)
-    assert found is not None
-    assert expected is not None
-    assert found.state.tolist() == expected.state.tolist()
-    assert found.activations.tolist() == expected.activations.tolist()

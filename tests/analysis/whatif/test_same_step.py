@@ -12,7 +12,6 @@ import pytest
 
 import pptrace
 from pptrace.analysis.whatif.measured_gains import OutsideTimes
-from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import MOST_ERROR
 from pptrace.analysis.whole_run import OutsidePart
 from pptrace.api.whatif import Predictions
@@ -116,16 +115,6 @@ def test_without_a_known_start_of_the_next_step_lengths_are_those_of_the_pipelin
     assert "the step" not in headline(result)
     (table,) = whatif_tables(result)
     assert "ms: the pipeline's span; when the next step begins is not known" in table.notes
-
-
-def test_a_plan_that_was_run_counts_with_what_is_outside_the_pipeline() -> None:
-    one = Scenario(
-        **{"name": "", "schedule": "", "num_chunks": 1, "num_microbatches": 1, "split": None, "ideal": ()},
-        **{"span_ns": 10, "low_ns": 9, "high_ns": 12, "gain_ns": 5, "bubble_ratio": 0.0, "peak_inflight": 1},
-        **{"peak_memory_bytes": None, "verified_span_ns": 11, "note": ""},
-        **{"period_ns": 14, "period_low_ns": 13, "period_high_ns": 16},
-    )
-    assert (one.verified_ns, one.same_work_ns, one.is_shorter) == (15, 19, True)
 
 
 @pytest.mark.parametrize("part", ["unrecorded_ranks", "unknown_rank"])

@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.analysis.whatif.answer import _with_front, answer, pictures
 from pptrace.analysis.whatif.candidates import all_changes, all_schedules
-from pptrace.analysis.whatif.change import Change, op_costs, plan_of, stage_map_of
+from pptrace.analysis.whatif.change import Change, plan_of, stage_map_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.memory import RankUse
@@ -24,7 +24,6 @@ from pptrace.report.whatif import headline, span_words, whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.registry import build
-from pptrace.schedule.shape import OpCosts
 from tests.support.known import known
 from tests.support.measured import measured_costs
 
@@ -114,12 +113,6 @@ def test_receives_are_posted_ahead_where_that_explains_the_steps_within_a_bit_mo
     assert study.baseline.messaging is found
 
 
-def test_receives_posted_when_needed_hold_up_what_they_hold_up_where_none_is_posted_ahead() -> None:
-    study = study_of(costs_of(transfers=500))
-    assert study.today.span_ns == 33_000 + 16 * 500
-    assert study.scenario(Change(prefetch=0), "").span_ns == 33_000 + 19 * 500
-
-
 @pytest.mark.parametrize(
     ("microbatches", "sizes"),
     [
@@ -139,19 +132,6 @@ def test_the_slowest_of_several_stages_is_tried_as_the_others_and_links_twice_as
     for pp, tried in ((1, set()), (2, of_stages), (4, of_stages)):
         names = names_of(study_of(costs_of(pp=pp, heavy=1, transfers=1)))
         assert {name for name in names if "stage=" in name or "links" in name} == tried
-
-
-def test_schedules_with_any_number_of_chunks_are_tried_with_two_and_four() -> None:
-    study = study_of(costs_of())
-    names = [name for name, _ in all_schedules(study, Change())]
-    assert [name for name in names if name.startswith("interleaved-1f1b")] == [
-        "interleaved-1f1b, 2 chunks",
-        "interleaved-1f1b, 4 chunks",
-    ]
-    asked = [name for name, _ in all_schedules(study, Change(chunks=3)) if name.startswith("interleaved-1f1b")]
-    assert asked == ["interleaved-1f1b, 3 chunks"]
-    assert "1f1b" in names
-    assert "1f1b" not in names_of(study)
 
 
 def test_there_are_no_more_stages_than_the_model_has_layers() -> None:
@@ -187,11 +167,6 @@ def test_another_run_may_differ_more_where_ranks_waited_for_cores() -> None:
     calm, wide = (predict(of, Change(), of.costs.plan) for of in (usual, busy))
     assert calm.span == wide.span
     assert wide.high - wide.low > 5 * (calm.high - calm.low)
-
-
-def test_an_ideal_that_was_asked_for_alone_is_the_answer() -> None:
-    result = answer(study_of(costs_of(heavy=3)), [("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))])
-    assert headline(result).startswith("ideal stage=3 would take")
 
 
 def test_what_is_sure_to_help_leads_and_what_may_not_comes_after_it_though_it_gains_more() -> None:
@@ -304,13 +279,6 @@ def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:
     assert (now.makespan_ns, then.makespan_ns) == (result.measured_span_ns, best.span_ns)
 
 
-def test_a_scenario_has_the_split_of_the_model_where_it_has_as_many_stages() -> None:
-    study = study_of(costs_of(layers=LAYERS))
-    assert study.today.split == LAYERS
-    assert study.scenario(Change(split=(3, 2, 2, 1)), "").split == (3, 2, 2, 1)
-    assert study.scenario(Change(schedule="interleaved-1f1b"), "").split is None
-
-
 @pytest.mark.parametrize(
     ("change", "note"),
     [
@@ -389,14 +357,6 @@ def scenario(name: str, gain: int, held: int, peak: int | None = None, standing:
 )
 def test_nothing_beats_what_is_on_the_front_in_both_time_and_memory(scenarios: list[Scenario], front: str) -> None:
     assert "".join(one.name for one in _with_front(scenarios) if one.on_pareto_front) == front
-
-
-def test_a_schedule_is_searched_with_what_ops_and_messages_then_cost() -> None:
-    """Each op 2,000 ns but forwards, which take half of that, in microbatches of half the size; messages twice as fast."""
-    costs = costs_of("zb-h1", transfers=500)
-    change = Change(schedule="zb-auto", link_speed=2.0, microbatch_size=0.5)
-    assert op_costs(costs, change, "zb-auto") == OpCosts(p2p=250, of_ranks=((500, 1000, 1000),) * 4)
-    assert op_costs(costs_of("zb-h1", pp=1), Change(), "zb-auto").p2p == 0
 
 
 @pytest.mark.parametrize(("scales", "step"), [((14, 10, 12, 11, 13), 2), ((14, 10, 12, 11), 3), ((9,), 0)])

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.whatif import change, replay
+from pptrace.analysis.whatif import change
 from pptrace.analysis.whatif.answer import answer
 from pptrace.analysis.whatif.candidates import all_changes
 from pptrace.analysis.whatif.change import Change, group_of
@@ -28,7 +28,6 @@ from pptrace.errors import PptraceError, ShapeError, UsageError
 from pptrace.report.to_json import dump, simulation_object
 from pptrace.report.whatif import whatif_tables
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.message_graph import make_graph
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import OpCosts
@@ -88,7 +87,7 @@ def test_dualpipe_shares_the_microbatches_out_over_both_ends(one_f_one_b: Analys
     assert (scenario.standing, scenario.is_shorter) == (Standing.UNSURE, True), "what is not counted may take it"
 
 
-@pytest.mark.parametrize("source", ["zb-h1", "zbv", "interleaved-1f1b", "dualpipe", "dualpipe-v", "gpipe"])
+@pytest.mark.parametrize("source", ["zb-h1", "zbv", "dualpipe"])
 def test_1f1b_is_predicted_from_any_schedule(source: str, tmp_path: Path) -> None:
     plan = build(source, 4, 8)
     chunks = plan.num_chunks // plan.num_chains
@@ -97,9 +96,7 @@ def test_1f1b_is_predicted_from_any_schedule(source: str, tmp_path: Path) -> Non
     assert scenario.span_ns == simulate(build("1f1b", 4, 8), COSTS).makespan_ns
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [("1f1b", "gpipe"), ("gpipe", "eager-1f1b"), ("zb-h1", "zb-h2"), ("zb-h2", "1f1b")]
-)
+@pytest.mark.parametrize(("source", "target"), [("1f1b", "gpipe"), ("zb-h1", "zb-h2"), ("zb-h2", "1f1b")])
 def test_costs_of_single_ops_go_with_them(source: str, target: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     plan, wanted = build(source, 3, 6), build(target, 3, 6)
@@ -117,6 +114,23 @@ def test_costs_of_single_ops_go_with_them(source: str, target: str, tmp_path: Pa
     costs = Costs(ops=split | whole)
     scenario = predict_changes(analysed(plan, costs, tmp_path), Wishes(schedules=(target,))).result.scenarios[0]
     assert scenario.span_ns == simulate(wanted, costs).makespan_ns
+
+
+def test_the_search_knows_what_each_stage_costs(tmp_path: Path) -> None:
+    """A first stage that costs most: an order searched for even stages is 7 % longer."""
+    each = [(34, 23, 23), (12, 11, 11), (13, 12, 12), (16, 15, 15)]
+    of_stages = {
+        (kind, stage): cost * MS
+        for stage, costs in enumerate(each)
+        for kind, cost in zip((Kind.F, Kind.I, Kind.W), costs, strict=True)
+    }
+    costs = Costs(stages=of_stages)
+    analysis = analysed(build("zb-h1", 4, 4), costs, tmp_path)
+    (scenario,) = predict_changes(analysis, Wishes(schedules=("zb-auto",))).result.scenarios
+    searched = OpCosts(of_ranks=tuple((f * MS, i * MS, w * MS) for f, i, w in each))
+    assert scenario.span_ns == simulate(build("zb-auto", 4, 4, costs=searched), costs).makespan_ns
+    assert scenario.span_ns <= simulate(build("zb-h1", 4, 4), costs).makespan_ns
+    assert scenario.span_ns < simulate(build("zb-auto", 4, 4), costs).makespan_ns
 
 
 def test_the_plan_of_the_advised_change_is_written_as_torchs_csv(one_f_one_b: Analysis) -> None:
@@ -168,7 +182,7 @@ def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis)
 
 @pytest.mark.parametrize(
     ("microbatches", "group", "wanted", "groups"),
-    [(6, 6, 10, 5), (10, 5, 6, 6), (6, 4, 10, 4), (12, 6, 24, 6), (8, 4, 16, 4)],
+    [(6, 6, 10, 5), (12, 6, 24, 6), (8, 4, 16, 4)],
 )
 def test_an_interleaved_run_keeps_its_groups_of_microbatches(
     microbatches: int, group: int, wanted: int, groups: int, tmp_path: Path
@@ -305,18 +319,6 @@ def test_words_of_ideals_are_read() -> None:
             parse_ideal(text)
 
 
-def test_an_interval_allows_for_what_runs_differ_and_for_what_every_op_costs(one_f_one_b: Analysis) -> None:
-    result = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zbv"))).result
-    of_name = {one.schedule: one for one in result.scenarios}
-    same_ops = of_name["gpipe"]
-    assert same_ops.low_ns == pytest.approx(0.985 * same_ops.span_ns, abs=1)
-    assert same_ops.high_ns == pytest.approx(1.015 * same_ops.span_ns, abs=1)
-    smaller_ops = of_name[
-        "zbv"
-    ]  # W is half of a B: each has what a B costs whatever it does, and so has each half of a stage
-    assert smaller_ops.high_ns > 1.1 * smaller_ops.span_ns
-
-
 def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
     now, chunks, twice = build("1f1b", 2, 4), build("interleaved-1f1b", 2, 4), build("dualpipe", 2, 4)
     uses = {0: RankUse(1000, 100.0), 1: RankUse(900, 100.0)}
@@ -409,16 +411,6 @@ def test_a_plan_that_takes_minutes_is_refused_before_it_is_built(
     with pytest.raises(ShapeError, match="9 microbatches on 4 ranks"):
         predict_changes(one_f_one_b, Wishes(microbatches=9))
     assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.scenarios  # as large as the run
-
-
-def test_the_graph_of_a_plan_is_made_once_for_each_way_of_its_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    monkeypatch.setattr(replay, "make_graph", lambda *given: made.append(given) or make_graph(*given))
-    analysis = analysed(build("1f1b", 2, 4), COSTS, tmp_path, steps=2)
-    predict_changes(analysis, Wishes(schedules=("zb-h1", "gpipe"), ideals=("jitter",)))
-    assert 3 <= len(made) == len({(plan.name, *way) for plan, *way in made})
 
 
 def test_the_part_of_w_and_what_stays_of_an_op_are_those_that_a_user_gives(one_f_one_b: Analysis) -> None:
