@@ -20,12 +20,6 @@ from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
 CONFIG = GptConfig(layers=4, hidden=8, heads=2, sequence=6, dtype=torch.float64)
 
 
-def test_layers_are_shared_out_evenly_the_first_stages_taking_more() -> None:
-    assert partition(8, 4) == (range(0, 2), range(2, 4), range(4, 6), range(6, 8))
-    assert [len(layers) for layers in partition(7, 3)] == [3, 2, 2]
-    assert partition(4, 2, (3, 1)) == (range(0, 3), range(3, 4))
-
-
 @pytest.mark.parametrize(
     ("layers", "stages", "split", "message"),
     [
@@ -229,13 +223,6 @@ def test_untrained_loss_is_that_of_a_guess() -> None:
     batch = TextData(1, 8, 6).batch(0, 0)
     loss = cross_entropy(GptStage(CONFIG, range(4))(batch.tokens[0]), batch.targets[0])
     assert float(loss.detach()) == pytest.approx(torch.log(torch.tensor(256.0)).item(), abs=0.1)
-
-
-def test_heads_that_do_not_divide_are_one_line() -> None:
-    with pytest.raises(UsageError, match="hidden size 10 does not divide into 4 heads"):
-        GptConfig(layers=1, hidden=10, heads=4, sequence=4)
-    with pytest.raises(UsageError, match="layers is 0"):
-        GptConfig(layers=0, hidden=8, heads=4, sequence=4)
 
 
 def test_batches_are_text_and_the_same_for_the_same_step_and_rank() -> None:
