@@ -74,15 +74,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_watch, "_SETTLE_S", 0.001)
 
 
-def test_a_short_wait_is_no_hang_and_a_long_one_is(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    for rank in (0, 1):
-        job.post(rank, "all_reduce", 0)
-    assert job.verdict() is None
-    time.sleep(0.25)
-    assert job.verdict() == ("late", (2,))
-
-
 def test_a_rank_is_late_only_where_others_wait_longer_than_they_often_do(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for rank in (0, 1):
@@ -195,9 +186,8 @@ def test_ranks_of_another_node_are_not_known(tmp_path: Path) -> None:
 
 def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    for rank, posted in ((0, 7), (1, 7), (2, 7)):
-        job.post(rank, UNHOOKED, posted - 1)
-    time.sleep(0.25)
+    for rank in range(3):
+        job.post(rank, UNHOOKED, 6)
     assert not job.watch.any_waits()
     assert job.verdict() is None
     for rank in (0, 1):
