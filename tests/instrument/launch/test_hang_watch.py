@@ -74,6 +74,15 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_watch, "_SETTLE_S", 0.001)
 
 
+def test_a_short_wait_is_no_hang_and_a_long_one_is(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for rank in (0, 1):
+        job.post(rank, "all_reduce", 0)
+    assert job.verdict() is None
+    time.sleep(0.25)
+    assert job.verdict() == ("late", (2,))
+
+
 def test_a_rank_is_late_only_where_others_wait_longer_than_they_often_do(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for rank in (0, 1):
