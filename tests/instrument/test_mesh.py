@@ -35,14 +35,6 @@ def test_an_analysis_knows_the_groups_of_every_order() -> None:
             assert all(rank in group for rank, group in enumerate(of_ranks) if group is not None)
 
 
-def test_groups_are_those_of_megatrons_own_example() -> None:
-    # Megatron-LM's parallel_state.initialize_model_parallel: 16 GPUs, tp 2, pp 4.
-    shape = MeshShape(pp=4, dp=2, tp=2)
-    assert shape.groups_of(Axis.DP) == [(0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11), (12, 14), (13, 15)]
-    assert shape.groups_of(Axis.TP) == [(rank, rank + 1) for rank in range(0, 16, 2)]
-    assert shape.groups_of(Axis.PP) == [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
-
-
 def test_an_analysis_knows_the_groups_of_experts() -> None:
     shape = MeshShape(pp=2, dp=2, cp=2, tp=2, ep=4)
     assert (shape.of_stage, shape.edp) == (8, 2)

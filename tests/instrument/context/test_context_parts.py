@@ -14,7 +14,6 @@ from instrument.context.kernels import CpuFlash, CudaFlash, Exact, Kernel, kerne
 from instrument.context.ring import merge
 from instrument.context.shard import ContextShape, Layout, join, positions, shard_sequence
 from instrument.context.squares import RingPlan
-from instrument.context.ulysses import ulysses_kv_heads
 from pptrace.errors import UsageError
 
 shapes = st.builds(ContextShape, st.integers(1, 5), st.integers(1, 4), st.sampled_from(Layout))
@@ -79,16 +78,6 @@ def test_missing_shards_and_empty_shapes_are_refused() -> None:
         join([torch.zeros(1, 4)], ContextShape(2))
     with pytest.raises(UsageError, match="ulysses is 0"):
         ContextShape(2, 0)
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "travelling"),
-    [(8, 8, 4, 8), (8, 4, 4, 4), (8, 2, 4, 4), (8, 1, 8, 8), (6, 6, 3, 6), (8, 8, 1, 8)],
-)
-def test_kv_heads_are_repeated_only_where_there_are_too_few(
-    heads: int, kv_heads: int, size: int, travelling: int
-) -> None:
-    assert ulysses_kv_heads(heads, kv_heads, size) == travelling
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.booleans(), st.sampled_from(Layout), st.booleans())

@@ -93,11 +93,6 @@ def test_the_loads_of_a_bidirectional_plan_count_both_copies() -> None:
     assert rank_loads(LayerTimes(1, (10, 20, 30, 40), 5), plan, (1, 1, 1, 1)) == (56, 50, 50, 56)
 
 
-def test_a_slow_head_takes_layers_from_the_last_stage() -> None:
-    times = LayerTimes(embedding_ns=5, layers_ns=(10,) * 8, head_ns=20)
-    assert balance(times, build("1f1b", 2, 2)) == (5, 3)
-
-
 def test_times_that_cannot_be_are_one_line() -> None:
     with pytest.raises(UsageError, match="4 stages need at least 4 layers and the model has 3"):
         balance(LayerTimes(1, (1, 1, 1), 1), build("1f1b", 4, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from instrument.backward_split.split import Linear, WeightQueue, WeightWork, attach
-from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt import GptConfig, GptStage, cross_entropy
 from pptrace.errors import PptraceError
 
 CONFIG = GptConfig(layers=2, hidden=8, heads=2, sequence=6, dtype=torch.float64)
@@ -120,23 +120,6 @@ def test_an_input_gradient_keeps_only_what_its_weight_gradients_need_and_they_fr
     assert [alive(watch.inputs) for watch in watches] == [0, 9]
     finish(works[1])
     assert alive(watches[1].inputs) == 0
-
-
-@pytest.mark.parametrize("recompute", Recompute)
-def test_what_runs_again_is_not_kept_after_the_forward(recompute: Recompute) -> None:
-    stage = GptStage(replace(CONFIG, recompute=recompute), range(2))
-    queue = attach(stage)
-    watch = Watch()
-    hooks = [part.register_forward_hook(watch) for part in stage.modules() if isinstance(part, Linear)]
-    loss = loss_of(stage)
-    for hook in hooks:
-        hook.remove()
-    kept = {Recompute.NONE: 4 + 4 + 1, Recompute.SELECTIVE: 4 + 4 + 1, Recompute.FULL: 1}  # FULL: the head's
-    assert alive(watch.inputs) == kept[recompute]
-    with queue.collecting() as work:
-        loss.backward()
-    finish(work)
-    check(stage)
 
 
 def test_a_queue_that_does_not_collect_takes_nothing() -> None:
