@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pydoc_data import topics
 
@@ -16,28 +17,47 @@ from pptrace.errors import PptraceError, UsageError
 class Batch:
     """One step of one pipeline; ``tokens`` and ``targets`` are int64 (microbatches, microbatch size, sequence).
 
-    Without microbatches where a rank has no stage that reads them.
+    Without microbatches where a rank has no stage that reads them. ``lengths`` are the tokens of each sequence of a microbatch,
+    behind which is padding; None: all have the whole length.
     """
 
     tokens: Tensor
     targets: Tensor
+    lengths: Sequence[int] | None = None
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+        tokens, targets = (of.to(device, non_blocking=True) for of in (self.tokens, self.targets))
+        return Batch(tokens, targets, self.lengths)
 
     def tokens_of(self, microbatch: int) -> Tensor:
-        """(microbatch size, sequence)."""
-        return _part(self.tokens, microbatch, "tokens, which the first stage reads")
+        """(microbatch size, tokens of its sequences)."""
+        return self._part(self.tokens, microbatch, "tokens, which the first stage reads")
 
     def targets_of(self, microbatch: int) -> Tensor:
-        """(microbatch size, sequence)."""
-        return _part(self.targets, microbatch, "targets, which the last stage reads")
+        """(microbatch size, tokens of its sequences)."""
+        return self._part(self.targets, microbatch, "targets, which the last stage reads")
+
+    def _part(self, of: Tensor, microbatch: int, what: str) -> Tensor:
+        if not len(of):
+            raise PptraceError(f"this rank's batch has no {what}; make it for the stages that the rank runs")
+        return of[microbatch] if self.lengths is None else of[microbatch, :, : self.lengths[microbatch]]
 
 
-def _part(of: Tensor, microbatch: int, what: str) -> Tensor:
-    if not len(of):
-        raise PptraceError(f"this rank's batch has no {what}; make it for the stages that the rank runs")
-    return of[microbatch]
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths that sequences have in tokens, of one microbatch alike: multiples of ``multiple`` from ``shortest`` to ``longest``,
+    drawn evenly.
+    """
+
+    shortest: int
+    longest: int
+    multiple: int = 1
+    seed: int = 0
+
+    def of(self, step: int, microbatch: int) -> int:
+        """The length in a microbatch of all pipelines, which are numbered one after the other."""
+        number = (self.longest - self.shortest) // self.multiple + 1
+        return self.shortest + self.multiple * (mix(self.seed, step, microbatch) % number)
 
 
 class TextData:
@@ -47,7 +67,9 @@ class TextData:
     training on n replicas can be compared with training in one process.
     """
 
-    def __init__(self, num_microbatches: int, microbatch_size: int, sequence: int, seed: int = 0) -> None:
+    def __init__(
+        self, num_microbatches: int, microbatch_size: int, sequence: int, seed: int = 0, lengths: Lengths | None = None
+    ) -> None:
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
         self._bytes = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         if min(num_microbatches, microbatch_size, sequence) < 1 or sequence >= len(self._bytes):
@@ -58,6 +80,19 @@ class TextData:
         self._shape = (num_microbatches, microbatch_size)
         self._sequence = sequence
         self._seed = seed
+        self._lengths = lengths
+
+    @property
+    def length_of(self) -> Callable[[int, int], int] | None:
+        """(step, microbatch of all pipelines) → tokens of its sequences; None where all have as many."""
+        return None if self._lengths is None else self._lengths.of
+
+    def lengths(self, step: int, dp_rank: int) -> tuple[int, ...] | None:
+        """The tokens of a sequence of each microbatch of one pipeline in one step; None where all have as many."""
+        if self._lengths is None:
+            return None
+        first, number = dp_rank * self._shape[0], self._shape[0]
+        return tuple(self._lengths.of(step, microbatch) for microbatch in range(first, first + number))
 
     def batch(self, step: int, dp_rank: int) -> Batch:
         """The batch of one pipeline in one step; each target is the byte after its token."""
@@ -66,4 +101,4 @@ class TextData:
         drawn = ((dp_rank + 1) * num_microbatches, microbatch_size)  # those of the replicas before this one as well
         starts = torch.randint(len(self._bytes) - self._sequence, drawn, generator=generator)[-num_microbatches:]
         window = self._bytes[starts.unsqueeze(-1) + torch.arange(self._sequence + 1)].long()
-        return Batch(window[..., :-1].contiguous(), window[..., 1:].contiguous())
+        return Batch(window[..., :-1].contiguous(), window[..., 1:].contiguous(), self.lengths(step, dp_rank))

@@ -121,6 +121,12 @@ def _add_schedule(add: Add) -> None:
         f"{DEFAULT_PREFETCH}, or 0 with --p2p-mode blocking, --negotiate or Megatron-LM's --p2p-calls",
     )
     add("--negotiate", action="store_true", help="send the shape before every message")
+    add(
+        "--variable-seq-lengths",
+        type=int,
+        metavar="SHORTEST",
+        help="sequences of each microbatch have SHORTEST to --seq tokens, drawn anew in every step; needs --negotiate",
+    )
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the number of GPUs")
 
 
@@ -231,7 +237,7 @@ def _add_training(add: Add) -> None:
         metavar="N",
         help="after each N steps evaluate: forwards alone, without dropout, on batches that are not trained on",
     )
-    add("--eval-iters", type=int, default=1, metavar="N", help="batches of an evaluation (1)")
+    add("--eval-iters", type=int, metavar="N", help="batches of an evaluation (1)")
     add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
     add(
         "--memory", action="store_true", help="after the last step, one more step that measures each rank's activations"

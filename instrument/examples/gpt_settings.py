@@ -13,7 +13,7 @@ import torch
 
 from instrument.context.shard import KeyExchange
 from instrument.context.shard import Layout as ContextLayout
-from instrument.data.text import TextData
+from instrument.data.text import Lengths, TextData
 from instrument.examples.expert_arguments import read_experts
 from instrument.examples.faults import check_faults
 from instrument.examples.gpt_arguments import (
@@ -109,7 +109,8 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     check_faults(options.fault, rank_info.world, plan, is_sleeping=is_sleeping)
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
         raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
-    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
+    lengths = _lengths(options, shape, parallel)
+    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed, lengths)
     backend = _choose_backend(options.backend, rank_info)
     wiring = _make_wiring(options, backend, rank_info, parallel)
     check_zero(wiring.zero, shape, plan, model)
@@ -119,6 +120,27 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     if wiring.calls is not Calls.PLAN:
         require_progress(plan, [arrange(plan, rank, posting) for rank in range(plan.pp)])
     return Settings(shape, plan, model, layer_partition, data, backend, wiring, preset)
+
+
+def _lengths(options: argparse.Namespace, shape: MeshShape, parallel: ParallelOptions) -> Lengths | None:
+    """Lengths of sequences that every rank of a context- and sequence-parallel group has an equal part of; None: all alike."""
+    shortest = options.variable_seq_lengths
+    if shortest is None:
+        return None
+    multiple = math.lcm(parallel.context(shape.cp).divisor, shape.cp * (shape.tp if parallel.sequence else 1))
+    if not 1 <= shortest <= options.seq or shortest % multiple:
+        raise UsageError(
+            f"--variable-seq-lengths is {shortest}; expected from 1 to --seq {options.seq}, and a multiple of "
+            f"{multiple}, by which cp and sequence parallelism share tokens out"
+        )
+    if not options.negotiate:
+        raise UsageError("--variable-seq-lengths: a rank learns from a message's shape how long it is; add --negotiate")
+    for name in ("experts", "balance", "layer_times", "recompute_microbatches_beyond"):
+        if getattr(options, name) not in (None, False):
+            raise UsageError(
+                f"--variable-seq-lengths with --{name.replace('_', '-')}, which is for one length of all; leave out one"
+            )
+    return Lengths(shortest, options.seq, multiple, options.seed)
 
 
 def _apply_preset(options: argparse.Namespace, plan: Plan) -> str:
@@ -151,6 +173,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("steps", "microbatch_size", "eval_interval", "eval_iters"):
         if (count := getattr(options, name)) is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {count}; expected at least 1")
+    if options.eval_iters is not None and options.eval_interval is None:
+        raise UsageError(
+            "--eval-iters says how many batches an evaluation has; say when there is one with --eval-interval"
+        )
     if options.eval_interval is not None and options.optimizer_sync == OptimizerSync.POST_VALIDATION:
         raise UsageError(
             "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step; use "

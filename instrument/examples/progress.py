@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,11 +44,14 @@ class Work:
 
 
 class Progress:
-    """Prints one line per step. On a GPU a step's line is printed during the next step, so that reading the loss waits
-    for no pending work, and the step's time is the device's."""
+    """Prints one line per step, for whose work it asks.
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    On a GPU a step's line is printed during the next step, so that reading the loss waits for no pending work, and the step's
+    time is the device's.
+    """
+
+    def __init__(self, work_of: Callable[[int], Work]) -> None:
+        self._work_of = work_of
         self._started = 0.0
         self._began: torch.cuda.Event | None = None
         self._waiting: tuple[int, Tensor, torch.cuda.Event, torch.cuda.Event] | None = None
@@ -77,7 +81,7 @@ class Progress:
 
     def _print(self, step: int, loss: float, seconds: float) -> None:
         print(
-            f"step {step:4d}   loss {loss:7.4f}   {seconds * 1e3:8.1f} ms   {self._work.rates(seconds)}",
+            f"step {step:4d}   loss {loss:7.4f}   {seconds * 1e3:8.1f} ms   {self._work_of(step).rates(seconds)}",
             flush=True,
         )
 

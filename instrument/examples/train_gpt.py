@@ -15,8 +15,10 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +93,18 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     install_faults(options.fault, mesh, settings.plan)
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
-    feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
+    feed = make_feed(settings.data, mesh, settings.plan, parallel, wiring.device, rows)
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, options.lr)
     clipped = _make_clipped(runtime, optimizer, mesh, options) if options.clip_grad else None
     _describe_run(observer, settings, mesh, options)
     reports = mesh.rank == settings.shape.rank_of(settings.plan.placement[-1], 0, 0, 0)
-    tokens = settings.plan.num_microbatches * options.microbatch_size * options.seq * mesh.shape.dp
-    work = Work(tokens, _flops(settings, options), mesh.shape.world, _peak(settings, options) if reports else None)
-    progress = Progress(work)
+    peak = _peak(settings, options) if reports else None
+    work_of = partial(_work, settings, options, peak)
+    progress = Progress(work_of)
     if reports:
         if settings.preset:
             print(settings.preset, flush=True)
-        print(work.heading(), flush=True)
+        print(work_of(0).heading(), flush=True)
         if parallel.context.layout is Layout.CONTIGUOUS and parallel.context.ring > 1:
             print(imbalance_line(options.seq, parallel.context), flush=True)
         if skipped := skipped_kinds(settings.plan):
@@ -140,7 +142,7 @@ def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, opt
         sizes |= {"ep": shape.ep, "etp": shape.etp}
 
     def predict(counts: Mapping[str, Any] | None, steps: range) -> dict[str, object]:
-        volume = StepVolume(facts, shape, settings.plan, routes_of(mesh.rank, counts))
+        volume = StepVolume(facts, shape, settings.plan, routes_of(mesh.rank, counts), settings.data.length_of)
         return predicted_facts(volume, mesh.rank, steps, on_device=on_device)
 
     observer.describe(
@@ -165,16 +167,29 @@ def _form(settings: Settings, options: argparse.Namespace) -> RankForm:
     return RankForm.of(settings.model, options.microbatch_size, settings.shape, settings.wiring.parallel)
 
 
-def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
-    """FLOPs of a step of all pipelines."""
+def _work(settings: Settings, options: argparse.Namespace, peak: Peak | None, step: int) -> Work:
+    """The work of a step of all pipelines."""
     plan, num_unrecomputed, num_full = settings.plan, options.recompute_microbatches_beyond, 0
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
-    sequences, model = plan.num_microbatches * options.microbatch_size, settings.model
+    dp, microbatches = settings.shape.dp, plan.num_microbatches
+    of_replicas = [settings.data.lengths(step, dp_rank) or (options.seq,) * microbatches for dp_rank in range(dp)]
+    numbers = Counter(length for lengths in of_replicas for length in lengths)
+    tokens = options.microbatch_size * sum(length * number for length, number in numbers.items())
+    flops = [
+        _flops(settings, length, number * options.microbatch_size, num_full * dp) for length, number in numbers.items()
+    ]
+    together = StepFlops(sum(part.model for part in flops), sum(part.hardware for part in flops))
+    return Work(tokens, together, settings.shape.world, peak)
+
+
+def _flops(settings: Settings, length: int, sequences: int, num_full: int) -> StepFlops:
+    """FLOPs of some sequences of one length, of which layers recompute ``num_full`` fully."""
+    model = replace(settings.model, sequence=length)
     if model.recompute is Recompute.FULL and model.recompute_method is RecomputeMethod.BLOCK:
         num_layers = sum(min(model.recompute_num_layers, len(layers)) for layers in settings.layer_partition)
         num_full, model = sequences * num_layers, replace(model, recompute=Recompute.NONE)
-    return step_flops(model, sequences, num_full, settings.shape.tp).times(settings.shape.dp)
+    return step_flops(model, sequences, num_full, settings.shape.tp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
@@ -204,7 +219,7 @@ def _evaluate(
 ) -> None:
     """Run the forwards of some batches that no step has, and print their mean loss on the rank that reports."""
     began, losses = time.perf_counter(), []
-    for index in range(options.eval_iters):
+    for index in range(options.eval_iters or 1):
         with observer.recorder.span(SpanKind.EVAL, step):
             batch = feed.batch(options.steps + 1 + index)
         losses.append(runtime.evaluate(batch, step))
@@ -221,11 +236,15 @@ def _make_runtime(
         if not (options.sleep_forward or options.sleep_backward):
             return stage
 
+        length = (
+            options.seq // mesh.shape.cp if stage.embedding is not None else parallel.activation_length(options.seq)
+        )
+
         def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
             unit_s, weight_ms = 1e-3 * times, options.sleep_weight
             weight_s = None if weight_ms is None else weight_ms * unit_s
             return SleepingStage(
-                module, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s, part
+                module, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s, part, length
             )
 
         layers = sleeping(stage, len(stage.blocks) if options.sleep_per_layer else 1, "layers")
@@ -288,6 +307,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         overlap=options.overlap,
         ulysses=options.ulysses,
         cp_comm_type=options.cp_comm_type,
+        shortest_sequence=options.variable_seq_lengths,
         recompute=options.recompute,
         recompute_microbatches_beyond=options.recompute_microbatches_beyond,
         zero=int(settings.wiring.zero),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from instrument.context.shard import shard_sequence
-from instrument.data.text import Batch
+from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh
 from instrument.models.parallel import Parallel
 from pptrace.schedule.plan import Plan
-
-Source = Callable[[int, int], Batch]
-"""(step, dp rank) → the whole batch of one pipeline."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +26,7 @@ class BatchFeed:
     ``get_batch_on_this_cp_rank``.
     """
 
-    source: Source
+    source: TextData
     mesh: Mesh
     parallel: Parallel
     device: torch.device
@@ -45,15 +42,17 @@ class BatchFeed:
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         if not any(wanted):
             return Batch(none, none)
+        lengths = self.source.lengths(step, self.mesh.dp_rank)
+        held = None if lengths is None else [length // self.parallel.context.size for length in lengths]
         received = iter(group.broadcast(self._make_batch(step) if group.rank == 0 else self._receive_buffer(), 0))
         tokens, targets = (next(received) if reads else none for reads in wanted)
-        return Batch(tokens, targets)
+        return Batch(tokens, targets, held)
 
     def _make_batch(self, step: int) -> Tensor:
         """Tokens, targets or both: (1 or 2, microbatches, microbatch size, sequence / cp)."""
-        whole = self.source(step, self.mesh.dp_rank)
+        whole = self.source.batch(step, self.mesh.dp_rank)
         parts = [whole.tokens] * self.reads_tokens + [whole.targets] * self.reads_targets
-        stacked = torch.stack([self._shard_sequence(part) for part in parts])
+        stacked = torch.stack([self._shard_sequence(part, whole.lengths) for part in parts])
         return stacked.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else stacked
 
     def _receive_buffer(self) -> Tensor:
@@ -62,12 +61,19 @@ class BatchFeed:
         size = (self.reads_tokens + self.reads_targets, *rows, held)
         return torch.empty(size, dtype=torch.int64, device=self.device)
 
-    def _shard_sequence(self, part: Tensor) -> Tensor:
-        return shard_sequence(part, self.parallel.context, self.parallel.cp_rank, dim=part.dim() - 1)
+    def _shard_sequence(self, part: Tensor, lengths: Sequence[int] | None) -> Tensor:
+        """(microbatches, microbatch size, sequence / cp) of the whole; each shorter sequence is sharded, then padded."""
+        context, cp_rank = self.parallel.context, self.parallel.cp_rank
+        if lengths is None:
+            return shard_sequence(part, context, cp_rank, dim=part.dim() - 1)
+        held = part.new_zeros((*part.shape[:-1], part.shape[-1] // context.size))
+        for row, microbatch, length in zip(held, part, lengths, strict=True):
+            row[:, : length // context.size] = shard_sequence(microbatch[:, :length], context, cp_rank)
+        return held
 
 
 def make_feed(
-    source: Source, mesh: Mesh, plan: Plan, parallel: Parallel, device: torch.device, rows: tuple[int, int]
+    source: TextData, mesh: Mesh, plan: Plan, parallel: Parallel, device: torch.device, rows: tuple[int, int]
 ) -> BatchFeed:
     """The feed of this rank, by the stages that the plan gives it; ``rows`` are microbatch size and whole sequence."""
     stages = plan.stages_of(mesh.pp_rank)

@@ -56,10 +56,6 @@ class StepFlops:
     model: int
     hardware: int
 
-    def times(self, replicas: int) -> StepFlops:
-        """FLOPs of that many data-parallel pipelines."""
-        return StepFlops(self.model * replicas, self.hardware * replicas)
-
 
 def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int = 1) -> StepFlops:
     """FLOPs of a step of ``num_sequences`` sequences of ``config.sequence`` tokens.

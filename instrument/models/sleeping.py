@@ -17,20 +17,21 @@ class _Sleep(torch.autograd.Function):
     """Identity in both directions; sleeps in each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stage: SleepingStage) -> Tensor:
+    def forward(ctx: Any, x: Tensor, stage: SleepingStage, share: float) -> Tensor:
         ctx.stage = stage
-        _spend(x.device, stage.forward_s, stage.part)
+        ctx.share = share
+        _spend(x.device, share * stage.forward_s, stage.part)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         stage, queue, device = ctx.stage, ctx.stage.queue, gradients[0].device
         if _collects(queue):
-            queue.put(_SleepWork(device, stage.weight_s, stage.part))
-            _spend(device, stage.backward_s - stage.weight_s, stage.part)
+            queue.put(_SleepWork(device, ctx.share * stage.weight_s, stage.part))
+            _spend(device, ctx.share * (stage.backward_s - stage.weight_s), stage.part)
         else:
-            _spend(device, stage.backward_s, stage.part)
-        return gradients[0], None
+            _spend(device, ctx.share * stage.backward_s, stage.part)
+        return gradients[0], None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,18 @@ class SleepingStage(Splittable, nn.Module):
     """A stage that computes as before and then sleeps: on the host for a CPU stage, in the stream for a GPU's.
 
     ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; None: half of it. ``part`` names the
-    part of the model that would have taken the time.
+    part of the model that would have taken the time. ``length`` is the length of the inputs (their second size) for which the
+    times are, and others take a part of them; None: all sleep as long.
     """
 
     def __init__(
-        self, stage: nn.Module, forward_s: float, backward_s: float, weight_s: float | None = None, part: str = "layers"
+        self,
+        stage: nn.Module,
+        forward_s: float,
+        backward_s: float,
+        weight_s: float | None = None,
+        part: str = "layers",
+        length: int | None = None,
     ) -> None:
         super().__init__()
         self.stage = stage
@@ -61,9 +69,11 @@ class SleepingStage(Splittable, nn.Module):
         self.backward_s = backward_s
         self.weight_s = backward_s / 2 if weight_s is None else weight_s
         self.part = part
+        self.length = length
 
     def forward(self, x: Tensor, **kwargs: object) -> Tensor:
-        output: Tensor = _Sleep.apply(self.stage(x, **kwargs), self)  # type: ignore[no-untyped-call]
+        share = 1.0 if self.length is None else x.shape[1] / self.length
+        output: Tensor = _Sleep.apply(self.stage(x, **kwargs), self, share)  # type: ignore[no-untyped-call]
         return output
 
 

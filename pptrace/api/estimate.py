@@ -381,6 +381,11 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
             raise UsageError(
                 f"{spell(name)} {getattr(options, name) or part}{twice} does not divide {what} {number}; choose a divisor"
             )
+    if facts.cp_comm_type == "all_gather" and mesh.cp == facts.ulysses:
+        raise UsageError(
+            f"{spell('cp_comm_type')} all_gather is for the ranks of cp that exchange no heads, of which there is 1; give "
+            f"{spell('cp')} a larger multiple of {spell('ulysses')}"
+        )
     if facts.cp_comm_type == "all_gather" and facts.ulysses > 1 and facts.zero and mesh.dp == 1:
         raise UsageError(
             f"{spell('cp_comm_type')} all_gather with {spell('ulysses')}, {spell('zero')} and one pipeline: groups of two sizes "
@@ -393,8 +398,8 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
 
 
 def _links(given: Sequence[str] | None, spell: Spelling) -> dict[str, float]:
-    """Bytes per ns of each axis."""
-    speeds: dict[str, float] = {}
+    """Bytes per ns of each axis: as given for it, else for the axis whose links it takes, else for all."""
+    of_axis: dict[str, float] = {}
     for text in [given] if isinstance(given, str) else (given or ()):
         axis, _, number = str(text).rpartition("=")
         try:
@@ -405,7 +410,12 @@ def _links(given: Sequence[str] | None, spell: Spelling) -> dict[str, float]:
             raise UsageError(
                 f"{spell('link')} {text}: expected GB/s above 0, such as 25, or of an axis, tp=300 ({', '.join(_AXES)})"
             )
+        if axis in of_axis:
+            raise UsageError(f"{spell('link')} gives the speed of {axis or 'all axes'} twice; give it once")
         require_number(spell("link"), speed, "GB/s", 1e6)
-        for name in (axis,) if axis else _AXES:
-            speeds |= dict.fromkeys((name, *_SAME_LINKS.get(name, ())), speed)
+        of_axis[axis] = speed
+    everywhere = of_axis.pop("", None)
+    speeds: dict[str, float] = {}
+    for axis, speed in [*((axis, everywhere) for axis in _AXES if everywhere), *of_axis.items()]:
+        speeds |= dict.fromkeys((axis, *_SAME_LINKS.get(axis, ())), speed)
     return speeds

@@ -38,7 +38,8 @@ class GptFacts:
     has any. ``attention_kernel`` is that of the fused attention, None where the ring runs instead. ``sleeps``: stages sleep,
     and compute the halves of overlapped pairs one after the other. ``vocabulary`` is the number of token ids, for which a rank of
     tp has :meth:`vocabulary_rows`. ``cp_comm_type`` is how keys reach ranks of cp that exchange no heads: ``p2p`` or
-    ``all_gather``.
+    ``all_gather``. ``shortest_sequence`` is None where all sequences have ``sequence`` tokens, else what a microbatch of the
+    shortest ones has. ``num_positions`` are the rows of learned positions, None for as many as ``sequence``.
     """
 
     hidden: int
@@ -70,11 +71,13 @@ class GptFacts:
     recompute_num_layers: int = 1
     recompute_modules: tuple[str, ...] = ("core_attn",)
     cp_comm_type: str = "p2p"
+    shortest_sequence: int | None = None
+    num_positions: int | None = None
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
         facts = asdict(self)
-        del facts["sleeps"], facts["form"]
+        del facts["sleeps"], facts["form"], facts["num_positions"]
         experts = facts.pop("experts") or {}
         named = {"experts" if name == "num" else f"experts_{name}": value for name, value in experts.items()}
         return {"name": "gpt", **facts, **named}
@@ -197,7 +200,8 @@ def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int
     if facts.form.numbers is not None:
         return _given_parameters(facts, facts.form.numbers, stage, tp)
     rows = facts.vocabulary_rows(tp)
-    positions = (_whole((facts.sequence, hidden), shards),) if facts.form.family.has_positions else ()
+    num_positions = facts.sequence if facts.num_positions is None else facts.num_positions
+    positions = (_whole((num_positions, hidden), shards),) if facts.form.family.has_positions else ()
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
     attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(facts, facts.mlp_width // tp, shards)
     layers = [

@@ -60,6 +60,8 @@ class MemoryPrediction:
     def reason(self) -> str | None:
         """Reason why activations are not predicted; None where they are, as far as routes to experts are known."""
         facts = self._volume.facts
+        if facts.shortest_sequence is not None:
+            return f"sequences have {facts.shortest_sequence} to {facts.sequence} tokens, and what a step keeps varies with them"
         if facts.attention_kernel == _SCORES_STORED:
             return "the attention ran without a fused kernel, and what it stores is not known"
         if facts.experts is not None and facts.experts.jitter > 0:

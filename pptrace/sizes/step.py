@@ -8,7 +8,8 @@ taken back (post-validation) is not among them. What travels to experts depends 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from pptrace import axes
@@ -50,10 +51,21 @@ class StepVolume:
         mesh: sizes and order of the axes.
         plan: the run's own, with sends and receives or without.
         routes: of each rank's tokens to experts, as they were counted.
+        lengths: the tokens of a sequence by step and microbatch of all pipelines, numbered one after the other; None: all have
+            ``facts.sequence``.
     """
 
-    def __init__(self, facts: GptFacts, mesh: Mesh, plan: Plan, routes: Routes | None = None) -> None:
+    def __init__(
+        self,
+        facts: GptFacts,
+        mesh: Mesh,
+        plan: Plan,
+        routes: Routes | None = None,
+        lengths: Callable[[int, int], int] | None = None,
+    ) -> None:
         self.facts = facts
+        self._lengths = lengths
+        self._of_length = {facts.sequence: self}
         self.mesh = mesh
         self.plan = plan
         self.experts = None if facts.experts is None else ExpertVolume(facts, mesh, routes or {})
@@ -63,10 +75,27 @@ class StepVolume:
 
     def of_rank(self, rank: int, step: int) -> Volume:
         """Communication of a global rank in a step."""
-        pp_rank = self.pp_rank(rank)
+        pp_rank, lengths = self.pp_rank(rank), self.lengths_of(rank, step)
         if rank not in self._every_step:
             self._every_step[rank] = self._always(rank, pp_rank)
-        return total((self._every_step[rank], *self._clipping(pp_rank, step), *self._routed(rank, pp_rank, step)))
+        varying = () if lengths is None else self._actions(pp_rank, lengths)
+        every_step = self._every_step[rank]
+        return total((every_step, *varying, *self._clipping(pp_rank, step), *self._routed(rank, pp_rank, step)))
+
+    def lengths_of(self, rank: int, step: int) -> Sequence[int] | None:
+        """The tokens of a sequence of each microbatch of a rank's pipeline in a step; None where they do not vary."""
+        if self._lengths is None:
+            return None
+        first, number = self.mesh.coordinates_of(rank)[1] * self.plan.num_microbatches, self.plan.num_microbatches
+        return [self._lengths(step, microbatch) for microbatch in range(first, first + number)]
+
+    def at(self, sequence: int) -> StepVolume:
+        """The same of sequences of another length."""
+        if sequence not in self._of_length:
+            num_positions = self.facts.num_positions or self.facts.sequence
+            facts = replace(self.facts, sequence=sequence, num_positions=num_positions)
+            self._of_length[sequence] = StepVolume(facts, self.mesh, self.plan)
+        return self._of_length[sequence]
 
     def pp_rank(self, rank: int) -> int:
         """The pipeline rank of a global rank."""
@@ -74,8 +103,8 @@ class StepVolume:
 
     def _always(self, rank: int, pp_rank: int) -> Volume:
         """Communication that is the same in every step."""
-        gradients = self.gradients_of(rank)
-        return total((*self._batch(pp_rank), *self._actions(pp_rank), *gradients.volumes(), *self._loss(pp_rank)))
+        gradients, actions = self.gradients_of(rank), self._actions(pp_rank) if self._lengths is None else ()
+        return total((*self._batch(pp_rank), *actions, *gradients.volumes(), *self._loss(pp_rank)))
 
     @property
     def _tp(self) -> int:
@@ -130,19 +159,20 @@ class StepVolume:
         num_bytes = reads * self.plan.num_microbatches * self._tokens * _TOKEN_BYTES
         yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if reads else 0)
 
-    def _actions(self, pp_rank: int) -> Iterator[Volume]:
+    def _actions(self, pp_rank: int, lengths: Sequence[int] | None = None) -> Iterator[Volume]:
         recomputed = self.fully_recomputed(pp_rank)
-        forwards: Counter[int] = Counter()
-        backwards: Counter[tuple[int, bool]] = Counter()
+        forwards: Counter[tuple[int, int]] = Counter()
+        backwards: Counter[tuple[int, int, bool]] = Counter()
         for half in iter_halves(self.plan.ranks[pp_rank]):
+            sequence = self.facts.sequence if lengths is None else lengths[half.microbatch or 0]
             if half.kind is Kind.F:
-                forwards[half.stage] += 1
+                forwards[sequence, half.stage] += 1
             elif half.kind in (Kind.B, Kind.I):
-                backwards[half.stage, (half.stage, half.microbatch) in recomputed] += 1
-        for stage, count in forwards.items():
-            yield times(self.forward(stage), count)
-        for (stage, fully_recomputed), count in backwards.items():
-            yield times(self.backward(stage, fully_recomputed), count)
+                backwards[sequence, half.stage, (half.stage, half.microbatch) in recomputed] += 1
+        for (sequence, stage), count in forwards.items():
+            yield times(self.at(sequence).forward(stage), count)
+        for (sequence, stage, fully_recomputed), count in backwards.items():
+            yield times(self.at(sequence).backward(stage, fully_recomputed), count)
 
     def forward(self, stage: int) -> Volume:
         """Communication of one F of a stage of the plan, but for rows to experts."""

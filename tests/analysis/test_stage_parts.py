@@ -228,6 +228,11 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
     asked = Asked(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, analysis)
     report = replace(bare, **answer(asked))
     (found,) = report.findings
+    assert (
+        set(bare.missing_evidence) - set(report.missing_evidence)
+        == {one for one in bare.missing_evidence if "a slow worker cannot be distinguished" in one.reason}
+        != set()
+    )
     than, of = found.evidence["same_work_as"], "layers (1)" if knows_layers else "kernels or operators of each kind"
     assert than in (0, 1, 3) if knows_layers else than == 1
     assert found.evidence["same_work_ratio"] == pytest.approx(3, rel=0.2)

@@ -106,7 +106,7 @@ def test_every_schedule_computes_the_same_and_holds_what_its_plan_holds(schedule
 
 def test_a_sweep_lists_what_fits_with_the_shortest_step_first_and_why_others_do_not(config: Path) -> None:
     swept = ("--pp", "1,2,4", "--tp", "1,2", "--recompute", "none,full", "--sequence", "4096", "--ranks", "8")
-    speeds = ("--tflops", "400", "--link", "tp=300", "--link", "25")
+    speeds = ("--tflops", "400", "--link", "25", "--link", "tp=300")
     options = (
         "estimate",
         "1f1b",
@@ -125,6 +125,8 @@ def test_a_sweep_lists_what_fits_with_the_shortest_step_first_and_why_others_do_
     assert "do not fit, such as" in out
     points = json.loads(pptrace_here(*options, "--json", "-").out)["points"]
     assert len(points) == 12
+    turned = tuple({"25": "tp=300", "tp=300": "25"}.get(str(option), option) for option in options)
+    assert json.loads(pptrace_here(*turned, "--json", "-").out)["points"] == points
     fitting = [point for point in points if point["fits"]]
     assert fitting == points[: len(fitting)]
     times = [point["rank_ns_per_token"] for point in fitting]
@@ -154,6 +156,14 @@ def test_a_sweep_of_which_nothing_fits_says_so(config: Path) -> None:
         (("--model", "CONFIG", "--microbatches", "8", "--tp", "3"), "--tp 3 does not divide heads 32"),
         (("--model", "CONFIG", "--microbatches", "8", "--ep", "2", "--dp", "2"), "the model has none; say --experts"),
         (("--model", "CONFIG", "--microbatches", "8", "--link", "tp=fast"), "--link tp=fast: expected GB/s above 0"),
+        (
+            ("--model", "CONFIG", "--microbatches", "8", "--link", "25", "--link", "9"),
+            "--link gives the speed of all axes twice",
+        ),
+        (
+            ("--model", "CONFIG", "--microbatches", "8", "--cp-comm-type", "all_gather"),
+            "of which there is 1; give --cp",
+        ),
         (("--model", "CONFIG", "--microbatches", "8", "--zero", "4"), "--zero is 4; expected at most 3"),
         (("--model", "CONFIG", "--microbatches", "8", "--fits", "many"), "expected a size such as 80GB"),
         (("--model", "CONFIG", "--microbatches", "8", "--ranks", "8"), "--ranks needs --sweep"),

@@ -143,7 +143,7 @@ def runtime_of(setting: Setting, mesh: Mesh, overlap: bool) -> tuple[PipelineRun
     gpt = GptPipeline(plan, config, partition(LAYERS, plan.chain_length), SIZE, wrap)
     runtime = make_gpt_runtime(mesh, gpt, Wiring(CPU, prefetch_depth=2), recorder, parallel)
     data = TextData(MICROBATCHES, SIZE, SEQUENCE)
-    return runtime, make_feed(data.batch, mesh, plan, parallel, CPU, (SIZE, SEQUENCE))
+    return runtime, make_feed(data, mesh, plan, parallel, CPU, (SIZE, SEQUENCE))
 
 
 def step(runtime: PipelineRuntime, feed: BatchFeed, number: int) -> tuple[float, float | None]:

@@ -16,9 +16,11 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.links.collectives import collectives_of, findings_on_hosts, sizes_of_rank, with_peaks
 from pptrace.analysis.links.peaks import (
+    FAST,
     NO_NETWORK,
     Facts,
     device_of,
+    fast_of_sizes,
     fit_link,
     is_same_host,
     members_of,
@@ -57,9 +59,6 @@ class RankTraffic:
     collectives: Slice
     on_device: bool = False
     sizes: Slice = field(default_factory=lambda: Slice.empty("count"))
-
-
-_FAST = 10
 
 
 def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
@@ -151,7 +150,7 @@ def _fast(values: Int64, group: Int64, num_groups: int) -> Int64:
     """The value of each group that a tenth of its values is below."""
     order = np.lexsort((values, group))
     counts = np.bincount(group, minlength=num_groups)
-    fast: Int64 = values[order][np.cumsum(counts) - counts + (counts - 1) // _FAST]
+    fast: Int64 = values[order][np.cumsum(counts) - counts + (counts - 1) // FAST]
     return fast
 
 
@@ -235,7 +234,7 @@ def _link(ends: Slice, facts: Mapping[int, Mapping[str, object]], on_device: Col
     transfer, slack = int(received["transfer"].sum()), int(received["slack"].sum())
     rate = num_bytes / transfer if num_bytes is not None and transfer else None
     peak = peak_between((source, target), facts) if set(ends["rank"].tolist()) <= set(on_device) else None
-    fit = fit_link(sizes, received["fast"], count)
+    fit = fit_link(*fast_of_sizes(sizes, received["fast"], count))
     return Link(
         axis=axis,
         source=source,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.analysis.links.peaks import Facts, LinkFit, fit_link, is_same_host, members_of
+from pptrace.analysis.links.peaks import CLASSES_PER_OCTAVE, FAST, Facts, LinkFit, fit_link, is_same_host, members_of
 from pptrace.analysis.links.types import CollectiveSize, CollectiveSpeed, Interconnect
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.axes import Axis
@@ -26,9 +26,6 @@ from pptrace.sizes.transformer import bus_factor
 from pptrace.slices import Slice, distinct_of
 
 TEXTS, NUMBERS = ("axis", "kind", "algorithm"), ("group_size", "size_class")
-_CLASSES_PER_OCTAVE = 8
-"""Sizes within 9 % of each other are one."""
-_FAST = 10
 _NOT_RECORDED = "not all members are in the traces, so that how long a call waited is not known"
 _UNEVEN = "parts have different sizes, so that bytes handed in do not tell how long a call takes"
 ACROSS_HOSTS = "axis across hosts"
@@ -45,9 +42,7 @@ def sizes_of_rank(comms: Slice) -> Slice:
     is_collective = ~comms.among("kind", (*P2P, Collective.BARRIER)) & (comms["group_size"] != 1)
     rows = comms.where(is_collective)
     sizes = rows["bytes"]
-    size_class = np.where(sizes >= 0, np.floor(np.log2(np.maximum(sizes, 1)) * _CLASSES_PER_OCTAVE), -1).astype(
-        np.int64
-    )
+    size_class = np.where(sizes >= 0, np.floor(np.log2(np.maximum(sizes, 1)) * CLASSES_PER_OCTAVE), -1).astype(np.int64)
     codes = {name: rows.codes(name) for name in TEXTS}
     group, first = distinct_of([*(code for code, _ in codes.values()), rows["group_size"], size_class])
     number, matched = len(first), rows["match"] >= 0
@@ -55,7 +50,7 @@ def sizes_of_rank(comms: Slice) -> Slice:
     of_splits, splits = rows.codes("splits")
     counts, num_matched = (np.bincount(group, mask, number).astype(np.int64) for mask in (None, matched))
     order = np.lexsort((transfer, ~matched, group))
-    fast = transfer[order][np.cumsum(counts) - counts + np.maximum(num_matched - 1, 0) // _FAST]
+    fast = transfer[order][np.cumsum(counts) - counts + np.maximum(num_matched - 1, 0) // FAST]
     columns: dict[str, npt.NDArray[np.generic]] = {
         name: np.array(values, dtype=object)[code[first]] for name, (code, values) in codes.items()
     }

@@ -248,6 +248,10 @@ def ports_reached(kind: str, ranks_on_host: Mapping[str, int], ports_of_host: Ma
     return min(used[host] / ranks * (total - 1) / (total - ranks) for host, ranks in ranks_on_host.items())
 
 
+FAST = 10
+"""Of so many transfers one is faster than a fast one."""
+CLASSES_PER_OCTAVE = 8
+"""Sizes within 9 % of each other are one."""
 LEAST_RATIO = 2.0
 """The largest message has at least so many times the bytes of the smallest."""
 _MOST_OFF = 0.25
@@ -292,6 +296,23 @@ def fit_link(sizes: Int64, times: Int64, count: Int64, name: str = "messages") -
     if off[worst] > _MOST_OFF:
         return LinkFit(reason=f"no line: it misses {name} of {int(sizes[worst])} bytes by {off[worst]:.0%}")
     return LinkFit(max(round(latency), 0), 1 / slope)
+
+
+def fast_of_sizes(sizes: Int64, times: Int64, count: Int64) -> tuple[Int64, Int64, Int64]:
+    """(bytes, ns, number of messages): of messages whose sizes are within 9 % of each other a fast one, as a tenth are faster.
+
+    Where sequences vary in length nearly every message has a size of its own, which chance may have slowed.
+    """
+    size_class = np.floor(np.log2(np.maximum(sizes, 1)) * CLASSES_PER_OCTAVE)
+    fast: list[tuple[int, int, int]] = []
+    for one in np.unique(size_class):
+        rows = np.flatnonzero(size_class == one)
+        rows = rows[np.argsort(times[rows], kind="stable")]
+        up_to = np.cumsum(count[rows])
+        row = rows[np.searchsorted(up_to, (up_to[-1] - 1) // FAST, "right")]
+        fast.append((int(sizes[row]), int(times[row]), int(up_to[-1])))
+    columns: Int64 = np.array(fast, dtype=np.int64).reshape(-1, 3)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 def latencies_of(links: Iterable[Link]) -> dict[tuple[int, int], int]:

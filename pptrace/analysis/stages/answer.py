@@ -269,7 +269,11 @@ def answer(asked: Asked) -> Mapping[str, Any]:
     sizes = gpt_of_run(asked.run.facts.values(), asked.run.schedule)
     layers = None if sizes is None or asked.experts is not None else sizes.layers_per_stage
     findings = tuple(_with_reason(one, compute.differences, totals, layers) for one in asked.report.findings)
-    return {"stages": compute, "findings": findings}
+    answers = {"stages": compute, "findings": findings}
+    if any("same_work" in one.evidence for one in findings):  # they tell a slow rank from a heavy stage
+        missing = tuple(one for one in asked.report.missing_evidence if one.findings != ("straggler",))
+        answers["missing_evidence"] = missing
+    return answers
 
 
 def _with_reason(

@@ -264,7 +264,7 @@ class Corrections:
     def digest(self) -> str:
         """A text that only these corrections have."""
         digest = hashlib.sha256()
-        for (_, rank), correction in sorted(self.by_trace.items(), key=str):
+        for (_, rank), correction in sorted(self.by_trace.items(), key=lambda item: str(item[0])):
             digest.update(f"{rank} {correction.cost_ns}".encode())
             for item in fields(correction)[1:]:
                 digest.update(np.ascontiguousarray(getattr(correction, item.name)).tobytes())

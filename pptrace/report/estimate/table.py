@@ -14,6 +14,7 @@ from pptrace.sizes.estimate import Estimate, RankEstimate
 
 _MOST_RANKS = 16
 _MOST_TENSORS = 8
+_MOST_SCORES = 8
 _NOT_COUNTED = "at the peak, without temporaries, messages on their way and what an allocator rounds up"
 
 
@@ -114,7 +115,8 @@ def context_line(estimate: Estimate, bytes_per_ns: Mapping[str, float], flops_pe
     known = context_object(estimate, bytes_per_ns, flops_per_ns)
     if known is None:
         return ""
-    contiguous = " / ".join(f"{scores:,}" for scores in known["contiguous_scores"])
+    scores = [f"{number:,}" for number in known["contiguous_scores"]]
+    contiguous = " / ".join(scores) if len(scores) <= _MOST_SCORES else f"{scores[0]} to {scores[-1]}"
     line = (
         f"causal scores of a head and sequence: {known['balanced_scores'][0]:,} on each rank of the ring; a contiguous layout "
         f"would have {contiguous}"

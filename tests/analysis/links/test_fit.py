@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.analysis.links.peaks import fit_link
+from pptrace.analysis.links.peaks import fast_of_sizes, fit_link
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(0, 1.0), (5_000, 12.5), (1_000_000, 400.0), (30_000, 0.25)])
@@ -16,6 +16,24 @@ def test_latency_and_bandwidth_of_exact_times_are_found(latency: int, bandwidth:
     assert fit.latency_ns == pytest.approx(latency, abs=2)
     assert fit.bandwidth_gbps == pytest.approx(bandwidth, rel=1e-4)
     assert fit.reason is None
+
+
+def test_messages_that_have_a_size_of_their_own_each_are_fitted_by_fast_ones_of_nearly_their_size() -> None:
+    """Every second transfer takes three times as long as the line says: 30 µs + bytes / 2."""
+    chance = np.random.default_rng(0)
+    sizes = np.sort(chance.choice(np.arange(100_000, 1_600_000), 400, replace=False))
+    times = ((30_000 + sizes / 2) * np.where(chance.random(400) < 0.5, 3, 1)).astype(np.int64)
+    fit = fit_link(*fast_of_sizes(sizes, times, np.ones(400, dtype=np.int64)))
+    assert fit_link(sizes, times, np.ones(400, dtype=np.int64)).latency_ns is None
+    assert fit.latency_ns == pytest.approx(30_000, rel=0.2)
+    assert fit.bandwidth_gbps == pytest.approx(2, rel=0.05)
+
+
+def test_a_fast_message_of_a_size_has_a_tenth_of_all_below_it() -> None:
+    sizes, times, count = np.array([64, 1000, 1001, 1002]), np.array([9, 30, 10, 20]), np.array([3, 50, 5, 5])
+    of_sizes = fast_of_sizes(sizes, times, count)
+    assert [column.tolist() for column in of_sizes] == [[64, 1002], [9, 20], [3, 60]]
+    assert [len(column) for column in fast_of_sizes(*np.zeros((3, 0), dtype=np.int64))] == [0, 0, 0]
 
 
 def test_errors_of_large_messages_do_not_hide_the_latency() -> None:

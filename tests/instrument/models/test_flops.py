@@ -148,7 +148,7 @@ def test_the_ranks_of_a_mesh_share_out_the_flops_of_a_step(
         ranks = [shares[recompute] for shares in by_rank]
         model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
         # What all ranks do is what MFU divides by the time, the world and a rank's peak.
-        assert sum(ranks) == step_flops(model, BATCH).times(shape.dp).hardware
+        assert sum(ranks) == step_flops(model, BATCH * shape.dp).hardware
         assert len(set(ranks)) == 1
 
 
@@ -179,9 +179,9 @@ def test_more_full_recomputes_than_there_are_layers_is_one_line() -> None:
 
 def test_utilisation_is_over_all_ranks_and_names_hardware_only_where_it_differs() -> None:
     peak = Peak(100e12, "the table")
-    plain = Work(1000, StepFlops(40 * 10**12, 40 * 10**12).times(2), world=4, peak=peak)
+    plain = Work(1000, StepFlops(80 * 10**12, 80 * 10**12), world=4, peak=peak)
     assert plain.rates(0.5) == "     2,000 tokens/s   160.0 TFLOP/s   MFU 40.0 %"
-    again = Work(1000, StepFlops(40 * 10**12, 50 * 10**12).times(2), world=4, peak=peak)
+    again = Work(1000, StepFlops(80 * 10**12, 100 * 10**12), world=4, peak=peak)
     assert again.rates(0.5).endswith("MFU 40.0 %   HFU 50.0 %")
     assert plain.heading() == "MFU: of 100.0 TFLOP/s per rank (the table)"
     unknown = Work(1000, StepFlops(4 * 10**9, 4 * 10**9), world=1, peak=None)

@@ -172,6 +172,17 @@ def test_a_sleeping_stage_sleeps_its_weight_part_when_the_weights_are_due() -> N
     assert time.perf_counter() - started >= 0.04
 
 
+def test_a_sleeping_stage_sleeps_a_part_for_shorter_inputs() -> None:
+    stage, x = SleepingStage(nn.Identity(), 0.2, 0.4, length=8), torch.ones(1, 2, 3, requires_grad=True)
+    started = time.perf_counter()
+    output = stage(x)
+    forward = time.perf_counter()
+    output.sum().backward()
+    ended = time.perf_counter()
+    assert 0.05 <= forward - started < 0.15
+    assert 0.1 <= ended - forward < 0.3
+
+
 def test_layers_differ_from_each_other_and_seeds_from_seeds() -> None:
     whole = GptStage(CONFIG, range(4))
     weights = [dict(whole.named_parameters())[f"blocks.{layer}.qkv.weight"] for layer in range(4)]

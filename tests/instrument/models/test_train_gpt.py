@@ -249,6 +249,10 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         ("--split 3,x", 2, "--split 3,x: expected layers of each stage such as 3,4,4,1"),
         ("--steps 0", 1, "--steps is 0"),
         ("--eval-interval 0", 1, "--eval-interval is 0; expected at least 1"),
+        ("--variable-seq-lengths 24", 1, "--variable-seq-lengths: a rank learns from a message's shape how long it is"),
+        ("--variable-seq-lengths 22 --cp 2 --negotiate", 2, "expected from 1 to --seq 64, and a multiple of 4"),
+        ("--variable-seq-lengths 8 --negotiate --balance", 1, "with --balance, which is for one length"),
+        ("--eval-iters 2", 1, "--eval-iters says how many batches an evaluation has; say when"),
         (
             "--eval-interval 2 --clip-grad 1 --optimizer-sync post-validation",
             1,

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.context.shard import KeyExchange, Layout
-from instrument.data.text import TextData
+from instrument.data.text import Lengths, TextData
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
@@ -91,6 +91,11 @@ class Mix:
     split: tuple[int, ...] | None = None
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
+    shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
+
+    @property
+    def lengths(self) -> Lengths | None:
+        return None if self.shortest is None else Lengths(self.shortest, SEQUENCE, self.shortest, seed=3)
 
     @property
     def world(self) -> int:
@@ -175,6 +180,7 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         overlap=mix.overlap,
         ulysses=mix.ulysses,
         cp_comm_type=str(mix.exchange),
+        shortest_sequence=mix.shortest,
         recompute=mix.recompute.value,
         recompute_microbatches_beyond=None,
         zero=mix.zero,
@@ -217,7 +223,8 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
     device, zero = device_of(mix), Zero(mix.zero)
     wiring = Wiring(
-        device, route=route, prefetch_depth=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero,
+        device, route=route, negotiated=mix.shortest is not None, prefetch_depth=mix.ahead, parallel=mix.options,
+        bucket_bytes=mix.bucket_bytes, zero=zero,
         reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers,
     )  # fmt: skip
     return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE), wiring, recorder)
@@ -225,8 +232,8 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
     """Train; the losses, on ranks that have them."""
-    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
-    feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
+    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=mix.lengths)
+    feed = make_feed(data, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
     clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
     losses = []
@@ -265,7 +272,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     experts = mix.experts  # one process has all of them, and nothing travels
     if experts is not None:
         experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    of_one = (mix.clip, experts, mix.steps, mix.vocabulary)
+    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest)
     weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
     alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary)
     whole = GptStage(alone.config, range(mix.layers)).double()
@@ -334,9 +341,11 @@ def _expected(
     experts: ExpertOptions | None,
     steps: int,
     vocabulary: int,
+    shortest: int | None,
 ) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
-    model, losses = reference(pp, dp, tied, kv_heads, clip, experts=experts, steps=steps, vocabulary=vocabulary)
+    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
+    model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)  # type: ignore[arg-type]
     return dict(model.state_dict()), losses
 
 
@@ -351,23 +360,33 @@ def reference(
     experts: ExpertOptions | None = None,
     steps: int = STEPS,
     vocabulary: int = 256,
+    shortest: int | None = None,
 ) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary)
+    mix = replace(_alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary), shortest=shortest)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None
         assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
-    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
+    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=mix.lengths)
     is_firm = [] if experts is None else watch_choices(model)
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
-        tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
-        targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
-        loss = cross_entropy(model(tokens, MicrobatchKey(step)), targets)
+        if shortest is None:
+            tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
+            targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
+            loss = cross_entropy(model(tokens, MicrobatchKey(step)), targets)
+        else:
+            every = [(batch, microbatch) for batch in batches for microbatch in range(mix.microbatches)]
+            loss = torch.stack(
+                [
+                    cross_entropy(model(batch.tokens_of(i), MicrobatchKey(step)), batch.targets_of(i))
+                    for batch, i in every
+                ]
+            ).mean()
         optimizer.zero_grad()
         loss.backward()
         if clip is not None:

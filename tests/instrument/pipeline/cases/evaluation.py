@@ -54,7 +54,7 @@ def _train(mix: Mix, mesh: Mesh, evaluates: bool) -> tuple[list[float], list[flo
     recorder = Recorder()
     runtime = runtime_of(mix, mesh, recorder)
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
-    feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
+    feed = make_feed(data, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
     evaluated, trained, counted = [], [], False
     for step in range(STEPS):
