@@ -32,6 +32,17 @@ def flat(instructions: Instructions) -> list[Action]:
     return [action for group in instructions for action in group]
 
 
+def test_receives_move_before_the_compute_that_they_do_not_feed() -> None:
+    steady = read("1RECV_F0 1F0 1SEND_F0+1RECV_B0 1B0 1SEND_B0+1RECV_F1 1F1 1SEND_F1+1RECV_B1 1B1 1SEND_B1")
+    assert write(prefetch_receives(steady, 1, tagged=True)) == (
+        "1RECV_F0+1RECV_B0 1F0 1SEND_F0+1RECV_F1 1B0 1SEND_B0+1RECV_B1 1F1 1SEND_F1 1B1 1SEND_B1"
+    )
+    assert write(prefetch_receives(steady, 2, tagged=True)) == (
+        "1RECV_F0+1RECV_B0+1RECV_F1 1F0 1SEND_F0+1RECV_B1 1B0 1SEND_B0 1F1 1SEND_F1 1B1 1SEND_B1"
+    )
+    assert write(prefetch_receives(steady, 9, tagged=True)).startswith("1RECV_F0+1RECV_B0+1RECV_F1+1RECV_B1 1F0")
+
+
 def test_without_tags_a_receive_passes_no_other_transfer() -> None:
     steady = read("0F0 0F1 0RECV_B0 0B0 0SEND_B0+0RECV_F2 0F2 0SEND_F2 0B1 0W1 0RECV_B2 0B2")
     assert write(prefetch_receives(steady, 1, tagged=False)) == (
