@@ -27,7 +27,7 @@ def test_every_step_is_stamped_on_the_wall_clock_and_what_lies_between_steps_is_
         times.begin()
         time.sleep(0.002)
         times.end()
-        time.sleep(0.02)
+        time.sleep(0.06)
     after = time.time_ns()
     facts: Any = times.facts(range(0))
     assert facts["first_step"] == 0
@@ -35,7 +35,7 @@ def test_every_step_is_stamped_on_the_wall_clock_and_what_lies_between_steps_is_
     assert facts["end_ns"][-1] <= after + 1_000_000
     lengths = [end - start for start, end in zip(facts["start_ns"], facts["end_ns"], strict=True)]
     assert len(lengths) == 3
-    assert all(2e6 <= length < 15e6 for length in lengths)
+    assert all(2e6 <= length < 55e6 for length in lengths)  # a busy machine
     assert facts["device_ns"] is None
     assert facts["recorded"] is None
 
