@@ -43,7 +43,7 @@ def test_a_name_that_anothers_dns_gives_to_this_machine_is_refused(host: str, pa
     "host",
     [
         *("localhost:80:80", "localhost:", "localhost:x", "localhost:123456", "x@localhost", "localhost,localhost"),
-        *("[::1", "[", "[::1]:x", "a:b:c"),
+        *("[::1", "[", "[::1]:x", "a:b:c", ""),
     ],
 )
 def test_a_malformed_host_is_a_bad_request(host: str, client: Any) -> None:

@@ -37,7 +37,6 @@ from pptrace.schedule.text import from_rows
 from tests.support.extent import ALL
 from tests.support.synthetic import (
     LEAD,
-    MAIN_THREAD,
     START,
     Event,
     make_trace,
@@ -293,14 +292,6 @@ def test_marks_of_another_version_are_counted_once_per_reason() -> None:
     ranges = len(RECORDINGS["1f1b"].events_of(0))
     assert run.warnings[0].startswith(f"rank 0: {ranges} ranges named like 'pp9:")
     assert run.warnings[0].endswith("are left out: grammar version 9; this pptrace reads version 1")
-
-
-def test_damaged_marks_are_counted_and_the_others_read() -> None:
-    events = [marked(SpanMark(SpanKind.STEP, 0), 0, 9), Event(Category.ANNOTATION, "pp1:0F", 1, 2, thread=MAIN_THREAD)]
-    run = recognise([make_trace(events)])
-    assert len(run.ops) == 1
-    assert len(run.warnings) == 1
-    assert run.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are left out: ")
 
 
 def test_a_schedule_asked_for_is_compared_with_what_ran() -> None:

@@ -253,10 +253,6 @@ def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     assert ranges_of_step.ranges.start_ns[rows].tolist() == [30, 40, 50, 60]
 
 
-def test_ops_that_name_nothing_are_numbered_in_order() -> None:
-    assert actions(resolved(named("F", "B", "F", "B"))) == ["?0F0", "?0B0", "?0F1", "?0B1"]
-
-
 @pytest.mark.parametrize(("name", "pp"), [("gpipe", None), ("1f1b", 4)])
 def test_some_ranks_of_an_unlabelled_pipeline_tell_its_length_only_where_their_order_does(
     name: str, pp: int | None

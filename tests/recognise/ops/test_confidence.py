@@ -97,12 +97,6 @@ def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
     assert any("not those of one stage per rank" in line for line in run.warnings)
 
 
-def test_messages_of_one_stage_per_rank_give_high_confidence() -> None:
-    run = recognise_run(TorchOneFOneB(), ONE_STAGE)
-    assert (run.comms["match"] >= 0).all()
-    assert all("high confidence" in line for line in run.warnings if line.startswith("rank "))
-
-
 class OneFunction(MegatronNvtx):
     """All messages by the function that sends and receives both ways."""
 
