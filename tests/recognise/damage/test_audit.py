@@ -26,6 +26,7 @@ from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
 from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost, with_clock_off
+from tests.support.extent import by_turns
 from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
 SAMPLE, STEP = SAMPLES / "gpu_1f1b_p2_tp2", 3
@@ -48,10 +49,15 @@ def computes(report: Report) -> list[int | None]:
     return [rank.compute_ns for rank in step.ranks]
 
 
+@cache
+def recorded(sample: str) -> Report:
+    """A sample as it is."""
+    return load([SAMPLES / sample], cache=False, as_recorded=True).report
+
+
 @pytest.fixture(scope="module")
 def whole() -> Report:
-    """The sample as it is."""
-    return load([SAMPLE], cache=False, as_recorded=True).report
+    return recorded(SAMPLE.name)
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +101,11 @@ def test_what_damage_does_to_computing_is_nothing_or_null(
         assert after[RANK] == pytest.approx(before[RANK], rel=0.05)
 
 
-@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2"])
-@pytest.mark.parametrize("change", OF_RUN)
+@pytest.mark.parametrize(("change", "sample"), by_turns(list(OF_RUN), ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2"]))
 def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
     change: str, sample: str, tmp_path: Path
 ) -> None:
-    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    before = recorded(sample)
     report = load([damaged(SAMPLES / sample, tmp_path, OF_RUN[change])], cache=False, as_recorded=True).report
     kinds = {entry.kind for entry in damage_in(report.recording) if RANK in entry.ranks}
     assert kinds & {MISSING_RANGES, UNMATCHED_MESSAGES, Damage.EARLY_ENDS}
@@ -165,7 +170,7 @@ def test_waits_whose_ranges_are_lost_make_the_exposed_communication_of_both_side
         return [event for event in events if not re.match("pp1:wait.*RECV", event.get("name", ""))]
 
     path = SAMPLES / "gpu_1f1b_p4"
-    before = load([path], cache=False, as_recorded=True).report
+    before = recorded("gpu_1f1b_p4")
     report = load([damaged(path, tmp_path, change)], cache=False, as_recorded=True).report
     assert RANK in audit_of(report)[Damage.EARLY_ENDS].ranks
     assert report.clock.offsets_ns == before.clock.offsets_ns
