@@ -28,6 +28,9 @@ _COMMANDS = {
 }
 
 
+_OBJECTS_TO_COLLECT = 20_000
+
+
 class _Commands(click.Group):
     """Subcommands are imported when they are used, so that each starts fast."""
 
@@ -40,6 +43,9 @@ class _Commands(click.Group):
         gc.disable()  # imports make no garbage; collecting takes a tenth of the start
         command: click.Command = importlib.import_module(f"pptrace.cli.{cmd_name}").command
         gc.freeze()
+        gc.set_threshold(
+            _OBJECTS_TO_COLLECT
+        )  # tables are no garbage: by default 200 collections of a small trace find none
         gc.enable()
         return command
 
