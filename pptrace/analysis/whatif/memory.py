@@ -62,6 +62,8 @@ def uses_with_recompute(
     for rank in memory.ranks if memory is not None else ():
         if rank.pp_rank is None or rank.pp_rank not in uses or rank.pp_rank in found or rank.predicted is None:
             continue
+        if not rank.predicted.stages:
+            return {}
         kept, again_before, again_after = 0.0, 0.0, 0.0
         for of_stage in rank.predicted.stages:
             none, full = of_stage.without_recompute_bytes, of_stage.full_recompute_bytes

@@ -131,6 +131,11 @@ def test_more_layers_than_stages_have_are_refused(run: Analysis) -> None:
         predict_changes(run, Wishes(recompute_layers=3, layers=(2, 2)))
 
 
+def test_a_run_that_recomputes_nothing_is_not_predicted_without_recompute() -> None:
+    with pytest.raises(UsageError, match="--recompute-layers 0: backwards of this run recompute nothing"):
+        predict_changes(analysed(0, {"recompute": "none"}), Wishes(recompute_layers=0))
+
+
 def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
     model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1}
     run = analysed(model=model)
@@ -193,3 +198,5 @@ def test_memory_of_other_recompute_is_what_layers_keep_with_and_without() -> Non
     unknown = replace(predicted, stages=(StageActivations(0, 55),))
     of_unknown = MemoryReport((replace(rank, predicted=unknown),), ())
     assert uses_with_recompute(uses, of_unknown, plan, (2,), np.array([0.0])) == {}
+    of_no_stage = MemoryReport((replace(rank, predicted=replace(predicted, stages=())),), ())
+    assert uses_with_recompute(uses, of_no_stage, plan, (2,), np.array([0.0])) == {}
