@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -49,7 +49,7 @@ def with_recompute(
     return [*host_events(run, rank, pipeline, step, at), *ranges]
 
 
-def analysed(again: int = AGAIN, model: dict[str, object] | None = None) -> Analysis:
+def analysed(again: int = AGAIN, model: Mapping[str, object] | None = None) -> Analysis:
     run = run_on_paper(build("1f1b", 2, 4), lambda action: FORWARD if action.kind is Kind.F else BACKWARD, 0)
     traces = Recording(Job(build("1f1b", 2, 4), 1, STEPS), run, partial(with_recompute, again)).traces()
     if model is not None:
