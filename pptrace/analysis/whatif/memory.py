@@ -70,7 +70,7 @@ def uses_with_recompute(
             if none is None or full is None:
                 return {}
             at, before = plan.model_stage(of_stage.stage), of_stage.bytes_per_microbatch
-            after, of_layer = none + (full - none) * float(parts[at]), (none - full) / layers[at]
+            after, of_layer = none + (full - none) * float(parts[at]), (none - full) / max(layers[at], 1)
             kept += after - before
             again_before = max(again_before, of_layer * (before < none))
             again_after = max(again_after, of_layer * (after < none))

@@ -167,6 +167,15 @@ def test_what_a_run_says_of_itself_counts_where_its_trace_does_not_tell() -> Non
     assert layers_that_recompute(some, (2, 2)) == ()
 
 
+def test_stages_of_the_ends_alone_recompute_nothing() -> None:
+    """Both stages of the model have no layer, and no range says that anything runs again."""
+    model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1, "layers_per_stage": [0, 0]}
+    recompute = analysed(0, model).report.recompute
+    assert recompute is not None
+    assert (recompute.ops, recompute.recompute_reason) == ((), None)
+    assert layers_that_recompute(recompute, (0, 2)) == (1.0, 0.5)
+
+
 def test_without_knowing_what_is_recomputed_no_other_recompute_is_predicted() -> None:
     with pytest.raises(UsageError, match="what backwards recompute today is not known"):
         predict_changes(analysed(0), Wishes(recompute_layers=0))
@@ -195,6 +204,9 @@ def test_memory_of_other_recompute_is_what_layers_keep_with_and_without() -> Non
     after = {part: uses_with_recompute(uses, memory, plan, (2,), np.array([part]))[0] for part in (0.0, 0.5, 1.0)}
     assert [use.per_activation for use in after.values()] == [90.0, 60.0, 30.0]
     assert [use.start for use in after.values()] == [470, 500, 500]
+    of_ends = replace(predicted, stages=(StageActivations(0, 5, 5, 5),))
+    of_no_layer = MemoryReport((replace(rank, predicted=of_ends),), ())
+    assert uses_with_recompute(uses, of_no_layer, plan, (0,), np.array([0.0])) == uses
     unknown = replace(predicted, stages=(StageActivations(0, 55),))
     of_unknown = MemoryReport((replace(rank, predicted=unknown),), ())
     assert uses_with_recompute(uses, of_unknown, plan, (2,), np.array([0.0])) == {}
