@@ -106,7 +106,7 @@ def _granularity(model: object) -> str:
 
 
 def _has_no_layer(part: OfRank, model: object) -> bool:
-    """Return whether a run of this project says that the rank's stages are the ends of the model alone: nothing recomputes there."""
+    """Return whether a run of this project says that the rank has ends of the model alone, of which nothing runs again."""
     layers = model.get("layers_per_stage") if isinstance(model, Mapping) else None
     return bool(layers) and isinstance(layers, list) and all(layers[one.stage % len(layers)] == 0 for one in part.ops)
 
