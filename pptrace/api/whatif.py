@@ -156,7 +156,9 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
         order=analysis.order,
     )
     sizes = gpt_of_run(analysis.facts.values(), analysis.schedule)
-    return study if sizes is None else replace(study, sequences=sizes.microbatch_size)
+    if sizes is None:
+        return study
+    return replace(study, sequences=sizes.microbatch_size, tells_shapes=sizes.varies)
 
 
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
