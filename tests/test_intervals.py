@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.intervals import (
-    EMPTY,
     Int64,
     NestedIntervals,
     clip,
@@ -78,24 +77,11 @@ def test_lengths_within_are_those_of_the_clips(rows: list[tuple[int, int]], each
     assert lengths.tolist() == [len(as_set(rows) & set(range(start, end))) for start, end in each]
 
 
-@given(pairs, pairs)
-def test_a_set_is_split_exactly_by_another(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
-    one, other = make(a), make(b)
-    assert length(intersect(one, other)) + length(subtract(one, other)) == length(one)
-
-
 def test_nanoseconds_since_1970_stay_exact() -> None:
     now = 1_790_000_000_000_000_001
     rows = union([now, now + 2, now + 10], [now + 3, now + 7, now + 11])
     assert rows.tolist() == [[now, now + 7], [now + 10, now + 11]]
     assert subtract(rows, union([now + 1], [now + 2])).tolist()[0] == [now, now + 1]
-
-
-def test_nothing_gives_nothing() -> None:
-    some = union([1], [5])
-    assert length(EMPTY) == len(merge()) == len(intersect(some, EMPTY)) == len(intersect(EMPTY, some)) == 0
-    assert subtract(some, EMPTY).tolist() == [[1, 5]]
-    assert len(subtract(EMPTY, some)) == len(clip(EMPTY, 0, 9)) == len(union([], [])) == len(union([5, 3], [5, 1])) == 0
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1), st.data())

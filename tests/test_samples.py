@@ -17,6 +17,7 @@ from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
 from tests.support.device_oracle import Counted, Op
 from tests.support.device_oracle import expectation as device_expectation
+from tests.support.extent import ALL
 from tests.support.oracle import partition
 from tests.support.programs import SAMPLES
 from tools.gpu.comparison import differences, ops_of
@@ -42,7 +43,7 @@ def test_there_are_samples() -> None:
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES if ALL else CASES[::4], ids=lambda case: case.name)
 def test_the_expectation_is_still_what_the_oracle_reads(case: Path) -> None:
     expected = expected_of(case)
     for injected in ("findings", "hang"):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from pptrace.analysis.report import AuditEntry, Report  # noqa: E402
 from pptrace.model.damage import Damage  # noqa: E402
 from pptrace.workflow.load import load  # noqa: E402
-from tests.support.damages import KINDS, OF_RUN, RANK, damaged  # noqa: E402
+from tests.support.damages import KINDS, OF_CLOCK, OF_RUN, RANK, damaged  # noqa: E402
 
 SAMPLES = sorted(path for path in (ROOT / "sample_traces").glob("gpu_*") if any(path.glob("rank*.json.gz")))
 _RIGHT = 0.05
@@ -55,7 +55,7 @@ def verdict_on(kind: Damage, whole: Report, report: Report) -> str:
 
 
 def verdict_on_run(whole: Report, report: Report) -> str:
-    """A cell of damage that only a comparison with the other ranks shows: named where any new kind names the rank."""
+    """A cell of damage that may be of several kinds: named where any new kind names the rank."""
     new = {entry.kind for entry in _audit(report) if RANK in entry.ranks} - {entry.kind for entry in _audit(whole)}
     return _verdict(whole, report, named=bool(new))
 
@@ -100,7 +100,7 @@ def table() -> Iterator[str]:
             row.append(verdict_on(kind, whole[path], report))
         cells += row
         yield f"| `{kind}` | {' | '.join(row)} |"
-    for name, change in OF_RUN.items():
+    for name, change in (OF_CLOCK | OF_RUN).items():
         row = []
         for path in SAMPLES:
             with tempfile.TemporaryDirectory() as folder:

@@ -22,6 +22,10 @@ _SLOWER = 1.1
 _RECORD_LESS = "record fewer steps or fewer activities"
 _WARM_UP = "let the profiler warm up for a step (schedule(warmup=1)), and record again"
 _NEWER = "record with a newer torch"
+_SHIFTED = (
+    "where several waits of the host agree on how far, its times are shifted back; else they are not known, and null"
+)
+_SAME_CLOCKS = f"{_RECORD_LESS}; {_NEWER}; several torch.cuda.synchronize() in a recording tell how far it is off"
 
 
 _WORDS: Mapping[Damage, tuple[str, str]] = {
@@ -50,8 +54,12 @@ _WORDS: Mapping[Damage, tuple[str, str]] = {
         f"{_NEWER} (or ROCm): the recorder gave several launches one number",
     ),
     Damage.KERNELS_BEFORE_LAUNCH: (
-        "the clock of the device was not that of the host: when they ran is not known, and they count as lost",
-        f"{_RECORD_LESS}, so that the clocks do not drift; {_NEWER}",
+        f"the clock of the device was behind that of the host: {_SHIFTED}",
+        _SAME_CLOCKS,
+    ),
+    Damage.KERNELS_AFTER_WAIT: (
+        f"the clock of the device was ahead of that of the host: {_SHIFTED}",
+        _SAME_CLOCKS,
     ),
     Damage.KERNELS_OUT_OF_ORDER: (
         "they are left out, as if they were lost: a stream runs its work in the order of the launches",

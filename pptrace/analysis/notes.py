@@ -16,7 +16,7 @@ from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.analysis.whole_run import CLOCKS_OFF, Doubt, InDoubt, Stragglers
 from pptrace.clock import Clock
 from pptrace.marks import P2P
-from pptrace.model.device import DeviceWork
+from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
@@ -314,10 +314,11 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
     }
     if lacking:
         whose = "" if len(lacking) == len(run.work) else f" of rank {listed(list(lacking), _FEW)}"
+        unrecorded = [name for name in lacking.values() if name != UNKNOWN_CLOCK]
+        cure = "; record with activities=[CPU, CUDA]" if unrecorded else ""
         yield (
-            f"no device events{whose}, though the run computes on devices ({next(iter(lacking.values()))}): times are those of "
-            "launching on the host, and compute, bubbles, transfers and why devices were idle are not known; record with "
-            "activities=[CPU, CUDA]"
+            f"no device events{whose}, though the run computes on devices ({(unrecorded or [UNKNOWN_CLOCK])[0]}): times are "
+            f"those of launching on the host, and compute, bubbles, transfers and why devices were idle are not known{cure}"
         )
     elif not any(len(work) for work in run.work.values()):
         on_device = len(run.ops) and (run.ops["clock"] == "device").all()

@@ -19,6 +19,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.ascend.reader import TRACE_NAME as ASCEND_NAME
 from pptrace.ingest.ascend.reader import companions_of_trace
 from pptrace.ingest.common.byte_source import SQLITE_MAGIC, ByteSource, first_bytes
+from pptrace.ingest.common.device_clock import with_host_clock
 from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
@@ -307,7 +308,7 @@ def read_file(
     reader = format_of(path, name or format_by_suffix(path) or InputFormat.KINETO)
     read = reader.read(path, cores, on_progress) if reader.takes_cores else reader.read(path)
     traces = traces_of(path, read) if isinstance(read, Tables) else read
-    return tuple(map(with_sequential_streams, traces))
+    return tuple(with_sequential_streams(with_host_clock(trace)) for trace in traces)
 
 
 def format_by_suffix(path: Path) -> InputFormat | None:

@@ -21,6 +21,7 @@ class Damage(StrEnum):
     NO_CORRELATION = "no_correlation"
     REPEATED_CORRELATION = "repeated_correlation"
     KERNELS_BEFORE_LAUNCH = "kernels_before_launch"
+    KERNELS_AFTER_WAIT = "kernels_after_wait"
     KERNELS_OUT_OF_ORDER = "kernels_out_of_order"
     OVERRUNNING_KERNELS = "overrunning_kernels"
     REPEATED_KERNELS = "repeated_kernels"
@@ -41,6 +42,8 @@ class Damage(StrEnum):
 
 
 KINDS = tuple(Damage)
+CLOCK_KINDS = (Damage.KERNELS_BEFORE_LAUNCH, Damage.KERNELS_AFTER_WAIT)
+"""Kinds of a device whose clock is not its host's."""
 NO_TIME = int(np.iinfo(np.int64).min)
 """The time of damage of which it is not known when it was."""
 
@@ -54,6 +57,10 @@ class RankDamage:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def has(self, *kinds: Damage) -> bool:
+        """Return whether there is damage of one of these kinds."""
+        return bool(np.isin(self.kind, [KINDS.index(kind) for kind in kinds]).any())
 
     @classmethod
     def of(cls, kind: Damage, start_ns: Int64) -> RankDamage:

@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from pptrace.model.device import DeviceWork
+from pptrace.model.damage import CLOCK_KINDS
+from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_events
@@ -84,6 +85,8 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         marks, events = split_marks(trace.events)
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
+        if not len(work) and trace.damage.has(*CLOCK_KINDS):
+            work = replace(work, missing_device_events=UNKNOWN_CLOCK)
         if trace.format.has_all_calls:  # those of one process under Nsight, and the work of one device
             work = _with_lost(work, trace.events)
         parts = backward_parts(trace.events, marks, work)

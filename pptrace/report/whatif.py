@@ -54,6 +54,10 @@ def headline(result: WhatIf) -> str:
     if best is None and not any(one.is_choice for one in every) and every[0].is_shorter and not every[0].doubt:
         best = every[0]  # nothing else was asked for, and it makes the step shorter for sure
     if best is None:
+        if all(one.standing is Standing.IDEAL and one.gain_ns < 0 and not one.doubt for one in every):
+            return (
+                f"{every[0].name} would make the step {-every[0].gain_share:.1%} longer: {span_words(every[0], result)}"
+            )
         return f"Nothing here is sure to help: {_why_not(result)}"
     needs = best.over_limit_bytes
     measured = "the step" if result.measured_period_ns is not None else "the pipeline's span"
@@ -169,8 +173,8 @@ def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
     rows = []
     for one in ideals:
         words = [_MEANS[name.partition("=")[0]] for name in one.ideal]
-        words += [f"messages take 1/{one.link_speed:g} of the time"] if one.link_speed != 1 else []
-        words += [f"collectives along {axis} take 1/{speed:g} of it" for axis, speed in one.collective_speeds.items()]
+        words += [f"messages take {_times(one.link_speed)}"] if one.link_speed != 1 else []
+        words += [f"collectives along {axis} take {_times(speed)}" for axis, speed in one.collective_speeds.items()]
         rows.append((one.name, "; ".join(words), *_lengths(one), _references(one, notes)))
     columns, shown = _with_verified(("if", "", *_LENGTHS, "notes"), rows, ideals)
     below = (
@@ -178,7 +182,13 @@ def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
         *_of_verified(ideals),
         *(f"[{number}] {note}" for note, number in notes.items()),
     )
-    return ReportTable("whatif-ideals", "If it cost less", columns, tuple(shown), below, num_labels=2, leave_out=(1,))
+    title = "If it cost more" if all(one.gain_ns < 0 for one in ideals) else "If it cost less"
+    return ReportTable("whatif-ideals", title, columns, tuple(shown), below, num_labels=2, leave_out=(1,))
+
+
+def _times(speed: float) -> str:
+    """Words for the time that what is so many times as fast takes: "1/2 of the time", "10 times as long"."""
+    return f"1/{speed:g} of the time" if speed > 1 else f"{1 / speed:g} times as long"
 
 
 def _numbers_of_notes(shown: Sequence[Scenario], left_out: str = "") -> Mapping[str, int]:

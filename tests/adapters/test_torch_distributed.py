@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from tests.adapters.distributed_cases import (
     break_a_hook,
     compile_with_hooks,
@@ -24,8 +28,14 @@ COLLECTIVES = {
 """By function the kind, the root and the bytes: of eight floats, or of two parts of four."""
 
 
-def test_every_function_is_seen_once_sync_and_async(pool: Pool) -> None:
-    for rank, result in enumerate(pool.run(watch_everything, world=2)):
+@pytest.fixture(scope="module")
+def seen(pool: Pool) -> list[dict[str, list[Any]]]:
+    """By rank what was heard of every call."""
+    return pool.run(watch_everything, world=2)
+
+
+def test_every_function_is_seen_once_sync_and_async(seen: list[dict[str, list[Any]]]) -> None:
+    for rank, result in enumerate(seen):
         assert result["lines"] == []
         numbers = {"default": -1, "own": -1}
         for name, call in result.items():
@@ -51,8 +61,8 @@ def test_every_function_is_seen_once_sync_and_async(pool: Pool) -> None:
         ]
 
 
-def test_a_batch_is_one_call_for_each_message(pool: Pool) -> None:
-    for rank, result in enumerate(pool.run(watch_everything, world=2)):
+def test_a_batch_is_one_call_for_each_message(seen: list[dict[str, list[Any]]]) -> None:
+    for rank, result in enumerate(seen):
         other = 1 - rank
         assert [entry[:4] for entry in result["batch"]] == [
             (event, kind, other, 12) for kind in ("send", "recv") for event in ("posted", "returned")

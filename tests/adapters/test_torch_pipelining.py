@@ -16,6 +16,7 @@ from pptrace.schedule.actions import parse_action
 from pptrace.workflow.load import load
 from tests.adapters.pipelining_cases import train
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun
+from tests.support.extent import ALL
 from tests.support.pool import Pool
 
 
@@ -54,7 +55,10 @@ def halves(ops: pd.DataFrame) -> list[tuple[str, int, int]]:
     return result
 
 
-@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4), ("dualpipe-v", 4)])
+FEW = (("gpipe", 2), ("1f1b", 4), ("interleaved-zb", 2), ("dualpipe-v", 4))
+
+
+@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), *FEW] if ALL else FEW)
 def test_hooks_name_every_op_and_message(trained: Callable[..., Trained], name: str, pp: int) -> None:
     run = TorchRun(name, pp, 2 * pp)
     folder, results = trained(run)
@@ -84,9 +88,9 @@ def test_hooks_name_every_op_and_message(trained: Callable[..., Trained], name: 
             assert rank_step.compute_ns + rank_step.exposed_comm_ns + rank_step.bubble_ns == step.span_ns
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe-v"])
-def test_losses_are_the_same_to_the_last_bit(trained: Callable[..., Trained], name: str) -> None:
-    run = TorchRun(name, 2, 4)
+@pytest.mark.parametrize(("name", "pp"), [("1f1b", 4), ("zbv", 2), ("dualpipe-v", 4)])
+def test_losses_are_the_same_to_the_last_bit(trained: Callable[..., Trained], name: str, pp: int) -> None:
+    run = TorchRun(name, pp, 2 * pp)
     hooked = trained(run).losses
     plain = trained(replace(run, steps=LONGER), False).losses
     assert hooked == [losses[: run.microbatches * (run.steps + 1)] for losses in plain]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from io import StringIO
 
 import numpy as np
@@ -10,14 +11,14 @@ from rich.console import Console
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.stragglers.reason import gain_interval
-from pptrace.marks import SpanKind, SpanMark
 from pptrace.report.text import print_report
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.support.synthetic import MAIN_THREAD, make_trace, marked, record, without
+from tests.support.synthetic import record, without
 
 
+@cache
 def report_of(steps: int, dp: int = 1, pp: int = 4, heavy: int | None = None) -> Report:
     def cost(action: Action) -> int:
         return 1000 * (1 + (action.stage == heavy))
@@ -27,14 +28,6 @@ def report_of(steps: int, dp: int = 1, pp: int = 4, heavy: int | None = None) ->
 
 def kinds_of(report: Report) -> set[str]:
     return {kind for kinds in report.missing_evidence for kind in kinds.findings}
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_nine_of_ten_intervals_of_a_few_steps_hold_the_true_mean(size: int) -> None:
-    samples = np.rint(np.random.default_rng(5).normal(1e6, 1e4, (4000, size))).astype(np.int64)
-    bounds = [gain_interval(of_steps) for of_steps in samples]
-    held = np.mean([low is not None and high is not None and low <= 1e6 <= high for low, high in bounds])
-    assert held == pytest.approx(0.9, abs=0.015)
 
 
 def test_a_single_step_has_no_interval() -> None:
@@ -61,9 +54,7 @@ def test_short_runs_lack_evidence_of_what_happens_now_and_then(steps: int, lacki
     assert ("what recurs cannot be told from" in report.verdict) == (steps < 3)
 
 
-@pytest.mark.parametrize(
-    ("pp", "lacking"), [(2, {"straggler", "slow link"}), (3, {"straggler", "slow link"}), (4, {"straggler"})]
-)
+@pytest.mark.parametrize(("pp", "lacking"), [(3, {"straggler", "slow link"}), (4, {"straggler"})])
 def test_one_pipeline_cannot_tell_a_slow_worker_from_a_heavy_stage(pp: int, lacking: set[str]) -> None:
     report = report_of(10, pp=pp, heavy=1)
     assert kinds_of(report) == lacking
@@ -78,15 +69,6 @@ def test_one_pipeline_cannot_tell_a_slow_worker_from_a_heavy_stage(pp: int, lack
 def test_steps_that_lack_a_rank_tell_of_no_cause() -> None:
     report = analyse(without(record(build("1f1b", 4, 8), steps=12).traces(), 1), num_ranks=4).report
     assert {"imbalance", "straggler", "jitter", "communication", "host"} <= kinds_of(report)
-
-
-def test_steps_without_a_pipeline_lack_nothing_but_steps() -> None:
-    events = [marked(SpanMark(SpanKind.STEP, step), 1000 * step, 1000 * step + 900, MAIN_THREAD) for step in range(6)]
-    assert kinds_of(analyse([make_trace(events)]).report) == {"change of level"}
-
-
-def test_no_step_lacks_no_evidence() -> None:
-    assert analyse([make_trace([])]).report.missing_evidence == ()
 
 
 def test_the_text_says_it_in_one_line_of_the_findings() -> None:

@@ -16,12 +16,12 @@ from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
 from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
-from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from tests.analysis.test_summaries import SCHEDULE, step_with
+from tests.support.known import known
 
 NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 STEPS = 12
@@ -54,12 +54,6 @@ def test_a_reason_takes_of_its_second_cause_what_the_first_did_not_have(gain: in
     assert gains_of(found(steps, study)) == {"straggler": left, "pauses": gain}
 
 
-def test_a_reason_takes_nothing_of_a_cause_by_which_steps_are_shorter() -> None:
-    steps = run_with(Cause("jitter", {"rank": 1}, -20), Cause("straggler", {"rank": 3}, 200))
-    study = Study(reasons=(reason_with([60] * 4, ("jitter", "straggler")),))
-    assert gains_of(found(steps, study)) == {"straggler": 140, "pauses": 60}
-
-
 def test_what_a_reason_takes_is_no_part_of_its_place_any_more() -> None:
     steps = run_with(Cause("jitter", {"rank": 1}, 100), Cause("jitter", {"rank": 3}, 90))
     at_one = replace(reason_with([60] * 4, ("jitter",)), where={"rank": 1})
@@ -72,11 +66,6 @@ def test_what_a_reason_takes_is_no_part_of_its_place_any_more() -> None:
     half = Study(reasons=(reason_with([100] * 4, ("jitter",)),))
     jitter = next(one for one in found(steps, half) if "reason" not in one.evidence)
     assert (jitter.gain_ns, jitter.evidence["where"]) == (100, {})  # rank 3 has 45 of them
-
-
-def test_of_two_places_with_half_of_a_cause_each_one_is_named() -> None:
-    (jitter,) = find(run_with(*(Cause("jitter", {"rank": rank}, 60) for rank in (1, 3))), SCHEDULE)
-    assert jitter.evidence["where"] == {"rank": 3}
 
 
 def on_devices(steps: list[StepReport]) -> list[StepReport]:
@@ -107,12 +96,6 @@ def test_of_five_steps_what_one_of_them_lost_is_no_finding() -> None:
         steps = run_with(num_steps=num_steps)
         steps = [replace(step, causes=(Cause("host", {}, 500 * (step.step == 2)),)) for step in steps]
         assert len(find(steps, SCHEDULE)) == num_findings
-
-
-def test_of_a_schedule_outside_the_catalogue_no_other_number_of_microbatches_is_judged() -> None:
-    (structural,) = find(run_with(Cause("structural", {}, 300)), replace(SCHEDULE, name="custom"))
-    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3}
-    assert "of half the size" not in structural.detail
 
 
 def test_a_pipeline_of_one_rank_has_no_fill_and_drain() -> None:
@@ -161,19 +144,6 @@ def test_a_rank_is_one_finding_whether_others_wait_in_its_ops_or_replicas_are_fa
     late = replace(reason_with([waited_for] * 4, ("straggler",), "late member"), where={"rank": rank}, is_cause=True)
     study = Study(reasons=(late,), gains={("rank", 2): np.full(4, 100)})
     assert gains_of(found(run_with(Cause("straggler", {"rank": 2}, 300)), study)) == kept
-
-
-def test_slower_ranks_at_no_place_are_mentioned_from_five_percent_on_and_at_one_from_two() -> None:
-    for ns, places, num_findings in ((49, 3, 0), (50, 3, 1), (19, 1, 0), (20, 1, 1)):
-        shares = [ns // places + (place < ns % places) for place in range(places)]
-        steps = run_with(*(Cause("straggler", {"rank": place}, share) for place, share in enumerate(shares)))
-        assert len(find(steps, SCHEDULE)) == num_findings
-
-
-def test_what_chance_explains_is_no_finding() -> None:
-    steps = run_with(Cause("imbalance", {"stage": 1}, 100), Cause("jitter", {}, 90))
-    assert gains_of(find(steps, SCHEDULE, Study(noise=Noise(frozenset({("stage", 1)}), 90, 4)))) == {"imbalance": 100}
-    assert gains_of(find(steps, SCHEDULE, Study(noise=Noise(frozenset(), 89, 4)))) == {"jitter": 90}
 
 
 @pytest.mark.parametrize(
@@ -314,19 +284,7 @@ def test_outliers_are_mentioned_from_two_percent_of_all_steps_on_and_warned_of_i
         Severity.WARNING,
         [1, 3, 5, 7, 9, 11],
     )
-    assert finding.gain_low_ns is not None
-    assert finding.gain_high_ns is not None
-    assert 0 < finding.gain_low_ns < 300 < finding.gain_high_ns < 600
-
-
-def test_long_steps_that_a_run_begins_with_are_a_finding_where_one_rank_delays_them() -> None:
-    by_rank, by_stage = Cause("host", {"rank": 1}, 600), Cause("imbalance", {"stage": 1}, 600)
-    for cause, expected in ((None, []), (by_stage, []), (by_rank, [[0, 1]])):
-        causes = () if cause is None else (cause,)
-        found = findings_with(outlier(0, 600, *causes), outlier(1, 600, *causes))
-        assert [finding.evidence["steps"] for finding in found] == expected
-    (later,) = findings_with(outlier(0, 600), outlier(2, 600))
-    assert later.evidence["steps"] == [2]
+    assert 0 < known(finding.gain_low_ns) < 300 < known(finding.gain_high_ns) < 600
 
 
 def test_the_op_to_blame_for_an_outlier_is_given() -> None:
@@ -368,22 +326,6 @@ def test_steps_with_more_microbatches_are_neither_slower_nor_outliers(
     assert [finding.title.split()[0] for finding in found] == (["Outliers:", "Slower"] if is_slower else [])
 
 
-def test_evaluations_are_no_steps_that_outliers_are_counted_among() -> None:
-    evaluation = replace(step_with(None), step=99, ranks=(rank_of(phases={"steady": PhaseSummary(0, 9, 1, 0, None)}),))
-    steps = [evaluation, *(replace(step_with(None), step=number) for number in range(STEPS))]
-    (finding,) = findings_of_series(
-        series_of(outlier(5, 600)), [*steps, replace(step_with(None), step=98, span_ns=None)]
-    )
-    assert finding.title.startswith("Outliers: 1 of 12 steps is far longer")
-
-
-def test_causes_are_those_of_the_steps_that_are_no_outliers() -> None:
-    steps = run_with(Cause("imbalance", {"stage": 1}, 50), num_steps=STEPS)
-    steps[5] = replace(steps[5], causes=(Cause("imbalance", {"stage": 1}, 650),), span_ns=1600)
-    found = find(steps, SCHEDULE, series=series_of(outlier(5, 600)))
-    assert [(finding.gain_ns, finding.evidence.get("share")) for finding in found] == [(50, 0.05), (50, None)]
-
-
 @pytest.mark.parametrize(("ns", "is_explained"), [(300, True), (298, False)])
 def test_an_outlier_of_which_a_reason_explains_half_is_none(ns: int, is_explained: bool) -> None:
     steps = run_with(Cause("host", {"rank": 1}, 300), num_steps=STEPS)
@@ -408,8 +350,3 @@ def test_schedules_that_have_what_the_run_has_already_are_not_advised(name: str,
     schedule = replace(SCHEDULE, name=name, num_chunks=chunks)
     (structural,) = find(run_with(Cause("structural", {}, 300)), schedule)
     assert f"a schedule with a smaller bubble{kinds}, would shrink it" in structural.detail
-
-
-def test_fill_and_drain_of_less_than_a_hundredth_is_no_finding() -> None:
-    shares = {ns: len(find(run_with(Cause("structural", {}, ns)), SCHEDULE)) for ns in (9, 10)}
-    assert shares == {9: 0, 10: 1}

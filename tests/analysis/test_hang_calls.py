@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from pptrace.analysis.hang import DumpedRanks, diagnose_dumps, dump_paths, read_
 from pptrace.hang_diagnosis.calls import CallState, Presence, RankCalls, Stream
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
 
-SECOND = 10**9
 WORLD = DumpGroup("0", "default_pg", (0, 1))
 BEGIN_NS = 1_700_000_000_000_000_000
 
@@ -59,21 +57,6 @@ def test_a_call_keeps_what_its_dump_says_and_waits_unless_a_device_has_only_queu
     assert ranks_of(dump(0, on_gloo))[0].where.startswith(
         "outside of any collective (gloo's recorder keeps no messages"
     )
-
-
-def test_the_world_has_all_ranks_that_dumps_and_groups_name() -> None:
-    """These ranks are the whole group where the dumps do not give its members."""
-    unnamed = DumpGroup("0", "default_pg")
-    part = DumpGroup("", "part")
-    ranks = ranks_of(
-        dump(2, call("all_reduce", 1, "started", unnamed), call("barrier", 1, group=part), groups=[unnamed])
-    )
-    assert sorted(ranks) == [0, 1, 2]
-    assert [made.group.ranks for made in ranks[2].calls] == [(0, 1, 2), ()]
-    assert [made.group.name for made in ranks[2].calls] == ["0", "part"]
-    named = ranks_of(dump(0, call("all_reduce", 1, "started")), unreadable={3: "its dump is empty"})
-    assert sorted(named) == [0, 1, 2, 3]
-    assert (named[3].presence, named[3].note) == (Presence.EMPTY, "its dump is empty")
 
 
 @pytest.mark.parametrize(
@@ -146,34 +129,6 @@ def test_the_status_of_a_group_counts_collectives_unless_messages_are_counted_wi
     (stream,) = rank.num_made
     assert (stream.group.name, stream.source, stream.target) == ("2", -1, -1)
     assert rank.num_made == {Stream(rank.calls[0].group): 10}
-
-
-@pytest.mark.parametrize(
-    ("ages", "is_fresh"),
-    [
-        ([SECOND // 2], True),
-        ([SECOND - 1], True),
-        ([SECOND], False),
-        ([SECOND // 2, 3 * SECOND], False),
-        ([-SECOND // 2], True),
-        ([1 - SECOND], True),
-        ([-SECOND], False),
-        ([0, -3 * SECOND], False),
-        ([0], True),
-    ],
-)
-def test_open_calls_younger_than_a_second_say_nothing(tmp_path: Path, ages: list[int], is_fresh: bool) -> None:
-    """By the time of their file; calls that are complete, or of no known time, do not count."""
-    path = tmp_path / "a_dump_0"
-    path.touch()
-    os.utime(path, ns=(BEGIN_NS, BEGIN_NS))
-    written = path.stat().st_mtime_ns
-    calls = [call("barrier", seq, "started", created_ns=written - age) for seq, age in enumerate(ages)]
-    others = [call("barrier", 8, created_ns=0), call("barrier", 9, "started", created_ns=-1)]
-    dumps = tuple(Dump(path, rank, "2.10", (WORLD,), (*calls, *others)) for rank in (0, 1))
-    diagnosis = diagnose_dumps(DumpedRanks(dumps, {}, True))
-    assert (diagnosis.reason.startswith("the calls that are not complete were made less than a second")) == is_fresh
-    assert (diagnosis.ranks == {}) == is_fresh
 
 
 def test_without_an_open_call_of_known_time_dumps_are_not_fresh(tmp_path: Path) -> None:

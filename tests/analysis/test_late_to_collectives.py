@@ -51,11 +51,6 @@ def test_what_the_clocks_may_make_up_is_not_late(uncertainty: int, is_late: bool
     assert bool(found(comms((0, 0, 10, 10), (0, 1, 90, 90), size=2), uncertainty)) is is_late
 
 
-def test_what_the_next_one_computes_meanwhile_is_no_waiting() -> None:
-    table = comms((0, 0, 10, 10), (0, 1, 20, 20), (0, 2, 100, 100))
-    assert found(table, computes={0: [[10, 100]], 1: [[0, 40], [60, 70]]}) == {2: [[40, 60], [70, 100]]}
-
-
 def test_a_call_that_returns_at_its_end_waits_from_its_begin() -> None:
     table = comms((0, 0, 10, 1_000), (0, 1, 100, 1_000), size=2).assign(posted_ns=1_000)
     assert found(table) == {1: [[10, 100]]}

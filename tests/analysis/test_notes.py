@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
@@ -17,7 +16,7 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, make_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
 from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
@@ -25,17 +24,13 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.rank_store import recognise_trace
 from tests.support.parts import parts_ns
 from tests.support.synthetic import make_trace
+from tests.support.tables import table_of as table
 
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 Row = dict[str, object]
-
-
-def table(schema: Schema, rows: Sequence[Row]) -> pd.DataFrame:
-    blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in schema.items()}
-    return make_table(schema, {name: [(blank | row)[name] for row in rows] for name in schema})
 
 
 def op(rank: int, kind: str = "F", start: int = 0, end: int = 100, **more: object) -> Row:
@@ -194,13 +189,9 @@ def test_the_sizes_of_the_mesh_are_explained_where_calls_name_no_group() -> None
     call: Row = {"kind": "all_reduce", "axis": "unknown", "group_size": -1}
     grouped, named = call | {"group_size": 1}, call | {"axis": "dp"}
     for mesh, comms, explained in (
-        (nothing, [call, call], True),
-        (nothing, [], False),
-        (nothing, [call, grouped], False),
-        (nothing, [call, named], False),
-        (replace(nothing, num_ranks=1), [call], False),
-        (replace(nothing, dp=2), [call], False),
-        (replace(nothing, tp=2), [call], False),
+        *((nothing, [call, call], True), (nothing, [], False), (nothing, [call, grouped], False)),
+        *((nothing, [call, named], False), (replace(nothing, num_ranks=1), [call], False)),
+        *((replace(nothing, dp=2), [call], False), (replace(nothing, tp=2), [call], False)),
     ):
         lines = lines_of(run_of(comms=comms, mesh=mesh))
         assert len(those_with("not known: how the ranks divide", lines)) == explained
@@ -315,11 +306,9 @@ def test_messages_between_stages_are_missed_where_bubbles_are_known_and_stages_a
     for run, steps, missed in (
         (run_of(comms=[collective]), [STEP], True),
         (run_of(comms=[collective, message(0, 1)]), [STEP], False),
-        (run_of(comms=[message(0, 1, kind="recv")]), [STEP], False),
-        (run_of(mesh=alone), [STEP], False),
+        *((run_of(comms=[message(0, 1, kind="recv")]), [STEP], False), (run_of(mesh=alone), [STEP], False)),
         (run_of(), [step_of(rank_step(0, None), rank_step(1, None))], False),
-        (run_of(), [step_of(rank_step(0, None), rank_step(1))], True),
-        (run_of(), [], False),
+        *((run_of(), [step_of(rank_step(0, None), rank_step(1))], True), (run_of(), [], False)),
     ):
         assert len(those_with("no messages between stages", lines_of(run, steps))) == missed
 

@@ -1,4 +1,4 @@
-"""Parts of a step outside its pipeline: closed forms on tables of ops, sums on all samples, and real runs."""
+"""Parts of a step outside its pipeline: closed forms on tables of ops, and real runs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
 from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load
+from tests.support.optional import not_none
 from tests.support.programs import SAMPLES, torchrun
 
 MS = 1_000_000
@@ -214,16 +215,6 @@ def test_a_step_that_begins_before_the_one_before_has_ended_overlaps_it(tmp_path
     assert outside(report.steps[0]) == {("overlap", ""): -5 * MS}
 
 
-@pytest.mark.parametrize("sample", sorted(path.parent.name for path in SAMPLES.glob("*/expected.json")))
-def test_the_parts_of_every_step_sum_to_its_period(sample: str) -> None:
-    report = load([SAMPLES / sample]).report
-    for step in report.steps:
-        if step.period_ns is not None and step.span_ns is not None and step.has_pipeline:
-            assert sum(part.ns for part in step.outside or ()) == step.period_ns - step.span_ns
-        if step.parts is not None:
-            assert sum(step.parts.values()) == step.length_ns
-
-
 LOADER = """
 import sys, time
 import torch, torch.distributed as dist
@@ -279,8 +270,7 @@ def test_a_slow_loader_of_one_rank_before_a_barrier_is_that_ranks(tmp_path: Path
     events = json.loads((run / "rank0.json").read_text())["traceEvents"]
     barriers = sorted(event["ts"] for event in events if event.get("name") == "c10d::barrier")
     between = [second - first for first, second in pairwise(barriers)]
-    step = report.typical_step
-    assert step is not None
+    step = not_none(report.typical_step)
     assert (step.period_ns or 0) / 1000 == pytest.approx(median(between), rel=0.2)
     assert 0.5 * 80 * MS < (finding.gain_ns or 0) < 1.2 * 80 * MS
 
@@ -401,7 +391,7 @@ def test_members_that_all_have_a_trace_are_waited_for_by_name_where_other_ranks_
     assert dict(walked) == {("barrier", (("axis", "dp"),)): 4, ("other", (("rank", 1),)): 60}
 
 
-def steps_of_100_ms(folder: Path, last: int = 6) -> Path:
+def steps_of_100_ms(folder: Path, last: int = 4) -> Path:
     """An op table of steps that begin 100 ms apart, with 60 ms between their pipelines; odd ones have 30 ms of it."""
     at, rows = 0.0, []
     for step in range(last):

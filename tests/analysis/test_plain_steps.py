@@ -41,11 +41,7 @@ def test_the_window_of_each_rank_is_its_own_and_waiting_for_the_other_is_bubble(
     assert (late.window_ns, late.compute_ns, late.exposed_comm_ns, late.bubble_ns) == (890, 0, 200, 690)
     (summary,) = early.comms
     assert (summary.axis, summary.kind, summary.count, summary.wait_ns, summary.exposed_ns) == (
-        "dp",
-        "all_reduce",
-        1,
-        100,
-        200,
+        *("dp", "all_reduce", 1, 100, 200),
     )
     assert late.comms[0].wait_ns == 0
     assert [dict(rank.spans) for rank in second.ranks] == [{"OPTIMIZER": 150}, {}]
@@ -81,8 +77,7 @@ def _around_a_ring(rank: int) -> dict[str, object]:
     for step in range(3):
         begin, call = 1_000 + 600 * step, f"group=0 seq={step} bytes=4096 peer={1 - rank}"
         rows = (
-            ("user_annotation", f"pp1:STEP step={step}", 0, 500),
-            ("cpu_op", "aten::addmm", 10, 100),
+            *(("user_annotation", f"pp1:STEP step={step}", 0, 500), ("cpu_op", "aten::addmm", 10, 100)),
             ("user_annotation", f"pp1:call step={step} kind=send {call} handle=0", 120, 100),
             ("cpu_op", "c10d::send", 130, 80),
             ("user_annotation", f"pp1:call step={step} kind=recv {call} handle=1", 230, 100),

@@ -15,11 +15,12 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import MemoryParts, RankPrediction
-from pptrace.model.tables import COMMS, MEMORY, OPS, make_table
+from pptrace.model.tables import COMMS, MEMORY, OPS
 from pptrace.schedule.registry import build
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.windows import step_windows
 from tests.support.parts import parts_ns
+from tests.support.tables import table_of
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
@@ -50,10 +51,7 @@ def run_of(
     lacking: Sequence[int] = (),
     missing: Sequence[int] = (),
 ) -> AlignedRun:
-    tables = []
-    for schema, rows in ((OPS, ops), (COMMS, comms), (MEMORY, samples)):
-        blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in schema.items()}
-        tables.append(make_table(schema, {name: [(blank | row)[name] for row in rows] for name in schema}))
+    tables = [table_of(schema, rows) for schema, rows in ((OPS, ops), (COMMS, comms), (MEMORY, samples))]
     by_rank = RowsByRank(tables[0], tables[1])
     ranks = sorted({int(str(row["rank"])) for row in ops})
     none, mask = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
@@ -81,10 +79,7 @@ def bounds(rank: RankStep) -> tuple[int | None, ...]:
 
 
 OPS_OF_TWO = [
-    op(0, 4, "F", 0, 30),
-    op(0, 4, "B", 60, 100),
-    op(1, 4, "F", 40, 50),
-    op(0, 6, "F", 200, 210),
+    *(op(0, 4, "F", 0, 30), op(0, 4, "B", 60, 100), op(1, 4, "F", 40, 50), op(0, 6, "F", 200, 210)),
     op(1, 6, "F", 205, 240),
 ]
 COMMS_OF_TWO = [comm(0, 4, 35, 45, 55), comm(1, 4, 10, 30, 40), comm(0, 6, 215, 220, 230), comm(0, 5, 150, 150, 160)]
@@ -213,12 +208,8 @@ def test_a_rank_whose_device_was_not_recorded_shows_no_times() -> None:
 
 def test_phases_of_a_step_with_an_untagged_op_are_left_out_and_the_others_have_their_bubbles() -> None:
     rows = [
-        op(0, 4, "F", 0, 30, phase="warmup"),
-        op(0, 4, "F", 40, 50),
-        op(0, 4, "B", 90, 100, phase="cooldown"),
-        op(0, 6, "F", 200, 230),
-        op(0, 6, "B", 240, 250, phase=""),
-        op(0, 8, "F", 300, 330),
+        *(op(0, 4, "F", 0, 30, phase="warmup"), op(0, 4, "F", 40, 50), op(0, 4, "B", 90, 100, phase="cooldown")),
+        *(op(0, 6, "F", 200, 230), op(0, 6, "B", 240, 250, phase=""), op(0, 8, "F", 300, 330)),
     ]
     one = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
     first, second, third = (step.ranks[0].phases for step in steps_of(run_of(rows), one))
@@ -234,12 +225,8 @@ def test_phases_of_a_step_with_an_untagged_op_are_left_out_and_the_others_have_t
 
 def test_the_stage_of_a_step_is_the_lowest_that_is_known() -> None:
     rows = [
-        op(0, 1, "F", 0, 1, stage=5),
-        op(0, 1, "F", 1, 2, stage=2),
-        op(0, 1, "F", 2, 3, stage=-1),
-        op(0, 2, "F", 10, 11, stage=-1),
-        op(0, 3, "F", 20, 21, stage=0),
-        op(0, 3, "F", 21, 22, stage=4),
+        *(op(0, 1, "F", 0, 1, stage=5), op(0, 1, "F", 1, 2, stage=2), op(0, 1, "F", 2, 3, stage=-1)),
+        *(op(0, 2, "F", 10, 11, stage=-1), op(0, 3, "F", 20, 21, stage=0), op(0, 3, "F", 21, 22, stage=4)),
     ]
     steps = steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),)))
     assert [step.ranks[0].stage for step in steps] == [2, None, 0]
@@ -247,13 +234,8 @@ def test_the_stage_of_a_step_is_the_lowest_that_is_known() -> None:
 
 def test_other_ranges_are_summed_and_peak_memory_is_that_of_the_steps_own_range() -> None:
     rows = [
-        *OPS_OF_TWO,
-        op(0, 4, "STEP", 0, 120),
-        op(0, 4, "STEP", 130, 140),
-        op(0, 4, "OPTIMIZER", 100, 110),
-        op(0, 4, "OPTIMIZER", 111, 113),
-        op(0, 5, "OPTIMIZER", 150, 190),
-        op(0, 6, "GRAD_SYNC", 210, 217),
+        *(*OPS_OF_TWO, op(0, 4, "STEP", 0, 120), op(0, 4, "STEP", 130, 140), op(0, 4, "OPTIMIZER", 100, 110)),
+        *(op(0, 4, "OPTIMIZER", 111, 113), op(0, 5, "OPTIMIZER", 150, 190), op(0, 6, "GRAD_SYNC", 210, 217)),
         op(1, 6, "STEP", 300, 400),
     ]
     samples = [memory(0, 0, 5), memory(0, 125, 70), memory(0, 140, 80), memory(0, 141, 999), memory(1, 299, 999)]

@@ -82,7 +82,7 @@ def test_without_time_in_which_ranks_work_together_nothing_tells() -> None:
     assert shared_devices({}, TURNS, (), 8) == ()
 
 
-@pytest.mark.parametrize("case", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_zbv_p2"])
+@pytest.mark.parametrize("case", ["gpu_nccl_1f1b_p4", "gpu_zbv_p2"])
 def test_recordings_of_ranks_on_one_gpu_show_it_without_its_identity(case: str, tmp_path: Path) -> None:
     for path in (SAMPLES / case).glob("rank*.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
@@ -102,10 +102,7 @@ def device_of(rank: int, busy_ns: int | None, idle_ns: int | None) -> RankDevice
 
 def test_the_part_of_the_time_in_which_a_shared_device_is_busy_is_that_of_all_its_ranks() -> None:
     devices = [
-        device_of(0, 10, 90),
-        device_of(1, 15, 35),
-        device_of(2, 80, 20),
-        device_of(3, 70, 30),
+        *(device_of(0, 10, 90), device_of(1, 15, 35), device_of(2, 80, 20), device_of(3, 70, 30)),
         device_of(4, None, None),
     ]
     sharing = [SharedDevice((0, 1)), SharedDevice((2, 3)), SharedDevice((0, 4)), SharedDevice((0, 5))]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pptrace.analysis.findings.find import find
@@ -19,15 +18,15 @@ from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import Bubble, Cause, StepChange, StepOutlier, StepSeries, Waterfall
 from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import COMMS, OPS
 from pptrace.slices import Slice, slice_of
 from tests.support.parts import parts_ns
+from tests.support.tables import named, table_of
 
 
 def comms_of(*rows: dict[str, object]) -> Slice:
-    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    filled = [blank | {"axis": "dp", "kind": "all_reduce", "group_size": 4, "bytes": 1000} | row for row in rows]
-    return slice_of(make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS}))
+    usual: dict[str, object] = {"axis": "dp", "kind": "all_reduce", "group_size": 4, "bytes": 1000}
+    return slice_of(table_of(COMMS, [usual | row for row in rows]))
 
 
 def summarise_comms(comms: Slice, compute: Int64) -> tuple[CommSummary, ...]:
@@ -53,12 +52,8 @@ def test_hidden_and_exposed_communication_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kind", "factor"),
     [
-        ("all_reduce", 1.5),
-        ("all_gather", 0.75),
-        ("reduce_scatter", 0.75),
-        ("all_to_all", 0.75),
-        ("broadcast", 1),
-        ("send", 1),
+        *(("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("all_to_all", 0.75)),
+        *(("broadcast", 1), ("send", 1)),
     ],
 )
 def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -> None:
@@ -90,10 +85,7 @@ def test_there_is_a_summary_per_axis_and_kind() -> None:
     ]
     totals = summarise_comms(comms_of(*rows), EMPTY)
     assert [(c.axis, c.kind, c.count) for c in totals] == [
-        ("dp", "recv", 1),
-        ("dp", "send", 2),
-        ("pp", "recv", 1),
-        ("pp", "send", 2),
+        *(("dp", "recv", 1), ("dp", "send", 2), ("pp", "recv", 1), ("pp", "send", 2)),
     ]
     assert summarise_comms(comms_of(), EMPTY) == ()
 
@@ -187,19 +179,11 @@ def test_a_total_of_messages_or_of_unknown_groups_or_of_no_time() -> None:
 
 def test_a_marked_step_is_the_hull_of_its_ranges_with_the_time_of_the_others() -> None:
     """Rank 1 has step 4 in two ranges; rank 0 has ranges of step 4 without the step's own, and step 9."""
-    columns = ("rank", "step", "kind", "start_ns", "end_ns")
     rows = [
-        (1, 4, "STEP", 100, 160),
-        (1, 4, "STEP", 90, 150),
-        (1, 4, "OPTIMIZER", 95, 105),
-        (1, 4, "OPTIMIZER", 120, 123),
-        (1, 4, "F", 0, 500),
-        (0, 4, "GRAD_SYNC", 5, 9),
-        (0, 9, "STEP", 7, 8),
+        *((1, 4, "STEP", 100, 160), (1, 4, "STEP", 90, 150), (1, 4, "OPTIMIZER", 95, 105)),
+        *((1, 4, "OPTIMIZER", 120, 123), (1, 4, "F", 0, 500), (0, 4, "GRAD_SYNC", 5, 9), (0, 9, "STEP", 7, 8)),
     ]
-    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in OPS.items()}
-    table = pd.DataFrame([blank | dict(zip(columns, row, strict=True)) for row in rows])
-    early, late = marked_steps(make_table(OPS, {name: table[name].tolist() for name in OPS}))
+    early, late = marked_steps(table_of(OPS, named("rank step kind start_ns end_ns", rows)))
     assert (early.rank, early.step, early.start_ns, early.end_ns, early.spans) == (0, 9, 7, 8, {})
     assert (late.rank, late.step, late.start_ns, late.end_ns, late.spans) == (1, 4, 90, 160, {"OPTIMIZER": 13})
 

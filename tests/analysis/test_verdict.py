@@ -214,27 +214,20 @@ def test_without_a_waterfall_the_ranks_are_summed() -> None:
     assert "25% waiting for other ranks, input and Python" in verdict_of(step_of(1_000_000, None, *without_ops))
 
 
-def test_a_step_that_has_hardly_any_compute_says_so() -> None:
-    verdict = verdict_of(step_of(1_000_000, None, rank_of(3, None, None)))
-    assert (
-        verdict
-        == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, which these traces do not separate."
-    )
-
-
-@pytest.mark.parametrize("unknown", [rank_of(500, None, 300), rank_of(500, 200, None)])
-def test_what_one_rank_does_not_know_is_not_summed(unknown: RankStep) -> None:
-    verdict = verdict_of(step_of(1_000_000, None, rank_of(700, 100, 200), unknown))
-    assert verdict == (
-        "The step takes 1.0 ms: 60% compute; the rest is waiting and exposed communication, which these traces do not separate."
-    )
-
-
-def test_of_a_step_of_which_nothing_is_compute_that_is_named() -> None:
-    verdict = verdict_of(step_of(1_000_000, None, rank_of(0, None, None)))
-    assert (
-        verdict
-        == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, which these traces do not separate."
+@pytest.mark.parametrize(
+    ("compute", "ranks"),
+    [
+        (60, (rank_of(700, 100, 200), rank_of(500, None, 300))),
+        (60, (rank_of(700, 100, 200), rank_of(500, 200, None))),
+        *((0, (rank_of(compute, None, None),)) for compute in (0, 3)),
+    ],
+)
+def test_what_one_rank_does_not_know_is_not_summed_and_compute_is_named_were_it_none(
+    compute: int, ranks: tuple[RankStep, ...]
+) -> None:
+    assert verdict_of(step_of(1_000_000, None, *ranks)) == (
+        f"The step takes 1.0 ms: {compute}% compute; the rest is waiting and exposed communication, which these traces do not "
+        "separate."
     )
 
 

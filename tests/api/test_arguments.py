@@ -28,15 +28,7 @@ def _simulate(**given: Any) -> SimulatedStep:
 def _calls(run: pptrace.Run) -> dict[str, Callable[[Any], Any]]:
     build = pptrace.schedules["zb-auto"].build
     sizes = (
-        "pp",
-        "microbatches",
-        "chunks",
-        "group_size",
-        "memory_limit",
-        "lean",
-        "forward",
-        "backward",
-        "wgrad",
+        *("pp", "microbatches", "chunks", "group_size", "memory_limit", "lean", "forward", "backward", "wgrad"),
         "p2p",
     )
     return {
@@ -81,7 +73,7 @@ def _outcome(call: Callable[[Any], Any], value: object) -> str:
 
 def test_a_file_that_cannot_be_named_is_refused(run: pptrace.Run) -> None:
     for write in (run.to_csv, run.to_parquet, run.to_json, run.to_html, run.to_perfetto, _simulate().to_csv):
-        for name in (3, ["a"], b"x", "\0"):
+        for name in (3, "\0"):
             with pytest.raises(pptrace.PptraceError, match=r"expected a path|cannot be written"):
                 write(name)  # type: ignore[operator]
 

@@ -16,22 +16,10 @@ from tests.support.programs import SAMPLES, one_line, pptrace_here
 P2 = str(SAMPLES / "1f1b_p2")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("analyze", ""),
-        ("analyze", P2, ""),
-        ("analyze", P2, "--json", ""),
-        ("whatif", ""),
-        ("whatif", P2, "--csv", ""),
-        ("compare", "", P2),
-    ],
-)
-def test_a_command_refuses_an_empty_path(
-    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_refuses_an_empty_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "is empty; expected" in one_line(pptrace_here(*arguments), 2)
+    for arguments in (("analyze", P2, ""), ("compare", "", P2)):
+        assert "is empty; expected" in one_line(pptrace_here(*arguments), 2)
 
 
 def _path_parameters(command: click.Command) -> Iterator[click.Parameter]:

@@ -20,6 +20,7 @@ from instrument.launch.window import parse_steps
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.ingest.nsight_files import GENERATIONS, SECRETS, SESSION, Generation, Process, Report, write_report
+from tests.support.extent import by_turns
 from tests.support.forked import start_python
 from tests.support.programs import pptrace, pptrace_here
 from tests.support.synthetic import record
@@ -47,14 +48,14 @@ def report_of(*paths: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda item: item.version)
 @pytest.mark.parametrize(
-    ("name", "pp", "microbatches", "chunks"),
-    [("1f1b", 4, 8, 1), ("interleaved-1f1b", 2, 4, 2), ("zb-h1", 3, 6, 1), ("zbv", 2, 4, 2)],
+    ("shape", "generation"),
+    by_turns([("1f1b", 4, 8, 1), ("interleaved-1f1b", 2, 4, 2), ("zb-h1", 3, 6, 1), ("zbv", 2, 4, 2)], GENERATIONS),
 )
 def test_a_simulated_plan_written_as_an_export_is_recognised_as_the_same_plan(
-    generation: Generation, name: str, pp: int, microbatches: int, chunks: int, tmp_path: Path
+    shape: tuple[str, int, int, int], generation: Generation, tmp_path: Path
 ) -> None:
+    name, pp, microbatches, chunks = shape
     plan = build(name, pp=pp, num_microbatches=microbatches, num_chunks=chunks)
     recording = record(plan, lambda action: 400, 100, device=True)
     processes = [Process(100 + rank, recording.events_of(rank)) for rank in range(pp)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.extent import ALL
+from tests.support.forked import PROGRAM, start_python
 from tests.support.programs import SAMPLES, one_line, pptrace_here, pptrace_in_shell
 
 P2 = SAMPLES / "1f1b_p2"
@@ -15,7 +17,7 @@ SHAPE = "1f1b --pp 2 --microbatches 4"
 
 @pytest.mark.parametrize(
     "command",
-    [f"analyze {P2}", f"simulate {SHAPE} --json -", "--help"] + [f"analyze {P2} --json -", "schedule list", ""] * ALL,
+    ["schedule list", f"simulate {SHAPE} --json -"] + [f"analyze {P2}", f"analyze {P2} --json -", "--help", ""] * ALL,
 )
 def test_a_stdout_that_is_closed_or_full_is_told_in_one_line(command: str) -> None:
     assert "stdout: cannot be written (it is closed)" in one_line(pptrace_in_shell(f"pptrace {command} >&-"), 1)
@@ -29,12 +31,12 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
 
 
 def test_a_closed_stderr_is_no_failure() -> None:
-    ended = pptrace_in_shell(f"pptrace analyze {P2} 2>&-")
+    ended = pptrace_in_shell("pptrace schedule list 2>&-")
     assert ended.code == 0
-    assert "Steps" in ended.out
+    assert "interleaved-1f1b" in ended.out
 
 
-@pytest.mark.parametrize("printed", ["", "--json -"])
+@pytest.mark.parametrize("printed", ["", *["--json -"] * ALL])
 def test_files_are_written_before_what_the_reader_of_stdout_may_cut_off(tmp_path: Path, printed: str) -> None:
     files = {option: tmp_path / option for option in ("html", "csv", "perfetto")}
     given = " ".join(f"--{option} {path}" for option, path in files.items())
@@ -80,9 +82,10 @@ def test_a_run_goes_on_where_what_its_ranks_print_is_lost(tmp_path: Path) -> Non
     script = tmp_path / "talks.py"
     script.write_text("import sys\nprint('line\\n' * 50_000)\nopen(sys.argv[1], 'w').close()\n", encoding="utf-8")
     done = tmp_path / "done"
-    ended = pptrace_in_shell(
-        f"pptrace run --profiler none -o {tmp_path / 'run'} {script} {done} >/dev/full", timeout_s=100
-    )
-    assert ended.code == 0, ended.err
+    command = [PROGRAM, "run", "--profiler", "none", "-o", str(tmp_path / "run"), str(script), str(done)]
+    with Path("/dev/full").open("w") as full:
+        process = start_python(command, stdout=full, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
     assert done.exists()
-    assert ended.err.count("stdout: cannot be written") == ended.err.count("the run goes on") == 1
+    assert err.count("stdout: cannot be written") == err.count("the run goes on") == 1

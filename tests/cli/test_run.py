@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from pptrace.marks import METADATA_KEY, OpMark, SpanKind, SpanMark, UnknownMark, parse_mark
+from tests.support.extent import ALL
 from tests.support.forked import start_python
 
 LIMIT_S = 120
@@ -258,7 +259,7 @@ def unmodified(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A whole run of a script that knows nothing of pptrace, with a secret in its environment."""
     with pytest.MonkeyPatch.context() as patch, starting(tmp_path_factory.mktemp("unmodified")) as start_run:
         patch.setenv("A_SECRET", "hunter2")
-        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1", anew=True).end()
+        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1", anew=ALL).end()
 
 
 def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_optimizer(unmodified: Ended) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pptrace.schedule.registry import SCHEDULES
-from tests.support.programs import ROOT, one_line, pptrace, pptrace_here
+from tests.support.programs import ROOT, one_line, pptrace_here
 
 
 def test_the_list_names_every_schedule() -> None:
-    out = pptrace("schedule", "list").out
+    out = pptrace_here("schedule", "list").out
     assert all(name in out for name in ("gpipe", "1f1b", "interleaved-1f1b"))
 
 
@@ -68,7 +68,7 @@ def test_a_picture_is_written_as_one_file(tmp_path: Path) -> None:
 def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("0F0,0F1,0B0,0B1\n1F1,1B0,1F0,1B1\n", encoding="utf-8")
-    ended = pptrace("simulate", file)
+    ended = pptrace_here("simulate", file)
     assert "deadlock: rank 1 waits at 1B0 for 1F0 on rank 1" in one_line(ended, 1)
     assert ">1B0<" in ended.out
 
@@ -129,15 +129,6 @@ def test_a_csv_without_any_action_is_not_taken_for_a_schedule_with_a_wrong_cell(
 )
 def test_a_mistake_gets_one_line(arguments: tuple[str, ...], code: int, words: str) -> None:
     assert words in one_line(pptrace_here(*arguments), code)
-
-
-@pytest.mark.parametrize("cell", ["1F0xyz", "F0", "0F", "0X1", "0SEND_F"])
-def test_a_cell_that_is_no_action_is_refused_with_its_place(tmp_path: Path, cell: str) -> None:
-    file = tmp_path / "typo.csv"
-    file.write_text(f"0F0,0B0\n1F0,{cell}\n", encoding="utf-8")
-    line = one_line(pptrace_here("simulate", file), 1)
-    assert "row 2, cell 2" in line
-    assert repr(cell) in line
 
 
 def test_a_sweep_is_a_table_and_files(tmp_path: Path) -> None:

@@ -14,24 +14,17 @@ from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME, Trace
-from pptrace.recognise.run import recognise
-from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.support.extent import ALL
-from tests.support.synthetic import START, record
+from tests.support.extent import ALL, by_turns
+from tests.support.synthetic import START
+from tests.support.tables import Match as Row
+from tests.support.tables import matched_comms as comms_of
+from tests.support.tables import named as named_rows
+from tests.support.tables import table_of
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end)."""
-
-
-def comms_of(rows: Sequence[Row]) -> pd.DataFrame:
-    filled: dict[str, object] = {name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()}
-    columns = list(zip(*rows, strict=True)) or [[]] * 5
-    filled |= dict(zip(("rank", "kind", "match", "start_ns", "end_ns"), map(list, columns), strict=True))
-    return make_table(COMMS, filled)  # type: ignore[arg-type]
 
 
 def message(match: int, source: int, target: int, sent: int, received: int) -> list[Row]:
@@ -43,30 +36,6 @@ def shifted(comms: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
 
 
 offsets_ns = st.one_of(st.integers(-5_000, 5_000), st.integers(-300_000_000_000, 300_000_000_000))
-
-
-@settings(max_examples=40 if ALL else 15)
-@given(
-    st.sampled_from([("1f1b", 2, 3, 1), ("gpipe", 4, 4, 1), ("1f1b", 5, 7, 1), ("interleaved-1f1b", 3, 3, 2)]),
-    st.lists(offsets_ns, min_size=5, max_size=5),
-    st.integers(1, 90),
-)
-def test_offsets_from_microseconds_to_minutes_are_found_within_the_stated_uncertainty(
-    shape: tuple[str, int, int, int], wrong: list[int], latency: int
-) -> None:
-    recording = record(build(*shape), latency=latency)
-    ranks = range(recording.job.plan.pp)
-    comms = recognise(recording.traces(shifts_ns={rank: wrong[rank] for rank in ranks})).comms
-    clock = estimate_clock(comms, list(ranks), {})
-    assert clock.method is ClockMethod.BOUNDS
-    assert clock.warnings == ()
-    assert clock.uncertainty_ns is not None
-    assert clock.offsets_ns[0] == 0
-    for rank in ranks:
-        assert abs(clock.offsets_ns[rank] - (wrong[0] - wrong[rank])) <= clock.uncertainty_ns
-    assert clock.uncertainty_ns <= 2 * latency * recording.job.plan.pp, (
-        "messages both ways bound each hop by their latency"
-    )
 
 
 @settings(max_examples=60 if ALL else 30)
@@ -138,26 +107,11 @@ def facts(host: str, wall: int = START, monotonic: int = 1_000) -> dict[str, obj
 BOTH_WAYS = [*message(0, 0, 1, 1_000_000, 1_000_040), *message(1, 1, 0, 2_000_000, 2_000_040)]
 
 
-def test_ranks_of_one_host_have_one_clock() -> None:
-    clock = estimate_clock(comms_of(BOTH_WAYS), [0, 1], {0: facts("a"), 1: facts("a", START + 900_000, 900_900)})
-    assert clock == Clock(ClockMethod.SAME_HOST, {0: 0, 1: 0}, 100), "the readings disagree by 100 ns"
-
-
-def test_ranks_of_two_hosts_are_related_by_their_messages() -> None:
-    assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], {0: facts("a"), 1: facts("b")}).method is ClockMethod.BOUNDS
-
-
 def test_one_host_is_not_believed_when_its_messages_arrive_before_they_are_sent() -> None:
     wrong = shifted(comms_of(BOTH_WAYS), {1: -1_000_000})
     clock = estimate_clock(wrong, [0, 1], {0: facts("a"), 1: facts("a")})
     assert clock.method is ClockMethod.BOUNDS
     assert clock.offsets_ns[1] == pytest.approx(1_000_000, abs=40)
-
-
-def test_a_small_error_of_the_profiler_is_stated_and_not_corrected() -> None:
-    wrong = shifted(comms_of(BOTH_WAYS), {1: -20_040})
-    clock = estimate_clock(wrong, [0, 1], {0: facts("a"), 1: facts("a")})
-    assert clock == Clock(ClockMethod.SAME_HOST, {0: 0, 1: 0}, 20_000)
 
 
 def named(*names: str | None) -> dict[int, dict[str, object]]:
@@ -181,13 +135,6 @@ def test_other_names_and_those_of_any_host_tell_nothing(names: tuple[str | None,
 def test_a_recorders_own_fact_about_the_host_outweighs_its_name() -> None:
     both = {rank: {**facts(f"host-{rank}"), HOST_NAME: "node-7"} for rank in (0, 1)}
     assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], both).method is ClockMethod.BOUNDS
-
-
-@pytest.mark.parametrize("wrong", [-80_000, 12_000_000_000, -12_000_000_000])
-def test_hosts_of_one_name_whose_messages_arrive_before_they_are_sent_are_two(wrong: int) -> None:
-    clock = estimate_clock(shifted(comms_of(BOTH_WAYS), {1: wrong}), [0, 1], named("node-7", "node-7"))
-    assert clock.method is ClockMethod.BOUNDS
-    assert clock.offsets_ns[1] == pytest.approx(-wrong, abs=40)
 
 
 def test_hosts_of_one_name_whose_traces_never_meet_and_no_message_relates_are_not_related() -> None:
@@ -226,12 +173,7 @@ def test_ranks_of_each_of_two_hosts_keep_together() -> None:
 @pytest.mark.parametrize(
     "clock_fact",
     [
-        None,
-        {},
-        [],
-        "text",
-        {"start": None},
-        {"start": {"time_ns": "x", "monotonic_ns": 1}},
+        *(None, {}, [], "text", {"start": None}, {"start": {"time_ns": "x", "monotonic_ns": 1}}),
         {"start": {"time_ns": None, "monotonic_ns": 2}},
     ],
 )
@@ -276,42 +218,6 @@ def drifting(comms: pd.DataFrame, start_ns: dict[int, int], per_million: dict[in
     return comms.assign(**{name: comms[name] + wrong + (comms[name] - first) * rate // 1_000_000 for name in names})
 
 
-@settings(max_examples=6)
-@given(st.integers(2, 5), st.data())
-def test_clocks_that_drift_are_right_within_the_stated_uncertainty_at_all_times(
-    num_ranks: int, data: st.DataObject
-) -> None:
-    wrong = dict(enumerate(data.draw(st.lists(offsets_ns, min_size=num_ranks, max_size=num_ranks))))
-    rates = dict(enumerate(data.draw(st.lists(st.integers(-200, 200), min_size=num_ranks, max_size=num_ranks))))
-    latency = data.draw(st.integers(100, 20_000))
-    rows: list[Row] = []
-    num_rounds, period = 100, 20_000_000
-    for turn in range(num_rounds):
-        for rank in range(num_ranks - 1):
-            sent = turn * period + rank * 10_000
-            rows += message(len(rows), rank, rank + 1, sent, sent + latency)
-            rows += message(len(rows), rank + 1, rank, sent + period // 2, sent + period // 2 + latency)
-    seen = drifting(comms_of(rows), wrong, rates)
-    clock = estimate_clock(seen, range(num_ranks), {})
-    assert clock.uncertainty_ns is not None
-    last = (num_rounds - 1) * period
-
-    def shown(rank: int, time: int) -> int:
-        return time + wrong[rank] + time * rates[rank] // 1_000_000
-
-    for rank in range(num_ranks):
-        for time in (0, last // 2, last):
-            aligned = int(clock.to_common_clock(rank, np.array([shown(rank, time)]))[0])
-            assert abs(aligned - shown(0, time)) <= clock.uncertainty_ns + 100, (
-                "a clock's own rate hides 100 ns of its own"
-            )
-            assert abs(clock.to_rank_clock(rank, aligned) - shown(rank, time)) <= 1
-    drift = max(abs(rates[rank] - rates[0]) for rank in range(num_ranks)) * num_rounds * period // 1_000_000
-    assert clock.uncertainty_ns <= 4 * latency * num_ranks, "no wider than latency makes it: what drifts is corrected"
-    drifts = any("its clock drifts against rank 0's" in line for line in clock.warnings)
-    assert drifts or drift <= 3 * latency * num_ranks
-
-
 def shifted_trace(trace: Trace, offset_ns: int, host: str) -> Trace:
     """The trace as another host's clock would have recorded it."""
     events = replace(trace.events, start_ns=trace.events.start_ns + offset_ns)
@@ -319,16 +225,16 @@ def shifted_trace(trace: Trace, offset_ns: int, host: str) -> Trace:
     return replace(trace, events=events, memory=memory, metadata={**trace.metadata, "host": host})
 
 
-@pytest.mark.parametrize("sample", ["1f1b_p2", "1f1b_p4"])
-@pytest.mark.parametrize("scale_ns", [5_000, 3_000_000, 2_000_000_000, 600_000_000_000])
+@pytest.mark.parametrize(
+    ("scale_ns", "sample"), by_turns([5_000, 3_000_000, 2_000_000_000, 600_000_000_000], ["1f1b_p2", "1f1b_p4"])
+)
 def test_ranks_of_a_real_run_that_are_shifted_are_found_within_the_stated_uncertainty(
     sample: str, scale_ns: int
 ) -> None:
     traces = read_traces(open_inputs([SAMPLES / sample]), 1).traces
     wrong = {trace.info.rank: (-1) ** index * index * scale_ns for index, trace in enumerate(traces)}
     shifted_traces = [shifted_trace(trace, wrong[trace.rank], f"host{trace.rank}") for trace in traces]
-    analysis = analyse(shifted_traces)
-    clock = analysis.report.clock
+    clock = analyse(shifted_traces).report.clock
     assert clock.method == ClockMethod.BOUNDS
     assert clock.uncertainty_ns is not None
     assert 0 < clock.uncertainty_ns < 5_000_000, "the latency of a few messages of this run"
@@ -341,32 +247,14 @@ def test_a_stretch_of_one_collective_of_many_ranks_is_bounded_without_all_its_pa
     num_ranks, num_calls = 200, 500
     calls = np.repeat(np.arange(num_calls), num_ranks)
     members = np.tile(np.arange(num_ranks), num_calls)
-    begin = calls * 1_000_000 + (members * 7919 + calls * 104729) % 1000
-    filled: dict[str, object] = {
-        name: np.full(len(calls), -1) if dtype == "int64" else ["all_reduce"] * len(calls)
-        for name, dtype in COMMS.items()
-    }
-    filled |= {
-        "rank": members,
-        "match": calls,
-        "start_ns": begin + members * 10**9,
-        "end_ns": calls * 1_000_000 + 2_000,
-    }
-    filled["end_ns"] = calls * 1_000_000 + 2_000 + members * 10**9
-    clock = estimate_clock(make_table(COMMS, filled), range(num_ranks), {})  # type: ignore[arg-type]
+    begin = calls * 1_000_000 + (members * 7919 + calls * 104729) % 1000 + members * 10**9
+    table = comms_of([(0, "all_reduce", 0, 0, 0)] * len(calls))
+    ends = calls * 1_000_000 + 2_000 + members * 10**9
+    clock = estimate_clock(table.assign(rank=members, match=calls, start_ns=begin, end_ns=ends), range(num_ranks), {})
     assert clock.uncertainty_ns is not None
     assert clock.uncertainty_ns <= 2_000 + 25_000, "and what oscillators may drift apart in half of 500 ms"
     for rank in range(num_ranks):
         assert abs(clock.offsets_ns[rank] + rank * 10**9) <= clock.uncertainty_ns
-
-
-def test_a_chain_of_messages_relates_its_ends() -> None:
-    rows: list[Row] = []
-    for rank in range(5):
-        rows += message(2 * rank, rank, rank + 1, 1_000, 1_010) + message(2 * rank + 1, rank + 1, rank, 2_000, 2_010)
-    clock = estimate_clock(shifted(comms_of(rows), {rank: -1_000 * rank for rank in range(6)}), range(6), {})
-    assert clock.offsets_ns == {rank: 1_000 * rank for rank in range(6)}
-    assert clock.uncertainty_ns == 50
 
 
 def test_a_table_is_shifted_in_all_its_times_and_nothing_else() -> None:
@@ -389,10 +277,7 @@ def ops_of(stages: Sequence[tuple[int, int]], clock: str = "device", waiting: in
         for turn, (kind, rank, stage) in enumerate(path):
             start = begin + 107 * turn
             rows.append((kind, rank, stage, microbatch, start - waiting, start + 100))
-    filled: dict[str, object] = {name: [0 if dtype == "int64" else clock] * len(rows) for name, dtype in OPS.items()}
-    columns = list(zip(*rows, strict=True))
-    filled |= dict(zip(("kind", "rank", "stage", "microbatch", "start_ns", "end_ns"), map(list, columns), strict=True))
-    return make_table(OPS, filled)  # type: ignore[arg-type]
+    return table_of(OPS, named_rows("kind rank stage microbatch start_ns end_ns", rows)).assign(clock=clock)
 
 
 @pytest.mark.parametrize(("waiting", "widest"), [(0, 14), (20, 250)])
@@ -405,11 +290,6 @@ def test_the_order_of_ops_relates_ranks_that_no_message_relates(waiting: int, wi
     assert 0 < clock.uncertainty_ns <= widest
     for rank, offset in clock.offsets_ns.items():
         assert abs(offset + wrong[rank]) <= clock.uncertainty_ns
-
-
-def test_clocks_that_the_order_of_ops_does_not_contradict_are_left_as_they_are() -> None:
-    clock = estimate_clock(comms_of([]), [0, 1], {}, ops_of([(0, 0), (1, 1)]), [(0, 1)])
-    assert clock == Clock(ClockMethod.OP_ORDER, {0: 0, 1: 0}, 7)
 
 
 def test_an_order_of_forwards_alone_bounds_one_side_and_relates_nothing() -> None:
@@ -492,21 +372,6 @@ def test_a_call_on_the_host_bounds_nothing_beside_communication_on_devices() -> 
     clock = estimate_clock(seen, [0, 1], {})
     assert clock.uncertainty_ns == 40
     assert clock.warnings == ()
-
-
-def test_messages_that_contradict_each_other_are_no_drift() -> None:
-    """Those of the second half are joined wrongly: the receive is that of 20 ms before."""
-    rows: list[Row] = []
-    for turn in range(100):
-        late = 20_000_000 if turn >= 50 else 0
-        sent = turn * 1_000_000
-        rows += message(len(rows), 0, 1, sent, sent + 50 - late) + message(len(rows) + 1, 1, 0, sent, sent + 50 - late)
-    clock = estimate_clock(comms_of(rows), [0, 1], {})
-    assert clock.offsets_ns == {0: 0, 1: 0}
-    assert clock.uncertainty_ns is not None
-    assert clock.uncertainty_ns >= 19_000_000
-    assert len(clock.warnings) == 1
-    assert "which drift does not explain" in clock.warnings[0]
 
 
 @pytest.mark.parametrize("wrong", [70_000, -3_000_000_000])

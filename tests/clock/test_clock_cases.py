@@ -10,19 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
-from pptrace.model.tables import COMMS, make_table
+from pptrace.clock import Clock, ClockMethod, estimate_clock
 from pptrace.model.traces import HOST_NAME
 from tests.support.extent import ALL
+from tests.support.tables import Match, matched_comms
 
-NUM_CASES = 1000 if ALL else 40
+NUM_CASES = 1000 if ALL else 24
 FAR_NS = 12_000_000_000
 PER_MILLION = 50
 START = 1_790_000_000_000_000_000
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end), in true time."""
 
 
 @dataclass
@@ -32,7 +29,7 @@ class Traffic:
     rng: np.random.Generator
     num_ranks: int
     num_steps: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Match] = field(default_factory=list)
     num_matches: int = 0
 
     def latency(self) -> int:
@@ -65,12 +62,7 @@ class Traffic:
                         self.message(rank, rank + way.step, at)
             at = [time + int(self.rng.exponential(5_000_000)) for time in at]
             at = self.collective("all_reduce", at)
-        filled: dict[str, object] = {
-            name: [-1 if dtype == "int64" else ""] * len(self.rows) for name, dtype in COMMS.items()
-        }
-        columns = list(zip(*self.rows, strict=True))
-        filled |= dict(zip(("rank", "kind", "match", "start_ns", "end_ns"), map(list, columns), strict=True))
-        return make_table(COMMS, filled)  # type: ignore[arg-type]
+        return matched_comms(self.rows)
 
 
 @dataclass(frozen=True)
@@ -147,16 +139,3 @@ def test_the_same_traffic_on_one_clock_of_one_host_is_left_as_it_is() -> None:
         made = case(seed)
         right = Case(made.comms, tuple(Wrong(0, 0.0) for _ in made.wrong), True)
         assert right.clock() == Clock(ClockMethod.SAME_HOST, dict.fromkeys(made.ranks, 0), 50_000)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_messages_of_shifted_ranks_last_as_long_as_before_within_the_bounds(seed: int) -> None:
-    made = case(seed)
-    clock = made.clock()
-    assert clock.uncertainty_ns is not None
-    for name, comms in (("true", made.comms), ("aligned", shift(made.seen(), clock))):
-        ends = comms[comms["kind"] == "recv"].merge(comms[comms["kind"] == "send"], on="match", suffixes=("", "_from"))
-        taken = (ends["end_ns"] - ends["start_ns_from"]).to_numpy()
-        if name == "true":
-            true = taken
-    assert np.abs(taken - true).max() <= 2 * clock.uncertainty_ns + 200

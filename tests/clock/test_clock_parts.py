@@ -15,18 +15,13 @@ from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.clock.bounds import UNBOUNDED, Traffic, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.offsets import CommonEnd, clamp_offset, from_bounds, offsets_by_common_ends
 from pptrace.clock.same_host import same_host_spread
-from pptrace.model.tables import COMMS, make_table
 from pptrace.model.traces import HOST, HOST_NAME, SESSION
-
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end)."""
+from tests.support.tables import Match as Row
+from tests.support.tables import matched_comms
 
 
 def comms_of(rows: list[Row]) -> pd.DataFrame:
-    columns: dict[str, list[object]] = {name: [-1 if t == "int64" else ""] * len(rows) for name, t in COMMS.items()}
-    for position, name in enumerate(("rank", "kind", "match", "start_ns", "end_ns")):
-        columns[name] = [row[position] for row in rows]
-    return make_table(COMMS, columns).assign(clock="device")
+    return matched_comms(rows).assign(clock="device")
 
 
 times = st.integers(0, 1_000)
@@ -203,12 +198,9 @@ def test_one_host_by_readings_is_as_exact_as_these_and_its_messages_show() -> No
 @pytest.mark.parametrize(
     ("method", "unrelated", "ranks", "comparable"),
     [
-        (ClockMethod.NONE, {1}, [0, 1], False),
-        (ClockMethod.NONE, {1}, [1], True),
-        (ClockMethod.BOUNDS, set(), [0, 1], True),
-        (ClockMethod.BOUNDS, {1}, [0, 1], False),
-        (ClockMethod.BOUNDS, {2}, [0, 1], True),
-        (ClockMethod.ONE_FILE, {0, 1}, [0, 1], True),
+        *((ClockMethod.NONE, {1}, [0, 1], False), (ClockMethod.NONE, {1}, [1], True)),
+        *((ClockMethod.BOUNDS, set(), [0, 1], True), (ClockMethod.BOUNDS, {1}, [0, 1], False)),
+        *((ClockMethod.BOUNDS, {2}, [0, 1], True), (ClockMethod.ONE_FILE, {0, 1}, [0, 1], True)),
         (ClockMethod.BOUNDS, {0, 1}, [0, 1, 2], False),
     ],
 )

@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock
-from pptrace.model.tables import COMMS, make_table
 from pptrace.model.traces import HOST_NAME
+from tests.support.tables import Match as Row
+from tests.support.tables import matched_comms
 
 MS = 1_000_000
 LATENCY = 1_000
 LIKELY = 1e-4
 """Rate by which oscillators may drift apart."""
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end)."""
 
 
 def clock_of(rows: Sequence[Row], num_ranks: int = 2, names: Sequence[str] = ()) -> Clock:
-    filled: dict[str, object] = {name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()}
-    columns = zip(*rows, strict=True)
-    filled |= dict(zip(("rank", "kind", "match", "start_ns", "end_ns"), map(list, columns), strict=True))
-    table: pd.DataFrame = make_table(COMMS, filled)  # type: ignore[arg-type]
-    return estimate_clock(table, range(num_ranks), {rank: {HOST_NAME: name} for rank, name in enumerate(names)})
+    return estimate_clock(
+        matched_comms(rows), range(num_ranks), {rank: {HOST_NAME: name} for rank, name in enumerate(names)}
+    )
 
 
 def message(match: int, source: int, target: int, sent: int, latency: int = LATENCY) -> list[Row]:

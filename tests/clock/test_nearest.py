@@ -14,21 +14,17 @@ from hypothesis import strategies as st
 from pptrace.clock import ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
 from pptrace.clock.offsets import CommonEnd, nearest_offsets, offsets_by_common_ends
-from pptrace.model.tables import COMMS, make_table
+from tests.support.optional import not_none
+from tests.support.tables import Match as Row
+from tests.support.tables import matched_comms
 
-Row = tuple[int, str, int, int, int]
-"""(rank, kind, match, start, end)."""
 MS = 1_000_000
 
 
 def comms_of(rows: Sequence[Row], behind: Sequence[int] = (0,) * 9) -> pd.DataFrame:
     """Communication as clocks show it that are ``behind`` by so much, rank by rank."""
-    filled: dict[str, object] = {name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()}
-    for position, name in enumerate(("rank", "kind", "match")):
-        filled[name] = [row[position] for row in rows]
-    filled["start_ns"] = [row[3] - behind[row[0]] for row in rows]
-    filled["end_ns"] = [row[4] - behind[row[0]] for row in rows]
-    return make_table(COMMS, filled).assign(clock="device")  # type: ignore[arg-type]
+    moved = [(row[0], row[1], row[2], row[3] - behind[row[0]], row[4] - behind[row[0]]) for row in rows]
+    return matched_comms(moved).assign(clock="device")
 
 
 def turns_on_one_device(num_ranks: int, num: int = 12, turn: int = 2 * MS) -> list[Row]:
@@ -64,13 +60,7 @@ def test_ranks_whose_clocks_agree_are_moved_together_where_another_hosts_is_seco
 @pytest.mark.parametrize(
     ("behind", "offset", "error"),
     [
-        (0, 0, 40),
-        (40, 0, 80),
-        (-40, 0, 80),
-        (41, 1, 80),
-        (-50, -10, 80),
-        (120, 80, 80),
-        (121, 121, 40),
+        *((0, 0, 40), (40, 0, 80), (-40, 0, 80), (41, 1, 80), (-50, -10, 80), (120, 80, 80), (121, 121, 40)),
         (-5_000, -5_000, 40),
     ],
 )
@@ -78,10 +68,7 @@ def test_a_clock_is_moved_to_the_nearest_end_and_to_the_middle_where_that_is_far
     behind: int, offset: int, error: int
 ) -> None:
     rows: list[Row] = [
-        (0, "send", 0, 100, 101),
-        (1, "recv", 0, 95, 140),
-        (1, "send", 1, 300, 301),
-        (0, "recv", 1, 295, 340),
+        *((0, "send", 0, 100, 101), (1, "recv", 0, 95, 140), (1, "send", 1, 300, 301), (0, "recv", 1, 295, 340)),
     ]
     clock = estimate_clock(comms_of(rows, (0, behind)).assign(clock="host"), range(2), {})
     assert clock.offsets_ns == {0: 0, 1: offset}
@@ -122,8 +109,7 @@ def test_offsets_meet_every_bound(truth: list[int], data: st.DataObject) -> None
     likely = {rank: CommonEnd(truth[rank] - truth[0], data.draw(st.none() | st.integers(0, 50))) for rank in range(num)}
     for ends in ({}, likely):
         low = bounds_of(num, least)
-        offsets = nearest_offsets(range(num), low, ends)
-        assert offsets is not None
+        offsets = not_none(nearest_offsets(range(num), low, ends))
         assert offsets[0] == 0
         assert all(offsets[j] - offsets[i] >= bound for (i, j), bound in least.items())
         if low.max() <= 0 and not ends:

@@ -12,20 +12,18 @@ from pptrace.clock import Clock, ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
 from pptrace.clock.op_order import from_op_order, with_op_ends
 from pptrace.clock.same_host import drop_contradicted, pairs_of_same_host_name
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME
+from tests.support.tables import Match, matched_comms, table_of
+from tests.support.tables import named as named_rows
 
 Op = tuple[int, str, int, int, int, int]
 """(rank, kind, stage, microbatch, start, end)."""
 
 
 def ops_of(*rows: Op, clock: str = "device", step: int = 0, source: str = "label") -> pd.DataFrame:
-    columns: dict[str, list[object]] = {
-        name: [0 if dtype == "int64" else ""] * len(rows) for name, dtype in OPS.items()
-    }
-    for position, name in enumerate(("rank", "kind", "stage", "microbatch", "start_ns", "end_ns")):
-        columns[name] = [row[position] for row in rows]
-    return make_table(OPS, columns).assign(clock=clock, step=step, source=source)
+    table = table_of(OPS, named_rows("rank kind stage microbatch start_ns end_ns", rows))
+    return table.assign(clock=clock, step=step, source=source)
 
 
 def nothing(num_ranks: int) -> Matrix:
@@ -79,12 +77,7 @@ def test_an_op_that_waits_inside_itself_is_ordered_by_its_end() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kind": "W"},
-        {"stage": -1},
-        {"microbatch": -1},
-        {"microbatch": 4},
-        {"step": 1},
-        {"rank": 2},
+        *({"kind": "W"}, {"stage": -1}, {"microbatch": -1}, {"microbatch": 4}, {"step": 1}, {"rank": 2}),
     ],
     ids=str,
 )
@@ -136,13 +129,8 @@ def test_messages_bound_as_well_as_ops() -> None:
     assert low.tolist() == [[0, 3], [-UNBOUNDED, 0]], "the bounds that came in are as they were"
 
 
-def comms_of(*rows: tuple[int, str, int, int, int]) -> pd.DataFrame:
-    columns: dict[str, list[object]] = {
-        name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()
-    }
-    for position, name in enumerate(("rank", "kind", "match", "start_ns", "end_ns")):
-        columns[name] = [row[position] for row in rows]
-    return make_table(COMMS, columns)
+def comms_of(*rows: Match) -> pd.DataFrame:
+    return matched_comms(rows)
 
 
 def named(*names: object) -> dict[int, dict[str, object]]:

@@ -52,14 +52,6 @@ def run_p4(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def run_p8v2(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Synthetic: interleaved 1F1B, p=8, v=2, m=16."""
-    folder = tmp_path_factory.mktemp("p8v2")
-    path: Path = synthetic.write_run(folder, "interleaved-1f1b", pp=8, num_microbatches=16, num_chunks=2, num_steps=1)
-    return path
-
-
-@pytest.fixture(scope="session")
 def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
     """Serve a dashboard of some paths in place of the one before; its address.
 

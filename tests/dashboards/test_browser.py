@@ -24,9 +24,14 @@ DRAWN = "#timeline[data-complete=true]"
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "1f1b_p4"
 
 
-def choose_step(page: Any, step: int) -> None:
+def choose_step(page: Any, _index: int, step: int) -> None:
     page.click("#step")
     page.locator(".dash-dropdown-content .dash-dropdown-option", has_text=f"{step}  ·").first.click()
+
+
+def click_step(page: Any, index: int, _step: int) -> None:
+    points = page.locator("#overview-steps .trace").first.locator(".point")
+    points.nth(index).click(force=True)  # what plotly lays over it takes the click
 
 
 def open_timeline(page: Any) -> None:
@@ -35,8 +40,10 @@ def open_timeline(page: Any) -> None:
 
 
 @pytest.mark.parametrize("which", ["sample", *(["synthetic"] if ALL else [])])
-def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, serve: Serve, visit: Visiting) -> None:
-    """Of the typical step, which its first sentence speaks of, until another one is chosen."""
+def test_the_overview_shows_the_numbers_of_the_typical_step_until_another_is_chosen(
+    which: str, run_p4: Path, serve: Serve, visit: Visiting
+) -> None:
+    """Chosen in the list of steps, and by its point in their chart."""
     path = SAMPLE.with_name("zbv_p4") if which == "sample" else run_p4
     report = load([path]).report
     step = report.typical_step
@@ -63,28 +70,18 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     for name in ("rank-bars", "waterfall"):
         page.wait_for_selector(f"#{name} .barlayer .bars")
         assert page.locator(f"#{name} svg.main-svg").first.bounding_box()["height"] > 250, "tall enough to read"
+    for choose, other in ((choose_step, report.steps[0]), (click_step, step)):
+        choose(page, [each.step for each in report.steps].index(other.step), other.step)
+        page.wait_for_function(
+            "text => document.querySelector('#tile-span').textContent === text",
+            arg=f"{milliseconds(other.span_ns)} ms",
+        )
+        assert page.text_content("#tile-share") == percent(other.bubble.share)
 
 
-def test_choosing_a_step_changes_the_numbers(run_p4: Path, serve: Serve, visit: Visiting) -> None:
-    steps = load([run_p4]).report.steps
-    page = visit(serve([run_p4])).page
-    page.wait_for_selector("#tile-span")
-    choose_step(page, steps[2].step)
-    page.wait_for_function(
-        "text => document.querySelector('#tile-span').textContent === text",
-        arg=f"{milliseconds(steps[2].span_ns)} ms",
-    )
-    assert page.text_content("#tile-share") == percent(steps[2].bubble.share)
-    points = page.locator("#overview-steps .trace").first.locator(".point")
-    assert points.count() == len(steps)
-    points.nth(1).click(force=True)  # what plotly lays over it takes the click
-    page.wait_for_function(
-        "text => document.querySelector('#tile-span').textContent === text",
-        arg=f"{milliseconds(steps[1].span_ns)} ms",
-    )
-
-
-def test_an_empty_directory_says_so(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
+def test_an_empty_directory_says_so_until_it_has_files_and_is_reloaded(
+    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+) -> None:
     page = visit(serve([tmp_path]) + "timeline").page
     for name in ("timeline", "overview"):
         page.click(f"#to-{name}")  # the first time it is there already
@@ -95,6 +92,9 @@ def test_an_empty_directory_says_so(tmp_path: Path, serve: Serve, visit: Visitin
     assert page.locator("#whole-run").is_hidden(), "there are no files of a run that was not analysed"
     assert "What can be opened" in page.inner_text("#page")
     assert violations(settle(page)) == []
+    synthetic.write_run(tmp_path, "gpipe", pp=2, num_microbatches=2)
+    page.reload()
+    assert page.text_content("#tile-slowest") == "rank 1"
 
 
 def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
@@ -147,44 +147,3 @@ def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serv
     assert "No pipeline steps" in page.text_content("#timeline-message")
     assert page.locator(".timeline-tools").is_hidden(), "there is nothing to use them on"
     assert violations(settle(page)) == []
-
-
-def test_files_that_appear_are_noticed_on_reload(
-    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
-) -> None:
-    page = visit(serve([tmp_path])).page
-    page.wait_for_selector("#problem")
-    synthetic.write_run(tmp_path, "gpipe", pp=2, num_microbatches=2)
-    page.reload()
-    assert page.text_content("#tile-slowest") == "rank 1"
-
-
-def test_a_schedule_of_any_size_is_drawn_with_its_idle_time_and_the_bubbles_of_all(
-    run_p4: Path, serve: Serve, visit: Visiting
-) -> None:
-    """The page begins with the run's own schedule, and says in a line why one has no such size."""
-    page = visit(serve([run_p4])).page
-    page.click("#to-schedules")
-    page.wait_for_selector("#plan-timeline .barlayer .trace.bars")
-    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
-    for number, title in enumerate(("Throughput per rank against p", "Throughput of all ranks against p")):
-        page.wait_for_selector(f"#plan-curves-{number} .scatterlayer .trace:nth-child(2)")
-        assert page.get_by_text(title).is_visible()
-    assert page.locator("#plan-pp").input_value() == "4"
-    assert "bubble ratio 0.375, 27.3% of the step" in page.locator("#plan-drawn").inner_text()
-    assert page.locator("#idle tbody tr").last.inner_text().split() == [
-        "all",
-        "6.00",
-        "12.00",
-        "6.00",
-        "12.00",
-        "36.00",
-    ]
-    page.fill("#plan-microbatches", "12")
-    page.press("#plan-microbatches", "Enter")
-    page.wait_for_function("() => document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
-    page.fill("#plan-chunks", "2")
-    page.press("#plan-chunks", "Enter")
-    page.wait_for_selector("#plan-refused")
-    assert "this schedule has 1 (try interleaved-1f1b)" in page.locator("#plan-refused").inner_text()
-    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")

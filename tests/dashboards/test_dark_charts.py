@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from pptrace.report.colours import DARK_SCALE, SCALE
-from tests.dashboards.accessibility import settle
+from tests.dashboards.accessibility import settle, violations
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
 Serve = Callable[[Sequence[Path]], str]
+TEXTS = "selector => [...document.querySelectorAll(selector)].map(text => text.textContent)"
 SCALE_OF = (
     """id => document.querySelector(`#${id} .js-plotly-plot`)?._fullData?.[0].colorscale.map(([, colour]) => colour)"""
 )
@@ -56,11 +57,26 @@ def shades(page: Any, id: str) -> list[float]:
     return [float(pixels[round(y), round(x)].mean()) for x, y in page.evaluate(EXTREMES, id)]
 
 
+def check_experts(page: Any) -> None:
+    """Steps and pairs of ranks are drawn with their names."""
+    page.wait_for_selector("#expert-matrix .hm")
+    page.wait_for_selector("#expert-late-steps .scatterlayer .point")
+    names = [f"rank {number}" for number in range(4)]
+    assert sorted(page.evaluate(TEXTS, "#expert-matrix .ytick text")) == names
+    assert page.evaluate(TEXTS, "#expert-matrix .xtick text") == names
+    assert page.locator("#expert-late-steps .scatterlayer .point").count() == 3
+    assert page.evaluate(TEXTS, "#expert-late-steps .legendtext") == ["rank 2", "rank 0"]
+    assert page.locator("#expert-steps tbody tr").count() == 3
+    assert page.locator("#expert-traffic tbody tr").count() == 4
+    assert violations(settle(page)) == []
+
+
 def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little_and_its_buttons_have_a_ring(
     serve: Serve, visit: Callable[[str], Any]
 ) -> None:
     """One visit for all of them: most of what a test costs is the first drawing of a page."""
-    page = visit(serve([SAMPLES / "experts_pp2_ep2"]) + "hang").page
+    page = visit(serve([SAMPLES / "experts_pp2_ep2"]) + "experts").page
+    check_experts(page)
     colours = {dark: [colour for _, colour in scale] for dark, scale in ((True, DARK_SCALE), (False, SCALE))}
     for name, ids in MAPS.items():
         page.emulate_media(color_scheme="dark")

@@ -32,7 +32,7 @@ def test_the_machines_own_names_are_answered(host: str, client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.com", "evil.com:8050", "127.0.0.1.evil.com", "localhost.evil.com", "[::1", "x@localhost.c"]
+    "host", ["evil.com", "evil.com:8050", "127.0.0.1.evil.com", "localhost.evil.com", "[::1", "x@localhost.c", "\xff"]
 )
 @pytest.mark.parametrize("path", ["/", "/_dash-layout", "/timeline-data/about", "/assets/style.css"])
 def test_a_name_that_anothers_dns_gives_to_this_machine_is_refused(host: str, path: str, client: Any) -> None:
@@ -41,7 +41,10 @@ def test_a_name_that_anothers_dns_gives_to_this_machine_is_refused(host: str, pa
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost:80:80", "localhost:", "localhost:x", "localhost:123456", "x@localhost", "localhost,localhost", "[::1"],
+    [
+        *("localhost:80:80", "localhost:", "localhost:x", "localhost:123456", "x@localhost", "localhost,localhost"),
+        *("[::1", "[", "[::1]:x", "a:b:c", ""),
+    ],
 )
 def test_a_malformed_host_is_a_bad_request(host: str, client: Any) -> None:
     assert client.get("/_dash-layout", headers={"Host": host}).status_code == 400
@@ -60,6 +63,9 @@ def test_a_malformed_host_is_a_bad_request(host: str, client: Any) -> None:
         "http://x@127.0.0.1:8050",
         "http://127.0.0.1:8050/",
         "http://127.0.0.1",
+        "http://[::1",
+        "//",
+        "\xff",
     ],
 )
 def test_a_page_of_another_origin_is_refused(origin: str, client: Any) -> None:

@@ -64,6 +64,34 @@ def _save_the_page(page: Any, folder: Path, name: str) -> None:
     page.bring_to_front()
 
 
+def _draw_schedules(page: Any) -> None:
+    """The page begins with the run's own schedule, draws one of any size, and says in a line why one has no such size."""
+    page.click("#to-schedules")
+    page.wait_for_selector("#plan-timeline .barlayer .trace.bars")
+    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
+    for number, title in enumerate(("Throughput per rank against p", "Throughput of all ranks against p")):
+        page.wait_for_selector(f"#plan-curves-{number} .scatterlayer .trace:nth-child(2)")
+        assert page.get_by_text(title).is_visible()
+    assert page.locator("#plan-pp").input_value() == "4"
+    assert "bubble ratio 0.375, 27.3% of the step" in page.locator("#plan-drawn").inner_text()
+    assert page.locator("#idle tbody tr").last.inner_text().split() == [
+        "all",
+        "6.00",
+        "12.00",
+        "6.00",
+        "12.00",
+        "36.00",
+    ]
+    page.fill("#plan-microbatches", "12")
+    page.press("#plan-microbatches", "Enter")
+    page.wait_for_function("() => document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
+    page.fill("#plan-chunks", "2")
+    page.press("#plan-chunks", "Enter")
+    page.wait_for_selector("#plan-refused")
+    assert "this schedule has 1 (try interleaved-1f1b)" in page.locator("#plan-refused").inner_text()
+    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
+
+
 def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     run_p4: Path, serve: Serve, visit: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -119,3 +147,4 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     for name, id in (("compare", "#no-other"), ("hang", "#no-hang")):
         page.click(f"#to-{name}")
         page.wait_for_selector(id)
+    _draw_schedules(page)

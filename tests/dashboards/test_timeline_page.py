@@ -189,7 +189,10 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     assert last - first == pytest.approx(80 * per_pixel, abs=1)
 
 
-def test_a_what_if_is_drawn_on_the_same_axis_and_a_link_restores_it(timeline: Any) -> None:
+def test_a_what_if_is_drawn_on_the_same_axis_with_its_own_legend_and_a_link_restores_it(timeline: Any) -> None:
+    legend = timeline.inner_text(".timeline-legend")
+    assert "warmup" in legend
+    assert not any(words in legend for words in ("not launched", "Weight gradient")), "it has only what the run has"
     timeline.select_option("#timeline-whatif", "zb-h1")
     timeline.wait_for_function(f"() => {STATE}.sources.includes('whatif')")
     lit, link = picture(timeline), address(timeline)
@@ -295,11 +298,6 @@ def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
     numbers = [place for place, part in enumerate(parts) if part.tag.endswith("text") and part.text == "0"]
     assert min(numbers) > max(gaps[:-2]), "numbers of microbatches are drawn above all but the legend"
     assert {"exposed transfer", "not launched", "unexplained"} <= {part.text for part in parts}
-
-
-def test_the_legend_has_only_what_the_run_has(timeline: Any) -> None:
-    assert "not launched" not in timeline.inner_text(".timeline-legend")
-    assert "warmup" in timeline.inner_text(".timeline-legend")
 
 
 def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:

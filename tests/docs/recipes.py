@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.programs import ROOT
@@ -32,13 +31,13 @@ def copy_sources(target: Path) -> None:
 
 def follow_all(root: Path) -> dict[str, set[str]]:
     """Do what each recipe says, but for the tests that it asks for: the files that it changes, by the recipe's heading."""
-    return {heading: _changed_by(root, follow) for heading, follow in _RECIPES.items()}
-
-
-def _changed_by(root: Path, follow: Callable[[Path], None]) -> set[str]:
-    before = _texts(root)
-    follow(root)
-    return {name for name, text in _texts(root).items() if before.get(name) != text}
+    changed, before = {}, _texts(root)
+    for heading, follow in _RECIPES.items():
+        follow(root)
+        after = _texts(root)
+        changed[heading] = {name for name, text in after.items() if before.get(name) != text}
+        before = after
+    return changed
 
 
 def _texts(root: Path) -> dict[str, str]:

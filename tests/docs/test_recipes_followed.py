@@ -79,17 +79,16 @@ def test_what_the_recipes_add_is_used(clone: Path, tmp_path: Path) -> None:
     order = [(0, "fwd", 0, 0, 2), (0, "fwd", 1, 2, 4), (1, "fwd", 0, 2, 4), (1, "fwd", 1, 4, 6)]
     order += [(1, "bwd", 1, 6, 8), (1, "bwd", 0, 8, 10), (0, "bwd", 1, 8, 10), (0, "bwd", 0, 10, 15)]
     file.write_text("".join(cells.format(*op) for op in order), encoding="utf-8")
-    ended = run(clone, f"-m pptrace analyze --all {file}")
-    assert ended.returncode == 0, ended.stderr
-    assert "gpipe-reversed" in ended.stdout
-    assert "Longest op of each stage" in ended.stdout
     imports = "from pptrace.api.load import load; from pptrace.recognise.labels import read_label as r"
     axes = "print(load(['sample_traces/1f1b_p2']).report.mesh.axes)"
-    read = run(clone, f"-c \"{imports}; {axes}; print(r('acme/bwd/s3/mb12').actions[0])\"")
-    assert read.stdout.splitlines() == [
-        "{'pp': 2, 'vpp': 1, 'tp': 1, 'cp': 1, 'dp': 1, 'ep': 1, 'xp': 1}",
-        "3B12",
-    ], read.stderr
+    analyse = f"from pptrace.cli.main import cli; cli(['analyze', '--all', '{file}'])"
+    ended = run(clone, f"-c \"{imports}; {axes}; print(r('acme/bwd/s3/mb12').actions[0]); {analyse}\"")
+    assert ended.returncode == 0, ended.stderr
+    axes_of_run, action, text = ended.stdout.split("\n", 2)
+    assert axes_of_run == "{'pp': 2, 'vpp': 1, 'tp': 1, 'cp': 1, 'dp': 1, 'ep': 1, 'xp': 1}"
+    assert action == "3B12"
+    assert "gpipe-reversed" in text
+    assert "Longest op of each stage" in text
 
 
 @pytest.mark.skipif(not ALL, reason="reads all types and imports anew: PPTRACE_ALL")

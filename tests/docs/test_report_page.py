@@ -101,16 +101,9 @@ SECTIONS = {
     "recording.as_recorded.steps.ranks": "`recording.as_recorded`",
 }
 FREE = {
-    "clock.offsets_ns",
-    "schedule.candidates.pp_ranks",
-    "steps.ranks.spans",
-    "steps.causes.where",
-    "steps.outside.where",
-    "step_series.outliers.differences.where",
-    "step_series.changes.differences.where",
-    "marked_steps.spans",
-    "findings.evidence",
-    "recording.settings",
+    *("clock.offsets_ns", "schedule.candidates.pp_ranks", "steps.ranks.spans", "steps.causes.where"),
+    *("steps.outside.where", "step_series.outliers.differences.where", "step_series.changes.differences.where"),
+    *("marked_steps.spans", "findings.evidence", "recording.settings"),
 }
 """Objects whose keys are names or numbers of the run."""
 HANG = {

@@ -47,7 +47,7 @@ def _loaded_from_elsewhere(page: Path) -> list[str]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All pages; in the project's theme, half of the work, only with PPTRACE_ALL: another test has one page in it."""
     out = tmp_path_factory.mktemp("site")
-    built = _build(DOCS, out, *([] if ALL else ["-D", "html_theme=basic"]))
+    built = _build(DOCS, out, *([] if ALL else ["-D", "html_theme=basic", "-D", "smartquotes=0"]))
     assert built.returncode == 0, built.stdout + built.stderr
     return out / "html"
 

@@ -76,7 +76,7 @@ def test_ranks_of_one_host_are_on_its_clock_and_those_of_one_that_was_put_wrong_
     assert len(matched) == len(right.data.comms) == NUM_RANKS * 12 * 5
     assert lower_bounds(matched, range(NUM_RANKS)).max() <= 0, "no message speaks against the host's clock"
     rng = np.random.default_rng(7)
-    for number in range(4):
+    for number in range(2):
         wrong = rng.integers(-12_000_000_000, 12_000_000_000, NUM_RANKS)
         rates = rng.uniform(-50e-6, 50e-6, NUM_RANKS)
         folder = tmp_path / f"wrong{number}"

@@ -21,8 +21,6 @@ from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_pro
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
-LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
-
 
 class Recorded(NamedTuple):
     run: TorchRun
@@ -35,13 +33,13 @@ def recorded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     """Traces of a schedule with two microbatches for each rank, recorded and read once for all tests that look at them."""
 
     @cache
-    def record_once(name: str, pp: int = 2, record_shapes: bool = True) -> Recorded:
+    def record_once(name: str, pp: int, record_shapes: bool) -> Recorded:
         run = TorchRun(name, pp, 2 * pp, record_shapes=record_shapes)
         folder = tmp_path_factory.mktemp(name)
         pool.run(train_profiled, run, str(folder), world=pp, timeout_s=300)
         return Recorded(run, folder, load([folder]))
 
-    return record_once
+    return lambda name, pp=2, record_shapes=True: record_once(name, pp, record_shapes)
 
 
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), *([("1f1b", 4)] if ALL else [])])
@@ -70,7 +68,7 @@ def test_the_plan_is_found_microbatch_by_microbatch(recorded: Callable[..., Reco
     assert "comms[].bytes" not in warned
 
 
-@pytest.mark.parametrize(("name", "record_shapes"), [("1f1b", False), ("gpipe", True), ("zbv", False)])
+@pytest.mark.parametrize(("name", "record_shapes"), [("1f1b", False), ("zbv", True)])
 def test_every_message_meets_its_other_end(recorded: Callable[..., Recorded], name: str, record_shapes: bool) -> None:
     run, _, analysis = recorded(name, record_shapes=record_shapes)
     comms = analysis.data.comms
@@ -80,20 +78,6 @@ def test_every_message_meets_its_other_end(recorded: Callable[..., Recorded], na
     assert len(comms) == 2 * 2 * crossing * run.microbatches * run.steps  # two ends, two directions
     assert (comms["match"] >= 0).all()
     assert (comms["transfer_start_ns"] <= comms["transfer_end_ns"]).all()
-
-
-def test_the_parts_of_every_window_sum_to_it(recorded: Callable[..., Recorded]) -> None:
-    for step in recorded("interleaved-zb").analysis.report.steps:
-        for rank in step.ranks:
-            assert rank.exposed_comm_ns is not None
-            assert rank.bubble_ns is not None
-            assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == step.span_ns
-        assert step.bubble.waterfall_ns is not None
-        assert sum(part for part in vars_of(step.bubble.waterfall_ns) if part is not None) == step.span_ns
-
-
-def vars_of(waterfall: object) -> list[int | None]:
-    return [getattr(waterfall, name) for name in waterfall.__slots__]  # type: ignore[attr-defined]
 
 
 def test_waiting_inside_a_label_is_no_compute(recorded: Callable[..., Recorded]) -> None:
@@ -120,8 +104,7 @@ def test_waiting_inside_a_label_is_no_compute(recorded: Callable[..., Recorded])
     ("run", "world", "name"),
     [
         (SlowRun(), 3, "1f1b"),
-        (SlowRun(record_shapes=True), 2, "1f1b"),
-        (SlowRun(by_hand="fifo"), 2, "gpipe"),
+        (SlowRun(by_hand="fifo", record_shapes=True), 2, "gpipe"),
         (SlowRun(by_hand="lifo"), 2, "gpipe"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.extent import ALL
 from tests.support.programs import ROOT
-from tools.gpu import exact, offline_venv, parts, recorded, samples
+from tools.gpu import exact, offline_venv, recorded, samples
 from tools.gpu.checks import Check, Checks, Outcome, Skip, read_checks
 from tools.gpu.examples import EXAMPLES
 from tools.gpu.marked_tests import read_junit
@@ -40,13 +40,6 @@ def test_the_plan_names_every_part_with_its_limit(capsys: pytest.CaptureFixture[
     for each in PARTS:
         assert find_spec(each.module) is not None, each.module
         assert each.least_s < each.limit_s < BUDGET_S
-
-
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--parts", "everything"])
-    assert ended.value.code == 2
-    assert "everything" in capsys.readouterr().err
 
 
 def test_parts_run_dry_and_leave_their_results(tmp_path: Path) -> None:
@@ -208,13 +201,6 @@ def test_the_wheels_bring_all_that_they_need_in_turn() -> None:
             assert plain in listed or plain in given or ";" in line, (name, line)
 
 
-def test_what_is_there_already_takes_no_wheel() -> None:
-    assert offline_venv.lacking({"pytest": "8.0", "no-such-package": "1", "click": "999.0"}) == [
-        "no-such-package",
-        "click",
-    ]
-
-
 def test_an_environment_without_its_wheels_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,10 +228,3 @@ def test_an_environment_sees_this_checkout_and_the_packages_of_its_maker(tmp_pat
         [str(tmp_path / "env" / "bin" / "pptrace"), "--version"], capture_output=True, timeout=60, check=True
     )
     assert version.stdout.startswith(b"pptrace")
-
-
-def test_a_part_gives_its_command_its_limit() -> None:
-    command = parts.PARTS[1].command(Path("work"), Path("checks"), 12.34, dry=True)
-    assert command[1:4] == ["-m", "tools.gpu.recorded", "record"]
-    assert command[command.index("--limit") + 1] == "12.3"
-    assert command[-1] == "--dry-run"

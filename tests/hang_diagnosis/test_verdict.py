@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream, lines, rank_text
-from pptrace.hang_diagnosis.verdict import Verdict, as_json, diagnose, sentence
+from pptrace.hang_diagnosis.verdict import Diagnosis, Verdict, as_json, diagnose, sentence
 from tests.hang_diagnosis.programs import Execution, Op, closure, correct_program
 
 WORLD = Group("0", (0, 1, 2, 3), "default_pg")
@@ -24,9 +24,18 @@ def blocking(kind: str, seq: int, **more: object) -> Call:
     return call(kind, seq, CallState.BLOCKING, **more)  # type: ignore[arg-type]
 
 
-def verdict_of(ranks: Sequence[RankCalls]) -> tuple[str, tuple[int, ...]] | None:
-    hang = diagnose(ranks).hang
+def blocked(rank: int, kind: str, seq: int, **more: object) -> RankCalls:
+    """A rank that is in one call."""
+    return RankCalls(rank, (blocking(kind, seq, **more),))
+
+
+def found(diagnosis: Diagnosis) -> tuple[str, tuple[int, ...]] | None:
+    hang = diagnosis.hang
     return None if hang is None else (str(hang.verdict), hang.ranks)
+
+
+def verdict_of(ranks: Sequence[RankCalls]) -> tuple[str, tuple[int, ...]] | None:
+    return found(diagnose(ranks))
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -96,17 +105,13 @@ def test_ranks_that_do_the_same_ops_in_another_order_are_a_cycle_or_a_mismatch(s
 
 
 def ring_of_sends(first: int, second: int) -> list[RankCalls]:
-    return [
-        RankCalls(first, (blocking("send", 0, peer=second, group=PAIR),)),
-        RankCalls(second, (blocking("send", 0, peer=first, group=PAIR),)),
-    ]
+    return [blocked(first, "send", 0, peer=second, group=PAIR), blocked(second, "send", 0, peer=first, group=PAIR)]
 
 
 def test_sends_head_to_head_are_a_cycle_and_the_others_only_wait() -> None:
-    others = [RankCalls(rank, (blocking("barrier", 5),)) for rank in (2, 3)]
+    others = [blocked(rank, "barrier", 5) for rank in (2, 3)]
     diagnosis = diagnose([*ring_of_sends(0, 1), *others])
-    assert diagnosis.hang is not None
-    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.CYCLE, (0, 1))
+    assert found(diagnosis) == (Verdict.CYCLE, (0, 1))
     assert sentence(diagnosis) == (
         "cycle: ranks 0 and 1 wait for each other: rank 0 in send #0 to rank 1, rank 1 in send #0 to rank 0; "
         "ranks 2 and 3 only wait, 1 hop away"
@@ -114,20 +119,17 @@ def test_sends_head_to_head_are_a_cycle_and_the_others_only_wait() -> None:
 
 
 def test_a_send_and_its_receive_that_both_are_there_are_no_hang() -> None:
-    ranks = [
-        RankCalls(0, (blocking("send", 0, peer=1, group=PAIR),)),
-        RankCalls(1, (blocking("recv", 0, peer=0, group=PAIR),)),
-    ]
+    ranks = [blocked(0, "send", 0, peer=1, group=PAIR), blocked(1, "recv", 0, peer=0, group=PAIR)]
     diagnosis = diagnose(ranks)
     assert diagnosis.hang is None
     assert diagnosis.reason.startswith("every rank has made the calls")
-    other_tag = [ranks[0], RankCalls(1, (blocking("recv", 0, peer=0, group=PAIR, tag=7),))]
+    other_tag = [ranks[0], blocked(1, "recv", 0, peer=0, group=PAIR, tag=7)]
     assert verdict_of(other_tag) == ("cycle", (0, 1))
 
 
 def test_an_asynchronous_call_blocks_nobody_and_serves_the_other_side() -> None:
     posted = call("recv", 0, CallState.OFFERED, PAIR, peer=0)
-    sending = RankCalls(0, (blocking("send", 0, peer=1, group=PAIR),))
+    sending = blocked(0, "send", 0, peer=1, group=PAIR)
     hang = diagnose([sending, RankCalls(1, (posted, blocking("send", 0, peer=0, group=PAIR)))]).hang
     assert hang is not None
     assert [(edge.rank, edge.waits_for) for edge in hang.edges] == [(1, (0,))]
@@ -144,10 +146,9 @@ def test_an_asynchronous_call_blocks_nobody_and_serves_the_other_side() -> None:
 )
 def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], line: str) -> None:
     usual = {"kind": "all_reduce", "num_bytes": 16, "dtype": "Float"}
-    ranks = [RankCalls(rank, (blocking(seq=4, **({**usual, **odd} if rank == 2 else usual)),)) for rank in range(4)]  # type: ignore[arg-type]
+    ranks = [blocked(rank, seq=4, **({**usual, **odd} if rank == 2 else usual)) for rank in range(4)]  # type: ignore[arg-type]
     diagnosis = diagnose(ranks)
-    assert diagnosis.hang is not None
-    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (2,))
+    assert found(diagnosis) == (Verdict.MISMATCH, (2,))
     assert line in sentence(diagnosis)
 
 
@@ -177,14 +178,13 @@ def test_a_rank_that_leaves_a_collective_out_for_a_message_breaks_the_order_that
 
     ranks = [RankCalls(rank, steps(rank, rank == 1)) for rank in range(4)]
     diagnosis = diagnose(ranks)
-    assert diagnosis.hang is not None
-    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (1,))
+    assert found(diagnosis) == (Verdict.MISMATCH, (1,))
     assert "out of the order that it kept before" in sentence(diagnosis)
 
 
 def test_of_ranks_in_other_collectives_of_a_group_the_few_are_guilty_though_their_numbers_differ() -> None:
     by_cpp = replace(blocking("collective", 17), group=Group("0 collective", WORLD.ranks, str(WORLD)))
-    ranks = [RankCalls(0, (by_cpp,)), *(RankCalls(rank, (blocking("barrier", 1),)) for rank in WORLD.ranks[1:])]
+    ranks = [RankCalls(0, (by_cpp,)), *(blocked(rank, "barrier", 1) for rank in WORLD.ranks[1:])]
     assert verdict_of(ranks) == ("mismatch", (0,))
 
 
@@ -208,10 +208,7 @@ def test_a_call_that_comes_every_few_steps_breaks_no_order() -> None:
 
 
 def test_messages_of_different_tags_are_told_with_them() -> None:
-    ranks = [
-        RankCalls(0, (blocking("send", 0, peer=1, tag=3),)),
-        RankCalls(1, (blocking("recv", 0, peer=0, tag=4),)),
-    ]
+    ranks = [blocked(0, "send", 0, peer=1, tag=3), blocked(1, "recv", 0, peer=0, tag=4)]
     assert "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4" in sentence(
         diagnose(ranks)
     )
@@ -226,8 +223,8 @@ def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
         RankCalls(2),
     ]
     diagnosis = diagnose(ranks)
+    assert found(diagnosis) == (Verdict.LATE, (2,))
     assert diagnosis.hang is not None
-    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.LATE, (2,))
     assert diagnosis.hang.hops == {0: 2, 1: 1}
     batch = [replace(each, launch=9) for each in ranks[1].calls]
     assert verdict_of([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]) == ("late", (2,))
@@ -270,18 +267,18 @@ def test_a_rank_that_was_stopped_waits_for_nobody_that_its_transfers_hold_up() -
 
 
 def test_a_receive_from_any_rank_waits_only_while_nobody_can_send() -> None:
-    receive = RankCalls(0, (blocking("recv", 0, peer=-1, group=Group("1", (0, 1, 2))),))
+    receive = blocked(0, "recv", 0, peer=-1, group=Group("1", (0, 1, 2)))
     group = receive.calls[0].group
-    waiting = [RankCalls(rank, (blocking("recv", 0, peer=0, group=group),)) for rank in (1, 2)]
+    waiting = [blocked(rank, "recv", 0, peer=0, group=group) for rank in (1, 2)]
     assert verdict_of([receive, *waiting]) == ("cycle", (0, 1, 2))
     assert verdict_of([receive, waiting[0], RankCalls(2)]) == ("late", (2,))
-    sent = RankCalls(2, (blocking("send", 0, peer=0, group=group),))
+    sent = blocked(2, "send", 0, peer=0, group=group)
     assert verdict_of([receive, RankCalls(1), sent]) is None
 
 
 def test_ranks_of_another_node_are_not_blamed() -> None:
     missing_device_events = [RankCalls(rank, presence=Presence.UNKNOWN) for rank in (2, 3)]
-    here = [RankCalls(rank, (blocking("barrier", 0),)) for rank in (0, 1)]
+    here = [blocked(rank, "barrier", 0) for rank in (0, 1)]
     diagnosis = diagnose([*here, *missing_device_events])
     assert diagnosis.hang is None
     assert "nothing is known here" in diagnosis.reason
@@ -289,14 +286,14 @@ def test_ranks_of_another_node_are_not_blamed() -> None:
 
 
 def test_a_call_that_the_log_no_longer_holds_has_still_been_made() -> None:
-    waiting = RankCalls(0, (blocking("all_reduce", 7, group=PAIR),))
+    waiting = blocked(0, "all_reduce", 7, group=PAIR)
     assert verdict_of([waiting, RankCalls(1)]) == ("late", (1,))
     assert verdict_of([waiting, RankCalls(1, num_made={Stream(PAIR): 8})]) is None
 
 
 def test_the_lines_join_ranks_that_wait_alike() -> None:
     group = Group("0", tuple(range(64)), "default_pg")
-    ranks = [RankCalls(rank, (blocking("barrier", 1, group=group),)) for rank in range(64) if rank not in (9, 11)]
+    ranks = [blocked(rank, "barrier", 1, group=group) for rank in range(64) if rank not in (9, 11)]
     diagnosis = diagnose([*ranks, RankCalls(9), RankCalls(11)])
     hang = as_json(diagnosis)
     assert hang is not None
@@ -310,7 +307,7 @@ GROUPS = [Group(str(number), (2 * number, 2 * number + 1), f"dp{number}") for nu
 
 
 def waiting(rank: int, kind: str = "all_reduce") -> RankCalls:
-    return RankCalls(rank, (blocking(kind, 3, group=GROUPS[rank // 2]),))
+    return blocked(rank, kind, 3, group=GROUPS[rank // 2])
 
 
 def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
@@ -319,8 +316,7 @@ def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
         rank: tuple(call("all_reduce", seq, group=GROUPS[rank // 2]) for seq in range(3)) for rank in range(12, 16)
     }
     diagnosis = diagnose([replace(rank, calls=(*history[rank.rank], *rank.calls)) for rank in ranks])
-    assert diagnosis.hang is not None
-    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (12, 14))
+    assert found(diagnosis) == (Verdict.MISMATCH, (12, 14))
     assert sentence(diagnosis) == (
         "mismatch: collective #3 of group dp6 is barrier on rank 12 but all_reduce on rank 13; "
         "collective #3 of group dp7 is barrier on rank 14 but all_reduce on rank 15; ranks 13 and 15 only wait, 1 hop away"
@@ -352,8 +348,7 @@ def test_every_cycle_is_named_and_none_that_waits_for_a_rank_to_blame() -> None:
     other = [replace(rank, rank=rank.rank + 4) for rank in ring_of_sends(0, 1)]
     other = [replace(rank, calls=(replace(rank.calls[0], peer=9 - rank.rank),)) for rank in other]
     two = diagnose([*ring_of_sends(0, 1), *other])
-    assert two.hang is not None
-    assert (two.hang.verdict, two.hang.ranks) == (Verdict.CYCLE, (0, 1, 4, 5))
+    assert found(two) == (Verdict.CYCLE, (0, 1, 4, 5))
     assert sentence(two).count("wait for each other") == 2
     assert sentence(two).count("cycle:") == 1
     lost = RankCalls(2, presence=Presence.GONE)
@@ -372,7 +367,7 @@ def test_beside_a_cause_no_rank_is_named_whose_state_may_follow_from_it() -> Non
     assert diagnose([*lost, RankCalls(14)], is_stuck=False).hang == diagnose([*lost, failed]).hang
     odd = [replace(waiting(12, "barrier"), rank=12), waiting(13)]
     gone = RankCalls(13, odd[1].calls, Presence.GONE)
-    third = RankCalls(11, (blocking("recv", 0, peer=13),))
+    third = blocked(11, "recv", 0, peer=13)
     hang = diagnose([odd[0], gone, third]).hang
     assert hang is not None
     assert hang.verdict is Verdict.MISMATCH

@@ -26,6 +26,8 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 SECONDS = float(os.environ.get("PPTRACE_FUZZ_S", "60" if ALL else "0"))
 LIMIT_S = 60.0
 """Of processor time for one file that takes well under a second when whole."""
+SEEDS = range(40 if ALL else 16)
+"""Changes to the files of one format."""
 _MOST_BYTES = 400_000 if SECONDS else 100_000
 _NUMBER = re.compile(rb"\d+")
 

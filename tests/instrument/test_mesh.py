@@ -22,45 +22,17 @@ def test_ranks_count_tp_fastest_then_cp_dp_and_pp() -> None:
     assert [shape.coordinates_of(rank) for rank in range(24)] == indices
 
 
-def test_groups_of_every_order_are_those_of_a_full_enumeration() -> None:
+def test_an_analysis_knows_the_groups_of_every_order() -> None:
+    """Those of a shape are compared with the definition of a group in :mod:`tests.test_axes`."""
     for order in permutations(MESH_ORDER):
         shape = MeshShape(pp=2, dp=3, cp=2, tp=2, order=order)
-        sizes = {**dict.fromkeys(MESH_ORDER, 1), Axis.PP: 2, Axis.DP: 3, Axis.CP: 2, Axis.TP: 2}
-        # itertools.product counts its last argument fastest.
-        indices = [
-            dict(zip(order[::-1], index, strict=True)) for index in product(*(range(sizes[a]) for a in order[::-1]))
-        ]
-        assert [shape.coordinates_of(rank) for rank in range(24)] == [
-            (index[Axis.PP], index[Axis.DP], index[Axis.CP], index[Axis.TP]) for index in indices
-        ]
         assert [shape.rank_of(*shape.coordinates_of(rank)) for rank in range(24)] == list(range(24))
-        for axes in (
-            (Axis.TP,),
-            (Axis.CP,),
-            (Axis.DP,),
-            (Axis.PP,),
-            (Axis.DP, Axis.CP),
-            (Axis.TP, Axis.PP),
-            tuple(order),
-        ):
-            alike = [
-                tuple(r for r in range(24) if all(indices[r][a] == index[a] for a in order if a not in axes))
-                for index in indices
-            ]
-            assert shape.groups_of(*axes) == sorted(set(alike))
-            mesh = MeshInfo(
-                24, 2, 1, 2, 2, 3, 1, pipelines=tuple(shape.groups_of(Axis.PP)), order=tuple(map(str, order))
-            )
-            if len(axes) <= 2:
-                assert [mesh.group_of(rank, "-".join(axes)) for rank in range(24)] == alike
-
-
-def test_groups_are_those_of_megatrons_own_example() -> None:
-    # Megatron-LM's parallel_state.initialize_model_parallel: 16 GPUs, tp 2, pp 4.
-    shape = MeshShape(pp=4, dp=2, tp=2)
-    assert shape.groups_of(Axis.DP) == [(0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11), (12, 14), (13, 15)]
-    assert shape.groups_of(Axis.TP) == [(rank, rank + 1) for rank in range(0, 16, 2)]
-    assert shape.groups_of(Axis.PP) == [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
+        pipelines = tuple(shape.groups_of(Axis.PP))
+        mesh = MeshInfo(24, 2, 1, 2, 2, 3, 1, pipelines=pipelines, order=tuple(map(str, order)))
+        for axes in ((Axis.TP,), (Axis.CP,), (Axis.DP,), (Axis.PP,), (Axis.DP, Axis.CP), (Axis.TP, Axis.PP)):
+            of_ranks = [mesh.group_of(rank, "-".join(axes)) for rank in range(24)]
+            assert sorted(set(of_ranks)) == shape.groups_of(*axes)
+            assert all(rank in group for rank, group in enumerate(of_ranks) if group is not None)
 
 
 def test_an_analysis_knows_the_groups_of_experts() -> None:
@@ -92,23 +64,6 @@ def test_what_is_left_out_takes_what_the_others_leave() -> None:
     assert fit_shape(8, dp=2) == MeshShape(pp=4, dp=2)
     assert fit_shape(8, pp=2) == MeshShape(pp=2, dp=4)
     assert fit_shape(8, pp=2, dp=2, tp=2) == MeshShape(pp=2, dp=2, tp=2)
-
-
-@pytest.mark.parametrize(
-    ("world", "sizes", "message"),
-    [
-        (4, {"pp": 3}, "pp=3 does not divide the world of 4 ranks; choose sizes whose product is 4"),
-        (4, {"pp": 2, "dp": 1}, "pp=2 fills 2 of 4 ranks"),
-        (4, {"pp": 4, "dp": 2}, "pp=4 · dp=2 does not divide the world of 4 ranks"),
-        (4, {"pp": 0}, "pp is 0"),
-        (2, {"dp": -1}, "dp is -1"),
-    ],
-)
-def test_sizes_that_do_not_fill_the_world_are_one_line(world: int, sizes: dict[str, int], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        fit_shape(world, **sizes)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_groups_name_their_axis_and_hold_the_right_ranks(pool: Pool) -> None:

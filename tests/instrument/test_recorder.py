@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.recorder import Recorder
-from pptrace.marks import Axis, Collective, OpMark, P2PMark, SpanKind, SpanMark, Transfer, format_mark
+from pptrace.marks import Axis, Collective, SpanKind, SpanMark, Transfer
 from pptrace.schedule.actions import Action, Kind, Phase
 
 ACTION = Action(Kind.F, 2, 3, 1, Phase.WARMUP)
@@ -69,23 +69,6 @@ def test_routes_that_are_counted_by_themselves_are_in_a_trace_that_is_recorded_m
     facts = recorder.expert_counts.facts()
     assert facts is not None
     assert (facts["top_k"], facts["forwards"]) == (2, [[1, 0, [2, 1, 1, 0]]])
-
-
-def test_ranges_reach_the_profiler_under_their_marks_names(tmp_path: Path) -> None:
-    recorder, carried = Recorder(), Counted()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        assert recorder.listening
-        with recorder.span(SpanKind.STEP, 7), recorder.op(ACTION, 7):
-            pass
-        with recorder.p2p([carried], Axis.PP, 7):
-            pass
-    assert sorted(names(profiler, tmp_path / "trace.json")) == sorted(
-        [
-            format_mark(SpanMark(SpanKind.STEP, 7)),
-            format_mark(OpMark(ACTION, 7)),
-            format_mark(P2PMark((carried.transfer(),), Axis.PP, 7)),
-        ]
-    )
 
 
 def test_a_range_survives_the_profiler_starting_and_stopping_inside_it(tmp_path: Path) -> None:

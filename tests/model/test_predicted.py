@@ -19,6 +19,7 @@ from pptrace.model.predicted import (
 )
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
+from tests.support.optional import not_none
 
 PLAN = build("1f1b", 2, 4)
 FOLLOWED = ScheduleInfo(PLAN, PLAN.name, PlanSource.METADATA)
@@ -54,15 +55,10 @@ FACT: dict[str, Any] = {
 
 
 def test_a_prediction_has_bytes_of_its_steps_and_of_no_other() -> None:
-    prediction = read_prediction(FACT)
-    assert prediction is not None
+    prediction = not_none(read_prediction(FACT))
     expected = {("pp", "send"): 5}
     assert [prediction.of_step(step) for step in (1, 2, 3, 4, 5)] == [
-        None,
-        expected,
-        expected,
-        {("ep", "all_to_all"): None},
-        None,
+        *(None, expected, expected, {("ep", "all_to_all"): None}, None),
     ]
     assert prediction.memory == MemoryParts(1, 2, 3, None, {2: 4}, "why")
 
@@ -70,10 +66,7 @@ def test_a_prediction_has_bytes_of_its_steps_and_of_no_other() -> None:
 @pytest.mark.parametrize(
     "damaged",
     [
-        None,
-        [],
-        {"communication": []},
-        {**FACT, "communication": [{"steps": [2], "bytes": {}}]},
+        *(None, [], {"communication": []}, {**FACT, "communication": [{"steps": [2], "bytes": {}}]}),
         {**FACT, "communication": [{"steps": [2, 3], "bytes": {"pp": {"send": -1}}}]},
         {**FACT, "communication": [{"steps": [2, 3], "bytes": {"pp": {"send": True}}}]},
         {**FACT, "communication": [{"steps": [2, 3], "bytes": ["pp"]}]},
@@ -120,12 +113,8 @@ def test_every_size_is_a_positive_integer(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"name": "other"},
-        {"dtype": "int8"},
-        {"layers_per_stage": 4},
-        {"layers_per_stage": [None]},
-        {**EXPERTS, "experts_dispatcher": None},
-        {**EXPERTS, "experts_width": 0},
+        *({"name": "other"}, {"dtype": "int8"}, {"layers_per_stage": 4}, {"layers_per_stage": [None]}),
+        *({**EXPERTS, "experts_dispatcher": None}, {**EXPERTS, "experts_width": 0}),
     ],
 )
 def test_a_model_whose_facts_make_no_sense_has_no_sizes(changes: dict[str, object]) -> None:

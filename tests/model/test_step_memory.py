@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.model.step_memory import MemoryKind, PeakMemory, kind_of_events, read_recorded_memory
+from tests.support.optional import not_none
 
 WHOLE: dict[str, Any] = {
     "steps": [3, 4],
@@ -17,8 +18,7 @@ WHOLE: dict[str, Any] = {
 
 
 def test_each_step_has_its_own_peaks() -> None:
-    recorded = read_recorded_memory(WHOLE)
-    assert recorded is not None
+    recorded = not_none(read_recorded_memory(WHOLE))
     assert recorded.process_of(3) == PeakMemory(MemoryKind.PROCESS_RESIDENT, 10, 7)
     assert recorded.process_of(4) is None
     assert recorded.device_of(3) == PeakMemory(MemoryKind.DEVICE_ALLOCATED, 5, None, 8)
@@ -27,8 +27,7 @@ def test_each_step_has_its_own_peaks() -> None:
 
 
 def test_a_device_that_holds_nothing_is_not_used() -> None:
-    recorded = read_recorded_memory(WHOLE | {"device": {"peak_bytes": [0, 0], "start_bytes": [0, 0]}})
-    assert recorded is not None
+    recorded = not_none(read_recorded_memory(WHOLE | {"device": {"peak_bytes": [0, 0], "start_bytes": [0, 0]}}))
     assert recorded.device_of(3) is None
     assert recorded.process_of(3) is not None
 
@@ -36,15 +35,7 @@ def test_a_device_that_holds_nothing_is_not_used() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        None,
-        7,
-        [],
-        {},
-        {"steps": []},
-        {"steps": "34"},
-        {"steps": [1.5]},
-        {"steps": [True]},
-        {"steps": [-1]},
+        *(None, 7, [], {}, {"steps": []}, {"steps": "34"}, {"steps": [1.5]}, {"steps": [True]}, {"steps": [-1]}),
         {"steps": None},
     ],
 )
@@ -54,8 +45,7 @@ def test_what_is_no_record_of_memory_is_none(facts: object) -> None:
 
 @pytest.mark.parametrize("column", [None, [1], [1, 2, 3], [1, "2"], [1, -2], [1, 2.5], [1, 2**63], "12", {"0": 1}])
 def test_a_damaged_column_is_unknown(column: object) -> None:
-    recorded = read_recorded_memory({"steps": [0, 1], "process": {"peak_bytes": column}, "device": 3})
-    assert recorded is not None
+    recorded = not_none(read_recorded_memory({"steps": [0, 1], "process": {"peak_bytes": column}, "device": 3}))
     assert recorded.process_of(0) is None
 
 

@@ -13,7 +13,7 @@ import pytest
 from pptrace.ingest.op_tables.rows import Reader
 from pptrace.model.categories import as_category, category_of_codes, same_category, with_categories, without_categories
 from pptrace.model.join_tables import concat_tables, join_adjacent
-from pptrace.model.tables import BACKWARD_KINDS, COMMS, COMPUTE_KINDS, FORWARD_KINDS, OPS, empty_table, make_table
+from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 
 
 def ops(count: int) -> pd.DataFrame:
@@ -101,12 +101,6 @@ def test_a_table_beside_empty_ones_is_not_copied() -> None:
     alone = concat_tables([empty_table(OPS), table, None])
     pd.testing.assert_frame_equal(alone, table)
     assert np.shares_memory(alone["step"].to_numpy(), table["step"].to_numpy())
-
-
-def test_kinds_that_compute_are_those_of_the_schedule_language() -> None:
-    assert COMPUTE_KINDS == ("F", "B", "I", "W", "OVERLAP_F_B")
-    assert set(FORWARD_KINDS) | set(BACKWARD_KINDS) | {"W"} == set(COMPUTE_KINDS)
-    assert set(FORWARD_KINDS) & set(BACKWARD_KINDS) == {"OVERLAP_F_B"}
 
 
 @pytest.mark.parametrize("values", [(7, 7), (7, 8)])

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.findings.reasons import explained_steps
+from pptrace.analysis.op_costs import computed_by_op
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.whole_run import UNEQUAL_ROUTES
@@ -27,6 +28,9 @@ from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import waterfall
 from pptrace.report.tables.waterfall import causes_table, waterfall_table
 from pptrace.report.to_json import report_object
+from tests.report.test_nothing_impossible import impossible
+from tests.support.extent import ALL
+from tests.support.optional import not_none
 from tests.support.programs import ROOT
 
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/expected.json"))
@@ -53,12 +57,10 @@ each = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name
 def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sample: Path) -> None:
     run, step = run_of(sample), explained(sample)
     parts, length = step.parts or {}, step.length_ns or 0
-    assert sum(parts.values()) == length
     by_cause: Counter[str] = Counter({"compute": step.ideal_ns or 0})
     for cause in step.causes or ():
         by_cause[cause.cause] += cause.ns
-    fall = step.bubble.waterfall_ns
-    assert fall is not None
+    fall = not_none(step.bubble.waterfall_ns)
     assert {name: ns or 0 for name, ns in asdict(fall).items()} == {name: by_cause[name] for name in asdict(fall)}
     assert sum(by_cause.values()) == step.span_ns
     (entry,) = (entry for entry in report_object(run.report)["steps"] if entry["step"] == step.step)
@@ -72,11 +74,31 @@ def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sam
     assert [label.lstrip("+−").split(" ms")[0] for label in labels] == [text.lstrip("-") for text in shown.values()]
     rows = {(str(row[0]), str(row[1])): row[2] for row in causes_table(step).rows}
     assert len(rows) == len(step.causes or ())
-    chart = causes_chart(step)
-    assert chart is not None
+    chart = not_none(causes_chart(step))
     names = {place_of(cause): cause.ns / 1e6 for cause in step.causes or ()}
     drawn = dict(zip(chart.layout.yaxis.ticktext, chart.data[0].x, strict=True))
     assert {name: names[name] for name in drawn} == pytest.approx(drawn)
+
+
+@each
+def test_parts_of_all_steps_and_stages_sum_up_and_none_is_impossible(sample: Path) -> None:
+    run = run_of(sample)
+    assert sample.name.startswith("hang") or impossible(run.report) == []
+    for step in run.report.steps:
+        if step.period_ns is not None and step.span_ns is not None and step.has_pipeline:
+            assert sum(part.ns for part in step.outside or ()) == step.period_ns - step.span_ns
+        assert step.parts is None or sum(step.parts.values()) == step.length_ns
+    stages, expected = run.report.stages, computed_by_op(run.analysis.data)
+    assert stages is not None
+    assert {(ops.stage, ops.kind) for ops in stages.ops} == set(expected)
+    for ops in stages.ops:
+        of_ops = [part for parts in expected[ops.stage, ops.kind].values() for part in parts]
+        assert ops.count == sum(map(len, of_ops))
+        assert ops.compute_ns == sum(int(part.sum()) for part in of_ops) == sum(part.ns for part in ops.classes)
+        assert not ops.parts or sum(part.ns for part in ops.parts) == ops.compute_ns
+    assert all(sum(part.ns for part in one.classes) == one.more_ns > 0 for one in stages.differences)
+    of_run = run.stage_work.query("what == 'class'").groupby(["stage", "kind"]).ns.sum()
+    assert of_run.to_dict() == {(ops.stage, ops.kind): ops.compute_ns for ops in stages.ops}
 
 
 @each
@@ -97,7 +119,7 @@ def test_the_sentence_the_tiles_and_the_findings_have_the_shares_of_the_same_par
             assert title is None or title[1] == f"{100 * parts[name] / length:.1f}", finding.title
 
 
-@each
+@pytest.mark.parametrize("sample", SAMPLES[:: 1 if ALL else 2], ids=lambda sample: sample.name)
 def test_an_ideal_gains_what_the_parts_of_the_steps_and_the_findings_say(sample: Path) -> None:
     run = run_of(sample)
     explained(sample)

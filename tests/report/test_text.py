@@ -17,6 +17,7 @@ from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import ALL
+from tests.support.optional import not_none
 from tests.support.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()
@@ -49,7 +50,7 @@ def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
 
 @pytest.mark.parametrize(
     ("num_steps", "num_ranks", "num_stages"),
-    [(43, 64, 8), *([(1000, 1000, 16), (20, 1024, 1024)] if ALL else [(100, 300, 16)])],
+    [(43, 64, 8), *([(1000, 1000, 16), (20, 1024, 1024)] if ALL else [(60, 130, 16)])],
 )
 def test_a_run_of_any_size_fits_a_screen(num_steps: int, num_ranks: int, num_stages: int) -> None:
     report = many(num_steps, num_ranks, num_stages)
@@ -83,27 +84,11 @@ def test_the_verdict_comes_first_and_the_findings_before_the_tables() -> None:
     assert text.index("Findings") < text.index("Steps") < text.index("Ranks")
 
 
-def test_the_verdict_names_what_costs_most() -> None:
-    slow = record(build("1f1b", 2, 8, 1), cost=lambda action: 3000 if action.stage else 1000).traces()
-    verdict = analyse(slow).report.verdict
-    first, _, rest = verdict.partition(". ")
-    assert first == "The bubble is not your problem: stage 1 computes longer than the others"
-    assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", rest), verdict
-    assert verdict.endswith(
-        "a step of stages of unequal cost (stage 1). Only 1 step was timed: what recurs cannot be told from what happened once."
-    )
-
-
 def test_the_verdict_of_a_hang_is_the_hang() -> None:
     hung = with_verdict(
         replace(WHOLE, hang={"detail": "rank 2 is gone.", "verdict": "missing", "ranks": [2], "edges": []})
     )
     assert hung.verdict == "The run hung: rank 2 is gone."
-
-
-def test_the_verdict_of_a_trace_without_steps_says_so() -> None:
-    nothing = with_verdict(replace(WHOLE, steps=(), device=(), step_series=None))
-    assert nothing.verdict == "No training step was recognised in these traces."
 
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:
@@ -140,7 +125,7 @@ def test_the_source_of_the_schedule_is_told_in_words(source: str, words: str) ->
     assert f"1f1b, 1 microbatch, 1 stage ({words})" in printed(replace(WHOLE, schedule=schedule))
 
 
-@pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
+@pytest.mark.parametrize("width", [50, 80, 200])
 @pytest.mark.parametrize("amount", list(Amount))
 @pytest.mark.parametrize("report", [WHOLE, many(43, 64, 8)], ids=["two ranks", "64 ranks"])
 def test_in_a_terminal_of_any_width_labels_are_whole_and_what_has_no_room_is_named(
@@ -152,8 +137,7 @@ def test_in_a_terminal_of_any_width_labels_are_whole_and_what_has_no_room_is_nam
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "…" in line and not line.startswith("… ")]
     assert not [line for line in lines if line != line.rstrip()]
-    step = report.typical_step
-    assert step is not None
+    step = not_none(report.typical_step)
     for table in tables_of(report, step, amount):
         start = lines.index(table.title)
         head, *below = lines[start + 1 :]

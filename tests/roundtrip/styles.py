@@ -393,16 +393,6 @@ class Unlabelled(Style):
 
 
 STYLES: tuple[type[Style], ...] = (
-    Marks,
-    TorchLabels,
-    TorchGpipe,
-    TorchOneFOneB,
-    TorchBatched,
-    MegatronNvtx,
-    ZeroBubble,
-    DeepSpeed,
-    Nanotron,
-    Timers,
-    PithTrain,
-    Unlabelled,
+    *(Marks, TorchLabels, TorchGpipe, TorchOneFOneB, TorchBatched, MegatronNvtx, ZeroBubble, DeepSpeed),
+    *(Nanotron, Timers, PithTrain, Unlabelled),
 )

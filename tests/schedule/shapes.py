@@ -33,7 +33,6 @@ def interleaved_shapes() -> Iterator[tuple[int, int, int, int]]:
 
 
 ONE_CHUNK = tuple(name for name, entry in SCHEDULES.items() if entry.default_chunks == 1)
-SPLIT = ("zb-h1", "zb-h2", "zb-auto", "interleaved-zb", "zbv", "v-half", "v-min")
 V_SHAPED = ("zbv", "v-half", "v-min", "dualpipe-v", "dualpipe")
 
 

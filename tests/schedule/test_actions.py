@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import _Action, _ComputationType
 
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Kind, Phase, parse_action
+from pptrace.schedule.actions import Action, Kind, parse_action
+from tests.support.optional import not_none
 
 SIMPLE = [kind for kind in Kind if kind is not Kind.OVERLAP_F_B]
 ALONE = [Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD]
@@ -33,8 +34,7 @@ def test_an_action_is_read_back_from_its_text(action: Action) -> None:
 
 @given(st.one_of(simple_actions, overlaps()))
 def test_torch_reads_the_text_of_an_action_and_writes_it_the_same(action: Action) -> None:
-    theirs = _Action.from_str(str(action))
-    assert theirs is not None
+    theirs = not_none(_Action.from_str(str(action)))
     assert str(theirs) == str(action)
     if not action.parts:
         expected = (action.stage, _ComputationType(action.kind.value), action.microbatch)
@@ -83,8 +83,3 @@ def test_any_text_is_an_action_written_back_the_same_or_refused(text: str) -> No
         return
     assert parse_action(str(action)) == action
     assert str(action).replace(" ", "").lstrip("0") or text
-
-
-def test_an_action_of_which_nothing_else_is_said_is_a_steady_one_of_the_first_chunk() -> None:
-    action = Action(Kind.F, 3, 1)
-    assert (action.chunk, action.phase, action.parts) == (0, Phase.STEADY, ())

@@ -19,22 +19,19 @@ from torch.distributed.pipelining.schedules import (
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.recognise.schedule.measured_steps import match_registry
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
-from pptrace.schedule.builders import interleaved, one_chunk
 from pptrace.schedule.lower import lower
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import SCHEDULES, build, get
 from pptrace.schedule.replay import replay
-from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import from_rows, to_rows
 from pptrace.schedule.validate import validate
-from pptrace.simulator import peak_inflight
+from pptrace.simulator import peak_inflight, simulate, uniform
 from tests.schedule import deepseek, megatron, torch_tables
 from tests.schedule.shapes import (
     MAX_CHUNKS,
     MAX_PP,
     ONE_CHUNK,
-    SPLIT,
     V_SHAPED,
     interleaved_shapes,
     legal_shapes,
@@ -63,7 +60,7 @@ def test_gpipe_runs_what_torch_executes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_combined_has_the_order_of_megatron_with_the_pairs_of_its_steady_phase_as_one() -> None:
-    for p, m, v, n in interleaved_shapes():
+    for p, m, v, n in (shape for shape in interleaved_shapes() if ALL or shape[0] <= 5):
         plan = build("combined-1f1b", p, m, v, n)
         for rank, row in enumerate(to_rows(plan)):
             pairs = [cell for cell in row if "OVERLAP" in cell]
@@ -126,10 +123,6 @@ def test_one_chunk_of_interleaved_zero_bubble_is_zb_h1() -> None:
             assert to_rows(build("zb-h1", p, m)) == torch_tables.multi_rows(ScheduleInterleavedZeroBubble, p, m, 1)
 
 
-def test_breadth_first_takes_the_backward_microbatches_in_reverse() -> None:
-    assert to_rows(build("looped-bfs", 1, 2, 2)) == [["0F0", "0F1", "1F0", "1F1", "1B1", "1B0", "0B1", "0B0"]]
-
-
 def test_eager_1f1b_has_twice_the_warmup() -> None:
     for p, m in one_chunk_shapes():
         plan = build("eager-1f1b", p, m)
@@ -159,17 +152,6 @@ def test_a_plan_has_two_chains_only_where_halves_of_the_microbatches_stay_apart(
     looped = [["0F0", "2F1", "0B0", "2B1"], ["1F0", "3F1", "1B0", "3B1"]]
     with pytest.raises(ScheduleError, match="stage 0, microbatch 1 has nothing"):
         validate(make_plan("x", [[parse_action(cell) for cell in row] for row in looped]))
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_plan_survives_csv_with_and_without_its_messages(name: str) -> None:
-    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
-        plan = build(name, p, m, v)
-        for written in (plan, lower(plan)):
-            read = from_rows(to_rows(written), name)
-            assert to_rows(read) == to_rows(written)
-            assert (read.placement, read.num_chains) == (plan.placement, plan.num_chains)
-            validate(read)
 
 
 def test_zb_h2_starts_with_2_p_minus_r_minus_1_forwards() -> None:
@@ -217,13 +199,6 @@ def test_interleaved_is_the_order_of_megatron_for_every_group_size() -> None:
         assert to_rows(plan) == [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)], (p, m, v, n)
 
 
-def test_the_virtual_microbatches_follow_the_published_example() -> None:
-    table = interleaved.schedule_table(num_microbatches=5, num_chunks=3, group_size=3)
-    assert [mb for mb, _ in table] == [0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 4, 3, 4, 3, 4]
-    assert [chunk for _, chunk in table] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 1, 1, 2, 2]
-    assert table == megatron.get_schedule_table(5, 3, 3)
-
-
 def forwards_before_the_pairs(plan: Plan, rank: int) -> int:
     """Forwards before the one that the first backward follows directly; all of them where no pair exists."""
     kinds = [action.kind for action in plan.ranks[rank]]
@@ -235,35 +210,18 @@ def plan_tags(plan: Plan, rank: int, phase: Phase, kind: Kind | None = None) -> 
     return sum(action.phase is phase and kind in (None, action.kind) for action in plan.ranks[rank])
 
 
-def test_1f1b_has_the_warmup_of_megatron() -> None:
-    for p, m in one_chunk_shapes():
-        plan = build("1f1b", p, m)
-        for rank in range(p):
-            expected = min(p - rank - 1, m)
-            assert forwards_before_the_pairs(plan, rank) == expected, (p, m, rank)
-            assert one_chunk.num_warmup_forwards(p, rank, m) == expected
-
-
-def test_interleaved_has_the_warmup_of_megatron() -> None:
-    """Of fewer shapes: those of more ranks have Megatron's order, and with it this warmup, by the test of all shapes above."""
-    for p, m, v, n in (shape for shape in interleaved_shapes() if shape[0] <= 5):
-        plan = build("interleaved-1f1b", p, m, v, n)
-        for rank in range(p):
-            expected = min(m * v, 2 * (p - rank - 1) + (v - 1) * n)
-            assert forwards_before_the_pairs(plan, rank) == expected, (p, m, v, n, rank)
-
-
 def test_the_lean_warmup_is_shorter_and_still_legal() -> None:
     for p, m, v in [(2, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 4)]:
         lean = build("interleaved-1f1b", p, m, v, lean=True)
         validate(lean)
+        assert simulate(lean, uniform(2, 4)).makespan_ns == (m * v + p - 1) * 6
         for rank in range(p):
             assert forwards_before_the_pairs(lean, rank) == min(m * v, (p - rank - 1) + (v - 1) * p)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_legal_shape_makes_a_valid_plan_of_that_shape(name: str) -> None:
-    for p, m, v in legal_shapes(name, max_pp=4):
+    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
         plan = build(name, p, m, v)
         validate(plan)
         assert (plan.name, plan.pp, plan.num_microbatches, plan.num_chunks) == (name, p, m, v)
@@ -303,15 +261,6 @@ def test_phases_follow_one_another(plan: Plan) -> None:
         assert all(part.phase is action.phase for action in row for part in action.parts)
 
 
-@pytest.mark.parametrize("name", SPLIT)
-def test_a_weight_gradient_follows_its_input_gradient_on_the_same_rank(name: str) -> None:
-    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
-        for row in build(name, p, m, v).ranks:
-            position = {action.key: index for index, action in enumerate(row)}
-            assert not any(action.kind is Kind.B for action in row)
-            assert all(position[Kind.I, a.stage, a.microbatch] < position[a.key] for a in row if a.kind is Kind.W)
-
-
 def test_phases_are_those_of_the_builder_rule() -> None:
     gpipe = build("gpipe", 3, 4)
     for rank in range(3):
@@ -338,26 +287,16 @@ def test_phases_found_by_order_are_those_of_the_builders() -> None:
                     assert tagged.ranks[rank] == plan.ranks[rank], (name, p, m, rank)
 
 
-def test_identify_finds_the_name_and_the_phases_of_every_plan() -> None:
-    shapes: list[tuple[str, int, int, int, int | None, bool]] = []
-    for p, m in [(1, 1), (1, 4), (2, 1), (2, 3), (4, 4), (4, 9), (8, 3)]:
-        shapes += [(name, p, m, 1, None, False) for name in ONE_CHUNK]
-    for p, m, v, n in [
-        (1, 3, 2, 2),
-        (2, 2, 2, 2),
-        (2, 5, 3, 3),
-        (4, 8, 2, 4),
-        (4, 8, 2, 8),
-        (4, 9, 2, 5),
-        (3, 8, 4, 5),
-    ]:
-        shapes.append(("interleaved-1f1b", p, m, v, n, False))
-    for p, m, v in [(1, 3, 2), (2, 1, 2), (2, 4, 3), (4, 8, 2), (3, 6, 4)]:
-        shapes += [(name, p, m, v, None, False) for name in ("looped-bfs", "interleaved-zb")]
-    shapes += [("interleaved-1f1b", 4, 8, 2, None, True), ("interleaved-1f1b", 3, 6, 3, None, True)]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_identify_finds_the_name_and_the_phases_of_every_plan(name: str) -> None:
+    """From two ranks on: on a single one a V is a loop, and the plan is that of interleaved-zb as well."""
+    shapes = [(p, m, v, None, False) for p, m, v in legal_shapes(name, max_pp=4, rounds=2) if p > 1]
+    if name == "interleaved-1f1b":
+        groups = [(2, 5, 3, 3), (4, 8, 2, 8), (4, 9, 2, 5), (3, 8, 4, 5)]
+        shapes = [*((*shape, False) for shape in groups), (4, 8, 2, None, True), (3, 6, 3, None, True)]
     for shape in shapes:
-        plan = build(*shape)
-        for read in (from_rows(to_rows(plan), plan.name), from_rows(to_rows(lower(plan)), plan.name)):
+        plan = build(name, *shape)
+        for read in (from_rows(to_rows(plan), name), from_rows(to_rows(lower(plan)), name)):
             assert match_registry(read) == plan, shape
 
 
@@ -373,14 +312,6 @@ def test_a_searched_plan_that_is_also_a_fixed_one_keeps_its_own_name() -> None:
     assert to_rows(plan) == to_rows(build("zb-h1", 2, 1))
     assert match_registry(from_rows(to_rows(plan), "zb-auto")) == plan
     assert match_registry(from_rows(to_rows(plan), "custom")).name == "zb-h1"
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_identify_leaves_every_plan_its_own_name(name: str) -> None:
-    """From two ranks on: on a single one a V is a loop, and the plan is that of interleaved-zb as well."""
-    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
-        if p > 1 or name not in V_SHAPED:
-            assert match_registry(from_rows(to_rows(build(name, p, m, v)), name)).name == name, (p, m, v)
 
 
 def test_identify_leaves_a_plan_of_ones_own_alone() -> None:
@@ -454,7 +385,7 @@ def test_groups_that_megatron_refuses_are_refused() -> None:
 def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_and_nowhere_else() -> None:
     """Megatron's table and warmup, which it does not let run with such a group, replayed."""
     taken = refused = 0
-    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 3):
+    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 6):
         for v, n in ((v, n) for v in range(2, MAX_CHUNKS + 1) for n in range(p, m + 1) if 0 < m % n < p):
             rows = [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)]
             if replay(from_rows(rows, "megatron")).blocked:
@@ -467,11 +398,11 @@ def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_an
                 held = [megatron.num_warmup(p, rank, m, v, n) + 1 for rank in range(p)]
                 assert all(most <= least for most, least in zip(peak_inflight(plan), held, strict=True)), (p, m, v, n)
                 taken += 1
-    assert (taken, refused) == ((1667, 253) if ALL else (162, 9))
+    assert (taken, refused) == ((1667, 253) if ALL else (83, 4))
 
 
 def test_the_lean_warmup_takes_any_last_group() -> None:
-    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 4]:
+    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 8]:
         for v in range(2, MAX_CHUNKS + 1):
             validate(build("interleaved-1f1b", p, m, v, lean=True))
 
@@ -481,20 +412,7 @@ def test_the_published_example_with_a_last_group_of_two_runs() -> None:
     plan = build("interleaved-1f1b", 3, 5, 3)
     forwards = [str(action) for action in plan.ranks[0] if action.kind is Kind.F]
     assert forwards == [
-        "0F0",
-        "0F1",
-        "0F2",
-        "3F0",
-        "3F1",
-        "3F2",
-        "6F0",
-        "6F1",
-        "6F2",
-        "0F3",
-        "0F4",
-        "3F3",
-        "3F4",
-        "6F3",
+        *("0F0", "0F1", "0F2", "3F0", "3F1", "3F2", "6F0", "6F1", "6F2", "0F3", "0F4", "3F3", "3F4", "6F3"),
         "6F4",
     ]
     assert [plan_tags(plan, rank, Phase.WARMUP) for rank in range(3)] == [10, 8, 6]
@@ -533,16 +451,3 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         get("2f2b")
     assert f"'2f2b' is not known; expected one of {', '.join(SCHEDULES)}" in str(caught.value)
     assert caught.value.exit_code == 2
-
-
-def test_the_catalogue_builds_each_schedule_under_its_name() -> None:
-    for name, entry in SCHEDULES.items():
-        plan = build(name, 2, 4)
-        assert (plan.name, plan.num_chunks) == (name, entry.default_chunks)
-        assert plan == entry.builder(Shape(2, 4, entry.default_chunks)) == entry.build(2, 4)
-
-
-def test_the_halves_of_a_pair_have_the_chunks_of_their_stages() -> None:
-    pair = parse_action("(0F1;1B0)OVERLAP_F_B")
-    (row,) = make_plan("pair", [[parse_action("0F0"), pair]]).ranks
-    assert [part.chunk for part in row[1].parts] == [0, 1]

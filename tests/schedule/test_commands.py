@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import one_line, pptrace_here
 
@@ -48,25 +46,6 @@ def test_a_bidirectional_plan_goes_through_csv(tmp_path: object) -> None:
     )
     assert read["makespan_ns"] == named["makespan_ns"]
     assert read["ranks"] == named["ranks"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--memory-limit", "2"),
-            "a memory limit belongs to zb",
-        ),
-        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--lean"), "belong to interleaved schedules"),
-        (("schedule", "show", "dualpipe", "--pp", "3", "--microbatches", "8"), "expected an even number of ranks"),
-        (
-            ("schedule", "show", "zb-auto", "--pp", "3", "--microbatches", "8", "--memory-limit", "0"),
-            "expected at least 1",
-        ),
-    ],
-)
-def test_an_option_that_does_not_fit_is_refused(arguments: tuple[str, ...], said: str) -> None:
-    assert said in one_line(pptrace_here(*arguments), 2)
 
 
 def test_options_of_a_name_are_refused_for_a_file(tmp_path: object) -> None:

@@ -24,12 +24,8 @@ def test_a_layout_that_is_written_is_read_as_the_same_split(split: tuple[int, ..
 @pytest.mark.parametrize(
     ("text", "split"),
     [
-        ("Et*3|(tt|)*29,tL", (3, *[2] * 29, 1)),
-        ("E|(t|)*3,L", (0, 1, 1, 1, 0)),
-        ("EttL", (2,)),
-        ("Et,t|t*2|*1tL", (2, 2, 1)),
-        ("(Et*2|t)*1,t|L", (2, 2, 0)),
-        ("3, 4,0", (3, 4, 0)),
+        *(("Et*3|(tt|)*29,tL", (3, *[2] * 29, 1)), ("E|(t|)*3,L", (0, 1, 1, 1, 0)), ("EttL", (2,))),
+        *(("Et,t|t*2|*1tL", (2, 2, 1)), ("(Et*2|t)*1,t|L", (2, 2, 0)), ("3, 4,0", (3, 4, 0))),
     ],
 )
 def test_layouts_are_read(text: str, split: tuple[int, ...]) -> None:
@@ -53,11 +49,9 @@ def test_megatron_reads_the_same_stages() -> None:
         ("ttE|tL", "expected one E, at the beginning, and one L, at the end"),
         ("Ett|t", "expected one E, at the beginning, and one L, at the end"),
         ("Et|Lt", "expected one E, at the beginning, and one L, at the end"),
-        ("Et||tL", "stage 1 has nothing"),
-        ("E(t*9999|)*9999L", "more than 100,000 letters"),
+        *(("Et||tL", "stage 1 has nothing"), ("E(t*9999|)*9999L", "more than 100,000 letters")),
         ("3,,1", "expected layers of each stage such as 3,4,4,1, or Megatron-LM's layout such as Et*3|t*4|t*4|tL"),
-        ("", "expected layers of each stage"),
-        ("3;1", "expected layers of each stage"),
+        *(("", "expected layers of each stage"), ("3;1", "expected layers of each stage")),
     ],
 )
 def test_what_is_no_layout_is_one_line(text: str, message: str) -> None:

@@ -29,13 +29,17 @@ def test_receives_posted_ahead_are_the_simulators_replay(name: str, pp: int, mic
     assert graph.ends(*times).tolist() == replay_table(plan.table, durations, transfers).end.tolist()
 
 
-@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(
-    ("name", "pp", "microbatches", "messaging"),
+    ("name", "pp", "microbatches", "messaging", "is_late"),
     [
-        *((*shape, way) for shape in SHAPES for way in (Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME)),
+        *((*shape, way, True) for shape in SHAPES for way in (Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME)),
+        *(
+            (*shape, way, False)
+            for shape in SHAPES[::5]
+            for way in (Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME)
+        ),
         # Of what one rank posts together, only what its next op reads keeps it: so it is in these.
-        *((name, pp, 2 * pp, Messaging.AHEAD) for name in ("1f1b", "gpipe") for pp in (2, 4)),
+        *((name, 4, 8, Messaging.AHEAD, is_late) for name in ("1f1b", "gpipe") for is_late in (False, True)),
     ],
 )
 def test_replays_are_what_ranks_do_that_call_late(

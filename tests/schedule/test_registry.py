@@ -62,9 +62,6 @@ def test_what_is_known_of_frameworks() -> None:
     assert [first.runs_without_labels(4, m, None) for m in (3, 4, 8)] == [False, True, False]
     interleaved = SCHEDULES["interleaved-1f1b"]
     assert [interleaved.runs_without_labels(4, *sizes) for sizes in ((8, None), (10, None), (10, 6), (9, 8))] == [
-        True,
-        False,
-        True,
-        False,
+        *(True, False, True, False),
     ]
     assert SCHEDULES["1f1b"].runs_without_labels(4, 3, None)

@@ -17,7 +17,7 @@ from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows, to_rows
 from pptrace.schedule.validate import validate
 from tests.schedule import rendezvous
-from tests.schedule.shapes import interleaved_shapes, one_chunk_shapes, plans
+from tests.schedule.shapes import plans
 
 GOOD = {
     "compute": [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]],
@@ -35,78 +35,60 @@ LAST = ["1RECV_F2", "1F2", "1B2", "1SEND_B2"]
 BROKEN = {
     "a forward is missing": (
         [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1B1"]],
-        "stage 1, microbatch 1 has B; expected F and B, or F, I and W",
-        {(1, "1B1")},
+        "stage 1, microbatch 1 has B; expected F and B, or F, I and W", {(1, "1B1")},
     ),
     "a backward is missing": (
         [["0F0", "0F1", "0B0"], ["1F0", "1B0", "1F1", "1B1"]],
-        "stage 0, microbatch 1 has F; expected F and B, or F, I and W",
-        {(0, "0F1")},
+        "stage 0, microbatch 1 has F; expected F and B, or F, I and W", {(0, "0F1")},
     ),
     "a weight gradient is missing": (
         [["0F0", "0I0"], ["1F0", "1B0"]],
-        "stage 0, microbatch 0 has F, I; expected F and B, or F, I and W",
-        {(0, "0F0"), (0, "0I0")},
+        "stage 0, microbatch 0 has F, I; expected F and B, or F, I and W", {(0, "0F0"), (0, "0I0")},
     ),
     "a full backward and a split one": (
         [["0F0", "0B0", "0W0"], ["1F0", "1B0"]],
-        "stage 0, microbatch 0 has B, F, W; expected F and B, or F, I and W",
-        {(0, "0F0"), (0, "0B0"), (0, "0W0")},
+        "stage 0, microbatch 0 has B, F, W; expected F and B, or F, I and W", {(0, "0F0"), (0, "0B0"), (0, "0W0")},
     ),
     "a microbatch is missing from a stage": (
         [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"]],
-        "stage 1, microbatch 1 has nothing; expected F and B, or F, I and W",
-        set(),
+        "stage 1, microbatch 1 has nothing; expected F and B, or F, I and W", set(),
     ),
     "a duplicate": (
         [["0F0", "0F1", "0F0", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]],
-        "rank 0 has 0F0 2 times; expected once",
-        {(0, "0F0")},
+        "rank 0 has 0F0 2 times; expected once", {(0, "0F0")},
     ),
     "a duplicate send": (
         [["0F0", "0SEND_F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
-        "rank 0 has 0SEND_F0 2 times; expected once",
-        {(0, "0SEND_F0")},
+        "rank 0 has 0SEND_F0 2 times; expected once", {(0, "0SEND_F0")},
     ),
     "backward before forward": (
-        [["0B0", "0F0"], ["1F0", "1B0"]],
-        "deadlock: rank 0 waits at 0B0 for 0F0 on rank 0",
-        {(0, "0B0")},
+        [["0B0", "0F0"], ["1F0", "1B0"]], "deadlock: rank 0 waits at 0B0 for 0F0 on rank 0", {(0, "0B0")},
     ),
     "W before I": (
-        [["0F0", "0W0", "0I0"], ["1F0", "1I0", "1W0"]],
-        "deadlock: rank 0 waits at 0W0 for 0I0 on rank 0",
-        {(0, "0W0")},
+        [["0F0", "0W0", "0I0"], ["1F0", "1I0", "1W0"]], "deadlock: rank 0 waits at 0W0 for 0I0 on rank 0", {(0, "0W0")},
     ),
     "a cycle of computes": (
         [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]],
-        "deadlock: rank 0 waits at 0B0 for 1B0 on rank 1; rank 1 waits at 1F1 for 0F1 on rank 0",
-        {(0, "0B0"), (1, "1F1")},
+        "deadlock: rank 0 waits at 0B0 for 1B0 on rank 1; rank 1 waits at 1F1 for 0F1 on rank 0", {(0, "0B0"), (1, "1F1")},
     ),
     "a send without its receive": (
         [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1F0", "1B0", "1SEND_B0"]],
-        "rank 0 sends 0SEND_F0, but rank 1 never receives it (1RECV_F0 is missing)",
-        {(0, "0SEND_F0")},
+        "rank 0 sends 0SEND_F0, but rank 1 never receives it (1RECV_F0 is missing)", {(0, "0SEND_F0")},
     ),
     "a receive without its send": (
         [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0"]],
-        "rank 0 waits for 0RECV_B0, but rank 1 never sends it (1SEND_B0 is missing)",
-        {(0, "0RECV_B0")},
+        "rank 0 waits for 0RECV_B0, but rank 1 never sends it (1SEND_B0 is missing)", {(0, "0RECV_B0")},
     ),
     "neither send nor receive": (
-        [["0F0", "0SEND_F0", "0B0"], ["1RECV_F0", "1F0", "1B0"]],
-        "rank 0: 0B0 comes before 0RECV_B0",
-        {(0, "0B0")},
+        [["0F0", "0SEND_F0", "0B0"], ["1RECV_F0", "1F0", "1B0"]], "rank 0: 0B0 comes before 0RECV_B0", {(0, "0B0")},
     ),
     "a send before its compute": (
         [["0SEND_F0", "0F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
-        "rank 0: 0SEND_F0 comes before 0F0",
-        {(0, "0SEND_F0")},
+        "rank 0: 0SEND_F0 comes before 0F0", {(0, "0SEND_F0")},
     ),
     "a compute before its receive": (
         [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1F0", "1RECV_F0", "1B0", "1SEND_B0"]],
-        "rank 1: 1F0 comes before 1RECV_F0",
-        {(1, "1F0")},
+        "rank 1: 1F0 comes before 1RECV_F0", {(1, "1F0")},
     ),
     "a cycle of blocking messages": (
         [
@@ -177,16 +159,6 @@ def test_a_deadlock_names_only_the_ranks_of_the_cycle() -> None:
     )
 
 
-def test_every_builder_gives_sound_plans_for_every_legal_shape() -> None:
-    for p, m in one_chunk_shapes():
-        for name in ("gpipe", "1f1b"):
-            if m <= p + 1 or m == 4 * p:
-                validate(build(name, p, m))
-    for number, (p, m, v, n) in enumerate(interleaved_shapes()):
-        if number % 30 == 0:
-            validate(build("interleaved-1f1b", p, m, v, n))
-
-
 @given(plans())
 def test_random_plans_and_their_lowered_forms_are_sound(plan: Plan) -> None:
     validate(plan)
@@ -216,7 +188,7 @@ def mutations(draw: st.DrawFn) -> tuple[Plan, list[list[Action]]]:
     return plan, rows
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(mutations(), st.booleans())
 def test_a_mutated_plan_is_refused_in_one_line_or_runs_to_its_end(
     mutation: tuple[Plan, list[list[Action]]], through_text: bool
@@ -239,7 +211,7 @@ def test_a_mutated_plan_is_refused_in_one_line_or_runs_to_its_end(
     rendezvous.run(to_rows(lower(mutated)), one_at_a_time=False)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(plans(max_pp=4), st.data())
 def test_a_swap_in_a_lowered_plan_is_refused_exactly_when_it_can_stop_the_run(plan: Plan, data: st.DataObject) -> None:
     """Both ways: what is refused as a deadlock does stop a machine with blocking messages, what passes does not."""

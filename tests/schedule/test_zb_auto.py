@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -16,20 +16,11 @@ from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.builders.zb_auto import NAME, Choices, list_schedule, lower_bound, optimality, run_heuristic
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.registry import build, shape_for
+from pptrace.schedule.registry import build
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.validate import validate
 from pptrace.simulator import Costs, peak_inflight, simulate
 from tests.schedule.zb_heuristic import Heuristic, list_orders
-
-COSTS = [
-    OpCosts(),
-    OpCosts(3, 3, 2),
-    OpCosts(5, 7, 4),
-    OpCosts(10, 10, 10, 1),
-    OpCosts(2, 1, 4),
-    OpCosts(10, 10, 10, 15),
-]
 
 of_rank = st.tuples(*[st.integers(1, 9)] * 3)
 
@@ -155,25 +146,18 @@ def test_the_plan_is_the_shortest_candidate_and_of_those_the_one_of_least_time_o
 
 
 @given(shapes)
-def test_no_schedule_of_the_same_memory_is_below_the_bound(shape: Shape) -> None:
-    p, m = shape.pp, shape.num_microbatches
-    for name, held in (("zb-h1", p), ("zb-h2", 2 * p - 1)):
-        if min(held, m) <= (shape.memory_limit or m):
-            assert makespan(build(name, p, m), shape.costs) >= lower_bound(shape)
-
-
-@given(shapes)
-def test_it_is_never_longer_than_a_fixed_schedule_that_fits(shape: Shape) -> None:
+def test_a_fixed_schedule_that_fits_is_no_shorter_and_not_below_the_bound(shape: Shape) -> None:
     p, m, limit = shape.pp, shape.num_microbatches, shape.memory_limit or shape.num_microbatches
     plan = searched(shape)
     for name, held in (("zb-h1", p), ("zb-h2", 2 * p - 1)):
         if min(held, m) <= limit:
-            assert makespan(plan, shape.costs) <= makespan(build(name, p, m), shape.costs)
+            fixed = makespan(build(name, p, m), shape.costs)
+            assert fixed >= max(makespan(plan, shape.costs), lower_bound(shape))
 
 
 def test_with_equal_costs_and_the_memory_of_1f1b_or_more_it_reaches_the_bound() -> None:
     for p in range(1, 7):
-        for m in range(p, 4 * p + 1):
+        for m in (p, p + 1, 2 * p, 4 * p):
             for limit in (p, 2 * p - 1, None):
                 shape = Shape(p, m, memory_limit=limit)
                 assert optimality(searched(shape), shape).excess == 0, shape
@@ -185,24 +169,6 @@ def test_with_equal_costs_and_the_memory_of_h2_no_rank_waits_between_its_actions
         plan = build(NAME, p, m, memory_limit=2 * p - 1)
         kinds = {Kind.F: 1, Kind.I: 1, Kind.W: 1}
         assert [rank.inner_bubble_ns for rank in simulate(plan, Costs(kinds)).ranks] == [0] * p
-
-
-@pytest.mark.parametrize("costs", COSTS, ids=str)
-def test_more_memory_is_hardly_ever_used_for_a_longer_step(costs: OpCosts) -> None:
-    """A heuristic: more memory may cost it a little, never more than 5 % here."""
-    lengths = [
-        optimality(searched(shape), shape).makespan
-        for limit in (4, 5, 7, 8, 16)
-        if (shape := Shape(4, 16, memory_limit=limit, costs=costs))
-    ]
-    assert all(after <= 1.05 * before for before, after in pairwise(lengths))
-
-
-def test_one_activation_at_a_time_runs_the_microbatches_one_by_one() -> None:
-    shape = Shape(3, 4, memory_limit=1, costs=OpCosts(2, 3, 1))
-    plan = searched(shape)
-    assert [str(a) for a in plan.ranks[0][:6]] == ["0F0", "0I0", "0W0", "0F1", "0I1", "0W1"]
-    assert max(peak_inflight(plan)) == 1
 
 
 def test_the_lower_bound_by_hand() -> None:
@@ -251,12 +217,6 @@ def test_a_shape_has_ten_million_forwards_at_most() -> None:
         Shape(1_000, 5_001, 2)
 
 
-def test_a_memory_limit_is_for_searched_schedules() -> None:
-    assert shape_for(NAME, 2, 4, memory_limit=3).memory_limit == 3
-    with pytest.raises(ShapeError, match="its memory is fixed; a memory limit belongs to zb-auto"):
-        shape_for("1f1b", 2, 4, memory_limit=3)
-
-
 @pytest.mark.parametrize(
     ("shape", "most"),
     [
@@ -267,10 +227,3 @@ def test_a_memory_limit_is_for_searched_schedules() -> None:
 )
 def test_little_memory_is_no_excuse_for_a_long_step(shape: Shape, most: int) -> None:
     assert optimality(searched(shape), shape).makespan <= most
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5])
-def test_a_microbatch_that_fills_memory_bounds_the_step(limit: int) -> None:
-    shape = Shape(4, 8, memory_limit=limit)
-    assert lower_bound(shape) >= 8 * 9 // limit
-    assert optimality(searched(shape), shape).excess >= 0

@@ -32,16 +32,6 @@ def test_a_cost_of_nothing_is_a_cost() -> None:
     assert Costs(kinds=KINDS, ops={(Kind.F, 0, 0): 0}).duration(0, parse_action("0F0")) == 0
 
 
-def test_each_stage_and_each_op_takes_its_own_time() -> None:
-    simulation = simulate(build("gpipe", 2, 3), Costs(kinds=KINDS, stages=STAGES, ops=OPS))
-    took = {str(t.action): t.end - t.start for rank in simulation.ranks for t in rank.timeline}
-    assert took == {
-        **{f"0F{mb}": 1 for mb in range(3)},
-        **{"1F0": 10, "1F1": 10, "1F2": 100},
-        **{f"{stage}B{mb}": 2 for stage in range(2) for mb in range(3)},
-    }
-
-
 def test_an_action_without_a_cost_is_named() -> None:
     with pytest.raises(UsageError, match="no cost for 0B0: give one for its kind B, its stage or the action itself"):
         simulate(build("1f1b", 1, 1), Costs(kinds={Kind.F: 1}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -18,7 +17,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
-from tests.schedule.shapes import interleaved_shapes, legal_shapes, one_chunk_shapes, plans
+from tests.schedule.shapes import interleaved_shapes, one_chunk_shapes, plans
 
 COSTS = [(1, 2), (3, 1), (5, 5), (7, 0)]
 
@@ -42,106 +41,13 @@ def test_interleaved_has_a_bubble_of_p_minus_1_pairs_of_chunks() -> None:
     """Whatever the group size, as long as m is a whole number of groups."""
     checked = 0
     for p, m, v, n in interleaved_shapes():
-        if m % n == 0 and (n == p or m <= 2 * n) and p * m * v < 300:
+        if m % n == 0 and (n == p or m <= 2 * n) and p * m * v < 150:
             f, b = COSTS[checked % 2]
             simulation = simulate(build("interleaved-1f1b", p, m, v, n), uniform(f, b))
             assert {rank.bubble_ns for rank in simulation.ranks} == {(p - 1) * (f + b)}, (p, m, v, n)
             assert simulation.makespan_ns == (m * v + p - 1) * (f + b)
             checked += 1
-    assert checked > 100
-
-
-def test_the_lean_warmup_has_the_same_bubble() -> None:
-    for p, m, v in [(2, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 4)]:
-        lean = simulate(build("interleaved-1f1b", p, m, v, lean=True), uniform(2, 4))
-        assert lean.makespan_ns == (m * v + p - 1) * 6
-        assert lean.ranks[0].peak_inflight_microbatches < 2 * (p - 1) + (v - 1) * p + 1
-
-
-SPLIT_COSTS = [(1, 1, 1), (3, 3, 2), (5, 7, 4), (4, 3, 3)]
-
-
-def extra_time(plan: Plan, f: int, i: int, w: int) -> int:
-    """The makespan beyond what one rank has to compute."""
-    simulation = simulate(plan, uniform(f, i + w, w))
-    return simulation.makespan_ns - plan.num_microbatches * plan.num_chunks * (f + i + w)
-
-
-def test_eager_1f1b_takes_the_time_of_1f1b() -> None:
-    for p, m in one_chunk_shapes():
-        for f, i, w in SPLIT_COSTS[:2]:
-            assert extra_time(build("eager-1f1b", p, m), f, i, w) == (p - 1) * (f + i + w), (p, m)
-
-
-def test_breadth_first_has_the_bubble_of_interleaved() -> None:
-    """A chunk's microbatches must last until the first one is back: m ≥ p."""
-    for p, m, v in legal_shapes("looped-bfs"):
-        if m >= p:
-            for f, i, w in SPLIT_COSTS[:2]:
-                assert extra_time(build("looped-bfs", p, m, v), f, i, w) == (p - 1) * (f + i + w), (p, m, v)
-
-
-def test_zb_h1_and_its_interleaved_form_leave_a_bubble_of_f_plus_i_minus_w_per_rank() -> None:
-    for name in ("zb-h1", "interleaved-zb"):
-        for p, m, v in legal_shapes(name):
-            if m >= p:
-                for f, i, w in SPLIT_COSTS:
-                    assert extra_time(build(name, p, m, v), f, i, w) == (p - 1) * (f + i - w), (name, p, m, v)
-
-
-def test_zb_h1_has_a_third_of_the_bubble_of_1f1b_in_the_same_memory() -> None:
-    for p, m in one_chunk_shapes():
-        if m >= p > 1:
-            one, h1 = simulate(build("1f1b", p, m), IDEAL), simulate(build("zb-h1", p, m), IDEAL)
-            assert h1.bubble_ratio == pytest.approx(one.bubble_ratio / 3)
-            assert max(r.peak_inflight_microbatches for r in h1.ranks) == one.ranks[0].peak_inflight_microbatches
-
-
-def test_zb_h2_leaves_f_plus_i_minus_2w_within_a_rank_and_nothing_when_they_are_equal() -> None:
-    for p, m, _ in legal_shapes("zb-h2"):
-        if m >= 2 * p - 1:
-            plan = build("zb-h2", p, m)
-            for f, i, w in SPLIT_COSTS:
-                ranks = simulate(plan, uniform(f, i + w, w)).ranks
-                assert max(rank.inner_bubble_ns for rank in ranks) == (p - 1) * (f + i - 2 * w), (p, m)
-            assert extra_time(plan, 1, 1, 1) == p - 1, "the ranks start and end one forward after another"
-
-
-def test_zbv_never_waits_within_a_rank_when_f_i_and_w_are_equal() -> None:
-    for p, m, _ in legal_shapes("zbv"):
-        if m >= 2 * p - 1:
-            simulation = simulate(build("zbv", p, m), IDEAL)
-            assert [rank.inner_bubble_ns for rank in simulation.ranks] == [0] * p, (p, m)
-            assert extra_time(build("zbv", p, m), 1, 1, 1) == p - 1
-
-
-def test_dualpipe_v_has_the_bubble_of_its_source() -> None:
-    """(PP/2 − 1)(F&B + B − 3W) with PP = 2p, an overlapped pair that costs F + B, and F = I."""
-    for p, m, _ in legal_shapes("dualpipe-v"):
-        for f, w in [(1, 1), (3, 2), (2, 1)]:
-            expected = (p - 1) * ((f + f + w) + (f + w) - 3 * w)
-            assert extra_time(build("dualpipe-v", p, m), f, f, w) == expected, (p, m, f, w)
-
-
-def test_dualpipe_has_the_bubble_of_its_source() -> None:
-    """(p/2 − 1)(F&B + B − 3W), with an overlapped pair that costs F + B, and F = I; F is that of a whole stage."""
-    for p, m, _ in legal_shapes("dualpipe"):
-        for f, w in [(1, 1), (3, 2), (2, 1)]:
-            simulation = simulate(build("dualpipe", p, m), uniform(f, f + w, w))
-            expected = (p // 2 - 1) * ((f + f + w) + (f + w) - 3 * w)
-            assert simulation.makespan_ns - m * (f + f + w) == expected, (p, m, f, w)
-
-
-def test_combined_1f1b_waits_for_p_minus_1_pairs() -> None:
-    """On average over the ranks; with pairs that cost f + b as interleaved 1F1B does."""
-    for p, m, v in legal_shapes("combined-1f1b"):
-        if m < 2 * p:
-            continue
-        for pair in (6, 5):
-            ranks = simulate(
-                build("combined-1f1b", p, m, v), Costs({Kind.F: 2, Kind.B: 4, Kind.OVERLAP_F_B: pair})
-            ).ranks
-            assert sum(rank.bubble_ns for rank in ranks) == p * (p - 1) * pair, (p, m, v, pair)
+    assert checked > 50
 
 
 def test_an_overlapped_pair_that_is_cheaper_than_its_halves_shortens_the_step() -> None:
@@ -152,62 +58,6 @@ def test_an_overlapped_pair_that_is_cheaper_than_its_halves_shortens_the_step() 
         assert together.makespan_ns < apart.makespan_ns
 
 
-def test_v_half_has_half_and_v_min_two_thirds_of_the_bubble_of_1f1b_when_f_i_and_w_are_equal() -> None:
-    """1F1B has 6(p − 1) ticks of a chunk."""
-    for name, most in (("v-half", 3), ("v-min", 4)):
-        for p, m, _ in legal_shapes(name, max_pp=8):
-            if m >= 2 * p:
-                assert extra_time(build(name, p, m), 1, 1, 1) <= most * (p - 1), (name, p, m)
-
-
-def test_v_half_and_v_min_hold_half_and_a_third_of_what_1f1b_holds() -> None:
-    """1F1B holds 2p activations of a chunk."""
-    held: dict[str, Callable[[int], int]] = {
-        "v-half": lambda p: 2 * (p // 2 + 1),
-        "v-min": lambda p: 2 * ((p + 1) // 3 + 1),
-    }
-    for name, expected in held.items():
-        for p, m, _ in legal_shapes(name, max_pp=8):
-            peak = max(peak_inflight(build(name, p, m)))
-            assert peak == expected(p) if m >= 2 * p else peak <= expected(p), (name, p, m)
-
-
-def test_each_schedule_holds_the_chunks_that_it_says() -> None:
-    held: dict[str, Callable[[int, int, int, int], int]] = {
-        "eager-1f1b": lambda p, m, v, r: min(2 * (p - r - 1) + 1, m),
-        "combined-1f1b": lambda p, m, v, r: min(2 * (p - r - 1) + (v - 1) * p + 2, v * m),
-        "looped-bfs": lambda p, m, v, r: v * m,
-        "zb-h1": lambda p, m, v, r: min(p, m),
-        "zb-h2": lambda p, m, v, r: min(2 * p - 1, m),
-        "interleaved-zb": lambda p, m, v, r: min((v - 1) * (m // max(1, m // p)) + p, v * m),
-        "zbv": lambda p, m, v, r: 2 * p,
-        "dualpipe-v": lambda p, m, v, r: 2 * p + 1,
-        "dualpipe": lambda p, m, v, r: p + 1,
-    }
-    for name, expected in held.items():
-        for p, m, v in legal_shapes(name):
-            if name == "zbv" and m < 2 * p - 1:
-                continue  # a part of a larger plan: at most that
-            assert list(peak_inflight(build(name, p, m, v))) == [expected(p, m, v, r) for r in range(p)], (
-                name,
-                p,
-                m,
-                v,
-            )
-
-
-def test_ratio_and_share_are_those_of_the_textbook() -> None:
-    for p, m in [(1, 3), (2, 2), (4, 8), (8, 32)]:
-        for name in ("gpipe", "1f1b"):
-            simulation = simulate(build(name, p, m), IDEAL)
-            assert simulation.bubble_ratio == pytest.approx((p - 1) / m)
-            assert simulation.bubble_share == pytest.approx((p - 1) / (m + p - 1))
-    for p, m, v in [(2, 4, 2), (4, 8, 4), (8, 8, 3)]:
-        simulation = simulate(build("interleaved-1f1b", p, m, v), IDEAL)
-        assert simulation.bubble_ratio == pytest.approx((p - 1) / (v * m))
-        assert simulation.bubble_share == pytest.approx((p - 1) / (v * m + p - 1))
-
-
 def test_the_ratio_is_over_compute_and_the_share_over_the_window_with_unequal_stages_too() -> None:
     simulation = simulate(
         build("1f1b", 2, 3), Costs(stages={(Kind.F, 0): 1, (Kind.F, 1): 3, (Kind.B, 0): 2, (Kind.B, 1): 4})
@@ -216,21 +66,6 @@ def test_the_ratio_is_over_compute_and_the_share_over_the_window_with_unequal_st
     bubble = 2 * simulation.makespan_ns - compute
     assert simulation.bubble_ratio == pytest.approx(float(Fraction(bubble, compute)))
     assert simulation.bubble_share == pytest.approx(float(Fraction(bubble, 2 * simulation.makespan_ns)))
-
-
-def test_gpipe_holds_all_microbatches_and_1f1b_p_minus_r() -> None:
-    for p, m in one_chunk_shapes():
-        gpipe, one = (simulate(build(name, p, m), IDEAL) for name in ("gpipe", "1f1b"))
-        assert [rank.peak_inflight_microbatches for rank in gpipe.ranks] == [m] * p
-        assert [rank.peak_inflight_microbatches for rank in one.ranks] == [min(p - r, m) for r in range(p)]
-
-
-def test_interleaved_holds_one_more_than_its_warmup() -> None:
-    for p, m, v, n in interleaved_shapes():
-        if p * m * v < 150:
-            plan = build("interleaved-1f1b", p, m, v, n)
-            warmup = [min(m * v, 2 * (p - r - 1) + (v - 1) * n) for r in range(p)]
-            assert list(peak_inflight(plan)) == [min(w + 1, m * v) for w in warmup]
 
 
 def test_a_split_backward_holds_its_activation_until_the_weight_gradient() -> None:
@@ -257,21 +92,10 @@ def test_1f1b_with_latency_by_hand() -> None:
     assert [rank.bubble_ns for rank in simulation.ranks] == [36, 36]
 
 
-def test_a_message_delays_only_a_reader_that_waits_for_it() -> None:
-    """GPipe, two stages: F1 of stage 1 is busy with F0 when its input comes; the fill and the turn cost a latency each."""
-    free, slow = (simulate(build("gpipe", 2, 4), uniform(10, 10, p2p_ns=ns)) for ns in (0, 4))
-    assert slow.makespan_ns - free.makespan_ns == 8
-    assert spans(slow)["1F1"] == (24, 34)
-
-
 def test_each_message_has_the_time_measured_for_it() -> None:
     simulation = simulate(build("gpipe", 2, 2), Costs(kinds={Kind.F: 10, Kind.B: 10}, transfers={(Kind.F, 0, 0): 25}))
     assert spans(simulation)["1F0"] == (35, 45)
     assert spans(simulation)["1F1"] == (45, 55)
-
-
-def test_messages_between_stages_of_one_rank_are_free() -> None:
-    assert simulate(build("interleaved-1f1b", 1, 2, 2), uniform(1, 2, p2p_ns=1000)).makespan_ns == 12
 
 
 def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
@@ -285,18 +109,18 @@ def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
     assert [rank.peak_inflight_microbatches for rank in simulation.ranks] == [2, 2]
 
 
-op_costs = st.dictionaries(
-    st.tuples(st.sampled_from([Kind.F, Kind.B, Kind.I, Kind.W]), st.integers(0, 9), st.integers(0, 9)),
-    st.integers(0, 50),
-)
-
-
 def test_the_first_backward_of_1f1b_comes_later_the_more_stages_follow() -> None:
     """In slot 2(p − s − 1) + 2 of stage s, counted from 1 at its first forward, where both take a slot."""
     for p, m in ((1, 1), (2, 5), (4, 4), (4, 9), (7, 8)):
         found = spans(simulate(build("1f1b", p, m), uniform(1, 1)))
         slots = [found[f"{stage}B0"][0] - found[f"{stage}F0"][0] + 1 for stage in range(p)]
         assert slots == [2 * (p - stage - 1) + 2 for stage in range(p)]
+
+
+op_costs = st.dictionaries(
+    st.tuples(st.sampled_from([Kind.F, Kind.B, Kind.I, Kind.W]), st.integers(0, 9), st.integers(0, 9)),
+    st.integers(0, 50),
+)
 
 
 @given(plans(), op_costs, st.integers(0, 9))
@@ -335,11 +159,7 @@ def test_the_ops_table_is_that_of_a_measured_run() -> None:
     assert len(ops) == 16
     first = ops.iloc[0]
     assert (first["rank"], first["kind"], first["stage"], first["phase"], first["source"]) == (
-        0,
-        "F",
-        0,
-        "warmup",
-        "simulated",
+        *(0, "F", 0, "warmup", "simulated"),
     )
     assert set(ops["chunk"]) == {0, 1}
 

@@ -71,7 +71,7 @@ def counted(dispatch: TokenDispatch) -> LayerRoutes:
 def settled(watch: StorageWatch) -> int:
     """The bytes that are alive when gloo's threads, which let go of a call's tensors after its wait, have done so."""
     lowest, num_equal = watch.live_bytes(), 0
-    while num_equal < _EQUAL_READINGS:
+    while lowest and num_equal < _EQUAL_READINGS:
         time.sleep(0.01)
         now = watch.live_bytes()
         num_equal = num_equal + 1 if now == lowest else 0

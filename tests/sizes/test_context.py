@@ -13,20 +13,8 @@ from pptrace.cli.main import cli
 from pptrace.sizes.context import causal_scores, hiding_chunk
 
 SIZES = [
-    "--microbatches",
-    "2",
-    "--layers",
-    "2",
-    "--hidden",
-    "1024",
-    "--heads",
-    "16",
-    "--sequence",
-    "512",
-    "--vocabulary",
-    "512",
-    "--cp",
-    "4",
+    *("--microbatches", "2", "--layers", "2", "--hidden", "1024", "--heads", "16", "--sequence", "512"),
+    *("--vocabulary", "512", "--cp", "4"),
 ]
 
 

@@ -24,17 +24,12 @@ from tests.support.pool import Pool
 SEQUENCES, LENGTH, HIDDEN, HEADS = 3, 16, 32, 8
 EVERYTHING: dict[str, Any] = {"shared_width": 12, "shared": Shared.RESIDUAL, "aux_loss": 0.1, "z_loss": 0.1}
 CASES: list[dict[str, Any]] = [
-    {},
-    {"aux_loss": 0.1, "scale": 2.0},
-    {"z_loss": 0.1, "scoring": Scoring.SOFTMAX_BEFORE, "top_k": 1},
+    *({}, {"aux_loss": 0.1, "scale": 2.0}, {"z_loss": 0.1, "scoring": Scoring.SOFTMAX_BEFORE, "top_k": 1}),
     {"scoring": Scoring.RENORMALISED, "shared_width": 12},
     {"scoring": Scoring.SIGMOID, "aux_loss": 0.1, "overlap": True},
     {"scoring": Scoring.SIGMOID, "top_k": 1, "shared_width": 12, "shared": Shared.GATED},
-    {"capacity_factor": 0.5},
-    {"grouped": True},
-    {"dispatcher": Dispatcher.PADDED},
-    {"dispatcher": Dispatcher.ALL_GATHER},
-    EVERYTHING,
+    *({"capacity_factor": 0.5}, {"grouped": True}, {"dispatcher": Dispatcher.PADDED}),
+    *({"dispatcher": Dispatcher.ALL_GATHER}, EVERYTHING),
 ]
 
 
@@ -95,8 +90,7 @@ ON_RANKS = [
 PAIRS = [
     Mix(pp=2, dp=2, ep=2, schedule="dualpipe-v", experts=options)
     for options in (
-        OVERLAPPED,
-        replace(OVERLAPPED, shared_width=8, capacity_factor=0.5),
+        *(OVERLAPPED, replace(OVERLAPPED, shared_width=8, capacity_factor=0.5)),
         replace(OVERLAPPED, num=2, shared_width=8, shared=Shared.RESIDUAL),
         replace(OVERLAPPED, num=2, dispatcher=Dispatcher.PADDED, capacity_factor=1.0),
         replace(OVERLAPPED, dispatcher=Dispatcher.PADDED, aux_loss=0.1, scale=2.0),

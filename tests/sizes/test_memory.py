@@ -17,6 +17,7 @@ from pptrace.sizes.step import StepVolume
 from tests.instrument.pipeline.cases.memory import predict
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.sizes.held_replicas import Held, Sharded, hold
+from tests.support.extent import by_turns
 from tests.support.gpt_runs import facts
 from tests.support.pool import Pool
 
@@ -76,8 +77,7 @@ def test_zero_shards_the_optimizer_over_the_replicas() -> None:
     assert (fully.weights, fully.optimizer) == (4 * numbers // 2, 8 * numbers // 2)
 
 
-@pytest.mark.parametrize("keep", [None, 1])
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+@pytest.mark.parametrize(("recompute", "keep"), by_turns([Recompute.NONE, Recompute.FULL], [1, None]))
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zbv", "dualpipe-v", "dualpipe"])
 def test_activations_along_a_plan_that_splits_backwards_are_those_that_stages_keep(
     schedule: str, recompute: Recompute, keep: int | None

@@ -8,7 +8,7 @@ import pytest
 
 from instrument.mesh import MeshShape
 from pptrace.schedule.registry import build
-from pptrace.sizes.gpt_facts import Parameter, stage_parameters
+from pptrace.sizes.gpt_facts import Parameter
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import (
     AttentionSizes,
@@ -126,17 +126,6 @@ def test_zero_1_moves_as_much_as_an_all_reduce_and_zero_3_gathers_for_every_pass
     assert whole[("dp", "all_gather")] == Calls(5 * 4 * 2, 4 * 2 * gradients)  # microbatches, forward and backward
 
 
-def test_buckets_are_filled_up_to_equal_parts() -> None:
-    for bucket_bytes in (1, 1000):
-        (rank, *_) = step_of(facts(zero=1, bucket_bytes=bucket_bytes, layers_per_stage=(1,)), MeshShape(1, dp=3))
-        scattered = rank[("dp", "reduce_scatter")]
-        assert scattered.bytes % 3 == 0
-        sizes = [parameter.numel for parameter in stage_parameters(facts(layers_per_stage=(1,)), 0, 1)]
-        if bucket_bytes == 1:  # each parameter is a bucket of its own
-            assert scattered == Calls(len(sizes), sum(-(-size // 3) * 3 for size in sizes) * 4)
-        assert sum(sizes) * 4 <= scattered.bytes < (sum(sizes) + 3 * scattered.count) * 4
-
-
 def test_rows_that_replicas_do_not_divide_are_padded() -> None:
     parameter = Parameter((7, 5))
     assert [parameter.local_numel(rank, 4) for rank in range(4)] == [10, 10, 10, 5]
@@ -185,16 +174,6 @@ def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
     )
 
 
-def test_the_norm_travels_as_single_numbers() -> None:
-    cut = facts(clip_grad=1.0, layers_per_stage=(2, 2))
-    assert [rank[("pp", "all_reduce")] for rank in step_of(cut, MeshShape(pp=2))] == [Calls(1, 8)] * 2
-    validated = StepVolume(replace(cut, optimizer_sync="post-validation"), MeshShape(pp=2), build("1f1b", 2, 4))
-    without = StepVolume(replace(cut, clip_grad=0.0), MeshShape(pp=2), build("1f1b", 2, 4)).of_rank(0, 0)
-    sent = [validated.of_rank(0, step)[("pp", "send")].count - without[("pp", "send")].count for step in (0, 5, 9)]
-    heard = [validated.of_rank(0, step)[("pp", "recv")].count - without[("pp", "recv")].count for step in (0, 5, 9)]
-    assert (sent, heard) == ([1, 1, 1], [0, 1, 2])  # nothing is validated in the first step, two sums in the last
-
-
 def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     none, part, full = (
         step_of(replace(facts(), **changes), MeshShape(1, tp=2))[0][("tp", "all_reduce")].count
@@ -206,11 +185,3 @@ def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     )
     assert full == none + 4 * 4 * 2
     assert part == full  # one microbatch is in flight, and none may keep its activations
-    stages = facts(layers_per_stage=(2, 2), recompute_microbatches_beyond=1)
-    counts = [rank[("tp", "all_reduce")].count for rank in step_of(stages, MeshShape(pp=2, tp=2))]
-    plain = [
-        rank[("tp", "all_reduce")].count
-        for rank in step_of(replace(stages, recompute_microbatches_beyond=None), MeshShape(pp=2, tp=2))
-    ]
-    # The first stage has two in flight and keeps every other one; the last has one.
-    assert [more - less for more, less in zip(counts, plain, strict=True)] == [2 * 2 * 2] * 2 + [0] * 2

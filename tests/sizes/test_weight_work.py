@@ -21,11 +21,8 @@ EXPERTS = ExpertOptions(4, 2, width=20)
 SHARED = replace(EXPERTS, shared_width=8, aux_loss=0.1, z_loss=0.1)
 ONE = Mix(pp=2, schedule="zb-h1")
 DENSE = [
-    ONE,
-    replace(ONE, dropout=0.1, tied=False),
-    replace(ONE, bfloat16=True, kv_heads=2),
-    replace(ONE, recompute=Recompute.FULL),
-    replace(ONE, recompute=Recompute.SELECTIVE),
+    *(ONE, replace(ONE, dropout=0.1, tied=False), replace(ONE, bfloat16=True, kv_heads=2)),
+    *(replace(ONE, recompute=Recompute.FULL), replace(ONE, recompute=Recompute.SELECTIVE)),
     replace(ONE, schedule="dualpipe"),
 ]
 ON_ONE_RANK = [
@@ -46,11 +43,8 @@ SHARING_TOKENS = [
     replace(TWO, ep=2, sequence=sequence, bfloat16=bfloat16, experts=experts)
     for number, (bfloat16, experts) in enumerate(
         (
-            (False, EXPERTS),
-            (True, EXPERTS),
-            (False, SHARED),
-            (False, replace(SHARED, shared=Shared.RESIDUAL)),
-            (True, replace(SHARED, shared=Shared.GATED)),
+            *((False, EXPERTS), (True, EXPERTS), (False, SHARED)),
+            *((False, replace(SHARED, shared=Shared.RESIDUAL)), (True, replace(SHARED, shared=Shared.GATED))),
         )
     )
     for sequence in ((False, True) if ALL or number == 0 else (number % 2 == 0,))

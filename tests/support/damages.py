@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,21 @@ def repeated_correlation(events: Events) -> Events:
     return events
 
 
-def before_launch(events: Events) -> Events:
-    """torch-spyre issue 3274: the clock of the device is not the host's."""
-    for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            event["ts"] -= 2_000
+def with_clock_off(events: Events, microseconds: float, drift: float = 0.0) -> Events:
+    """torch-spyre issue 3274: the clock of the device is not the host's; ``drift`` is how much more it is off in the end."""
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    begin, end = min(event["ts"] for event in work), max(event["ts"] for event in work)
+    for event in work:
+        event["ts"] += microseconds + drift * (event["ts"] - begin) / (end - begin)
     return events
+
+
+def before_launch(events: Events) -> Events:
+    return with_clock_off(events, -2_000)
+
+
+def after_wait(events: Events) -> Events:
+    return with_clock_off(events, 2_000)
 
 
 def out_of_order(events: Events) -> Events:
@@ -210,6 +220,7 @@ KINDS: dict[Damage, tuple[Change, int | None]] = {
     Damage.NO_CORRELATION: (no_correlation, None),
     Damage.REPEATED_CORRELATION: (repeated_correlation, FEW),
     Damage.KERNELS_BEFORE_LAUNCH: (before_launch, None),
+    Damage.KERNELS_AFTER_WAIT: (after_wait, None),
     Damage.KERNELS_OUT_OF_ORDER: (out_of_order, FEW),
     Damage.OVERRUNNING_KERNELS: (overrunning, FEW),
     Damage.REPEATED_KERNELS: (doubled, FEW),
@@ -253,6 +264,13 @@ def _middle(events: Events) -> float:
     return (min(times) + max(times)) / 2
 
 
+OF_CLOCK: dict[str, Change] = {
+    "device 0.5 ms behind": partial(with_clock_off, microseconds=-500),
+    "device 10 ms ahead": partial(with_clock_off, microseconds=10_000),
+    "device drifts 4 ms behind": partial(with_clock_off, microseconds=0, drift=-4_000),
+    "device drifts 4 ms ahead": partial(with_clock_off, microseconds=0, drift=4_000),
+}
+"""Other errors of a device's clock than that of 2 ms, which is a kind for each direction."""
 OF_RUN: dict[str, Change] = {
     "without_ranges": without_ranges,
     "half_of_ranges": half_of_ranges,
@@ -262,11 +280,11 @@ OF_RUN: dict[str, Change] = {
 """Changes that only a comparison with the traces of the other ranks shows, by what is done."""
 
 
-def damaged(sample: Path, folder: Path, change: Change) -> Path:
-    """A copy of a sample of which one rank's trace is changed."""
+def damaged(sample: Path, folder: Path, change: Change, ranks: Sequence[int] = (RANK,)) -> Path:
+    """A copy of a sample of which the traces of some ranks are changed."""
     for path in sorted(sample.glob("rank*.json.gz")):
         text = gzip.decompress(path.read_bytes())
-        if path.name == f"rank{RANK}.json.gz":
+        if path.name in [f"rank{rank}.json.gz" for rank in ranks]:
             content = msgspec.json.decode(text)
             content["traceEvents"] = change(content["traceEvents"])
             text = msgspec.json.encode(content)

@@ -7,38 +7,29 @@ import pytest
 
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import COMMS, OPS
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice, slice_of
 from pptrace.timeline.lanes import Lane, communication_inside_ops, is_inner, is_nested, lane_of
+from tests.support.tables import table_of
 
 AS_IT_IS = Clock(ClockMethod.SINGLE_RANK, {}, 0)
 Row = dict[str, object]
 
 
 def ops_of(*rows: Row) -> Slice:
-    blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in OPS.items()}
-    filled = [blank | {"kind": "F", "clock": "host"} | row for row in rows]
-    return slice_of(make_table(OPS, {name: [row[name] for row in filled] for name in OPS}))
+    return slice_of(table_of(OPS, [{"kind": "F", "clock": "host"} | row for row in rows]))
 
 
 def comm(start: int, end: int, **more: object) -> Row:
     """A matched all-reduce that moves all the time and that its rank waits for."""
-    times: Row = {
-        "start_ns": start,
-        "transfer_start_ns": start,
-        "transfer_end_ns": end,
-        "end_ns": end,
-        "posted_ns": start,
-        "asked_ns": start,
-    }
+    times: Row = dict.fromkeys(("start_ns", "transfer_start_ns", "posted_ns", "asked_ns"), start)
+    times |= dict.fromkeys(("transfer_end_ns", "end_ns"), end)
     return times | {"kind": "all_reduce", "axis": "dp", "group_size": 2, "clock": "host"} | more
 
 
 def comms_of(*rows: Row) -> Slice:
-    blank: Row = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    filled = [blank | row for row in rows]
-    return slice_of(make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS}))
+    return slice_of(table_of(COMMS, rows))
 
 
 def work_of(*kernels: tuple[int, int], is_compute: bool = True) -> DeviceWork:
@@ -61,19 +52,12 @@ WAITING = {"not_overlapped": [[10, 30]]}
 @pytest.mark.parametrize(
     ("row", "lacks_peers", "expected"),
     [
-        ({}, False, MATCHED),
-        ({"match": -1}, False, UNKNOWN),
-        ({"match": -1, "group_size": 1}, False, MATCHED),
-        (KERNEL, False, MATCHED),
-        (KERNEL, True, MATCHED),
-        (KERNEL | {"kind": "send"}, False, WAITING),
-        (KERNEL | {"kind": "send"}, True, UNKNOWN),
-        (KERNEL | {"kind": "barrier"}, False, WAITING),
-        (KERNEL | {"kind": "barrier"}, True, WAITING),
-        ({"kind": "barrier"}, False, MATCHED),
-        (KERNEL | {"kind": "recv", "peer": 3}, False, UNKNOWN),
-        (KERNEL | {"kind": "recv", "stage": 1}, False, UNKNOWN),
-        (KERNEL | {"group_size": 4}, True, UNKNOWN),
+        *(({}, False, MATCHED), ({"match": -1}, False, UNKNOWN)),
+        *(({"match": -1, "group_size": 1}, False, MATCHED), (KERNEL, False, MATCHED), (KERNEL, True, MATCHED)),
+        *((KERNEL | {"kind": "send"}, False, WAITING), (KERNEL | {"kind": "send"}, True, UNKNOWN)),
+        *((KERNEL | {"kind": "barrier"}, False, WAITING), (KERNEL | {"kind": "barrier"}, True, WAITING)),
+        *(({"kind": "barrier"}, False, MATCHED), (KERNEL | {"kind": "recv", "peer": 3}, False, UNKNOWN)),
+        *((KERNEL | {"kind": "recv", "stage": 1}, False, UNKNOWN), (KERNEL | {"group_size": 4}, True, UNKNOWN)),
     ],
     ids=str,
 )
@@ -111,13 +95,9 @@ def test_compute_is_that_of_kernels_else_of_ops_else_of_the_hosts_operators() ->
     step_alone = ops.where(ops["kind"] == "STEP")
     by_ops, by_operators = [[1_000, 1_010], [1_020, 1_100]], [[1_005, 1_010], [1_050, 1_060]]
     for its_ops, work, operators, compute in (
-        (ops, kernels, host, [[1_030, 1_040]]),
-        (step_alone, kernels, host, [[1_030, 1_040]]),
-        (ops, None, host, by_ops),
-        (ops, copies, None, by_ops),
-        (step_alone, copies, host, by_operators),
-        (step_alone, None, host, by_operators),
-        (step_alone, None, HostWork(), []),
+        *((ops, kernels, host, [[1_030, 1_040]]), (step_alone, kernels, host, [[1_030, 1_040]])),
+        *((ops, None, host, by_ops), (ops, copies, None, by_ops), (step_alone, copies, host, by_operators)),
+        *((step_alone, None, host, by_operators), (step_alone, None, HostWork(), [])),
         (step_alone, None, None, []),
     ):
         assert lane_of(3, its_ops, comms, work, clock, host=operators).compute.tolist() == compute

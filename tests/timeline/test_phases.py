@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.model.tables import OPS, make_table
+from pptrace.model.tables import OPS
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -14,6 +14,7 @@ from pptrace.simulator import IDEAL, simulate
 from pptrace.slices import slice_of
 from pptrace.timeline.phases import PhaseSpan, phase_spans, phase_spans_of_steps, tag_ops
 from pptrace.timeline.windows import StepWindow
+from tests.support.tables import named, table_of
 
 SHORT, LONG = build("1f1b", 2, 2), build("1f1b", 2, 4)
 
@@ -82,14 +83,10 @@ Row = tuple[int, str, str, int, int]
 
 
 def spans_of(rows: list[Row], *windows: tuple[int, int]) -> list[tuple[PhaseSpan, ...]]:
-    columns: dict[str, list[object]] = {
-        name: [0 if dtype == "int64" else ""] * len(rows) for name, dtype in OPS.items()
-    }
-    for position, name in enumerate(("kind", "phase", "start_ns", "end_ns"), 1):
-        columns[name] = [row[position] for row in rows]
+    table = table_of(OPS, named("kind phase start_ns end_ns", (row[1:] for row in rows)))
     steps = np.array([row[0] for row in rows], dtype=np.int64)
     starts, ends = [start for start, _ in windows], [end for _, end in windows]
-    return phase_spans_of_steps(slice_of(make_table(OPS, columns)), steps, starts, ends)
+    return phase_spans_of_steps(slice_of(table), steps, starts, ends)
 
 
 def edges(spans: tuple[PhaseSpan, ...]) -> list[int]:
@@ -104,14 +101,9 @@ def counts(spans: tuple[PhaseSpan, ...]) -> list[tuple[int, int]]:
 
 def test_each_window_is_cut_at_its_own_steady_ops_or_else_after_its_last_warmup_op() -> None:
     rows: list[Row] = [
-        (0, "F", "warmup", 5, 9),
-        (0, "F", "steady", 20, 22),
-        (0, "B", "steady", 25, 30),
-        (0, "B", "cooldown", 40, 45),
-        (1, "F", "warmup", 105, 109),
-        (1, "F", "warmup", 102, 112),
-        (1, "B", "cooldown", 140, 145),
-        (3, "F", "steady", 320, 322),
+        *((0, "F", "warmup", 5, 9), (0, "F", "steady", 20, 22), (0, "B", "steady", 25, 30)),
+        *((0, "B", "cooldown", 40, 45), (1, "F", "warmup", 105, 109), (1, "F", "warmup", 102, 112)),
+        *((1, "B", "cooldown", 140, 145), (3, "F", "steady", 320, 322)),
     ]
     first, second, empty, fourth = spans_of(rows, (0, 50), (100, 150), (200, 250), (300, 350))
     assert edges(first) == [0, 20, 30, 50]

@@ -14,7 +14,7 @@ from pptrace.clock import Clock, ClockMethod, shift
 from pptrace.intervals import Int64
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, OPS, empty_table, make_table
+from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.messages.match import with_transfers
@@ -28,6 +28,7 @@ from pptrace.timeline.phases import phase_spans, tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import Event, make_trace, record
+from tests.support.tables import named, table_of
 
 TWO_BY_TWO = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))
 
@@ -35,13 +36,7 @@ AS_IT_IS = Clock(ClockMethod.SINGLE_RANK, {}, 0)
 
 
 def ops_of(*rows: tuple[int, int, str, int, int]) -> pd.DataFrame:
-    """Rows are (rank, step, kind, start, end)."""
-    columns: dict[str, list[object]] = {
-        name: [0 if dtype == "int64" else ""] * len(rows) for name, dtype in OPS.items()
-    }
-    for index, name in enumerate(("rank", "step", "kind", "start_ns", "end_ns")):
-        columns[name] = [row[index] for row in rows]
-    return make_table(OPS, columns)
+    return table_of(OPS, named("rank step kind start_ns end_ns", rows))
 
 
 def test_a_window_is_from_the_first_to_the_last_op_of_the_pipeline() -> None:
@@ -82,11 +77,8 @@ def as_set(intervals: Int64) -> set[int]:
 
 def comms_of(transfers: list[tuple[int, int]], waits: list[int]) -> pd.DataFrame:
     """Communication of rank 0: transfers after waits."""
-    blank: dict[str, list[object]] = {name: [0 if t == "int64" else ""] * len(transfers) for name, t in COMMS.items()}
-    starts, ends = [start for start, _ in transfers], [start + duration for start, duration in transfers]
-    blank |= {"transfer_start_ns": starts, "transfer_end_ns": ends, "end_ns": ends}  # type: ignore[dict-item]
-    blank["start_ns"] = [start - wait for start, wait in zip(starts, waits, strict=True)]
-    return make_table(COMMS, blank)
+    rows = [(at - wait, at, at + size, at + size) for (at, size), wait in zip(transfers, waits, strict=True)]
+    return table_of(COMMS, named("start_ns transfer_start_ns transfer_end_ns end_ns", rows))
 
 
 def lane_of_tables(
@@ -161,21 +153,10 @@ def test_phases_of_1f1b_by_hand() -> None:
     ]
 
 
-def test_phases_of_gpipe_have_no_steady_part() -> None:
-    """p=2, m=2: the backward of the last stage begins at 30, so the first rank drains from the end of its forwards at 20 on."""
-    assert phases("gpipe", 2, 2) == [
-        [("warmup", 0, 20, 2, 0), ("steady", 20, 20, 0, 0), ("cooldown", 20, 90, 0, 2)],
-        [("warmup", 0, 30, 2, 0), ("steady", 30, 30, 0, 0), ("cooldown", 30, 90, 0, 2)],
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "p", "m", "v"),
     [
-        ("1f1b", 4, 8, 1),
-        ("1f1b", 4, 2, 1),
-        ("gpipe", 3, 5, 1),
-        ("interleaved-1f1b", 4, 8, 2),
+        *(("1f1b", 4, 8, 1), ("1f1b", 4, 2, 1), ("gpipe", 3, 5, 1), ("interleaved-1f1b", 4, 8, 2)),
         ("interleaved-1f1b", 2, 2, 4),
     ],
 )

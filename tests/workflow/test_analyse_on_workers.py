@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.rank_store import recognise_trace
 from pptrace.workflow.remote_rank import RemoteRank
 from tests.analysis.experts.test_experts import HOT
-from tests.support.damages import KINDS, damaged
+from tests.support.damages import KINDS, OF_CLOCK, damaged
 from tests.support.here_engine import HereEngine
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, record, run_on_paper, without
@@ -43,6 +44,16 @@ def on_workers(ranks: Sequence[RecognisedRank], **options: Any) -> Analysis:
 
 def json_of(analysis: Analysis) -> str:
     return dump(report_object(analysis.report, with_ops=True))
+
+
+@cache
+def _recognised(make: Callable[[], list[Trace]]) -> tuple[RecognisedRank, ...]:
+    return tuple(map(recognise_trace, make()))
+
+
+def ranks_of(make: Callable[[], list[Trace]]) -> list[RecognisedRank]:
+    """The ranks of traces, recognised once for all tests."""
+    return list(_recognised(make))
 
 
 def of_sample() -> list[Trace]:
@@ -91,7 +102,7 @@ def _running_fast(trace: Trace, rate: float) -> Trace:
 
 @pytest.mark.parametrize("traces", [of_sample, of_replicas, of_devices, of_pairs, of_some_ranks])
 def test_a_report_made_on_workers_is_the_same(traces: Callable[[], list[Trace]]) -> None:
-    ranks = [recognise_trace(trace) for trace in traces()]
+    ranks = ranks_of(traces)
     assert json_of(on_workers(ranks, warnings=("a line",))) == json_of(analyse_ranks(ranks, warnings=("a line",)))
 
 
@@ -105,7 +116,7 @@ def test_experts_are_the_same_with_their_rows_from_rank_to_rank() -> None:
 
 
 def test_clocks_that_drift_are_corrected_alike() -> None:
-    ranks = [recognise_trace(trace) for trace in of_drifting_clocks()]
+    ranks = ranks_of(of_drifting_clocks)
     analysis, expected = on_workers(ranks), analyse_ranks(ranks)
     assert len(expected.data.clock.rates) == 2
     assert analysis.data.clock == expected.data.clock
@@ -113,7 +124,7 @@ def test_clocks_that_drift_are_corrected_alike() -> None:
 
 
 def test_one_step_and_another_schedule_are_the_same() -> None:
-    ranks = [recognise_trace(trace) for trace in of_replicas()]
+    ranks = ranks_of(of_replicas)
     for options in ({"step": 2}, {"schedule": "gpipe"}):
         assert json_of(on_workers(ranks, **options)) == json_of(analyse_ranks(ranks, **options))
     with pytest.raises(UsageError, match="step 9: the trace has no such step; it has 0 to 2"):
@@ -121,7 +132,7 @@ def test_one_step_and_another_schedule_are_the_same() -> None:
 
 
 def test_messages_without_another_side_are_counted_over_all_blocks() -> None:
-    ranks = [recognise_trace(trace) for trace in of_replicas()]
+    ranks = ranks_of(of_replicas)
     kept = ranks[2].comms[(ranks[2].comms["kind"] != "recv") | (ranks[2].comms["microbatch"] % 2 == 0)]
     ranks[2] = replace(ranks[2], comms=kept.reset_index(drop=True))
     expected = analyse_ranks(ranks)
@@ -130,15 +141,26 @@ def test_messages_without_another_side_are_counted_over_all_blocks() -> None:
 
 
 def test_a_rank_whose_device_was_not_recorded_has_the_same_nulls() -> None:
-    ranks = [recognise_trace(trace) for trace in of_devices()]
+    ranks = ranks_of(of_devices)
     none = np.zeros(0, dtype=np.int64)
     ranks[1] = replace(ranks[1], work=DeviceWork(*[none] * 4, none.astype(bool), none.astype(bool), "nccl:all_reduce"))
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
-@pytest.mark.parametrize("kind", [Damage.LOST_KERNELS, Damage.NO_DEVICE_EVENTS, Damage.KERNELS_WITHOUT_LAUNCH])
-def test_damaged_recordings_have_the_same_nulls(kind: Damage, tmp_path: Path) -> None:
-    folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, KINDS[kind][0])
+CHANGES = {
+    kind: KINDS[kind][0]
+    for kind in (
+        Damage.LOST_KERNELS,
+        Damage.NO_DEVICE_EVENTS,
+        Damage.KERNELS_WITHOUT_LAUNCH,
+        Damage.KERNELS_BEFORE_LAUNCH,
+    )
+} | OF_CLOCK
+
+
+@pytest.mark.parametrize("damage", CHANGES)
+def test_damaged_recordings_have_the_same_figures_and_nulls(damage: str, tmp_path: Path) -> None:
+    folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, CHANGES[damage])
     ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
@@ -157,7 +179,7 @@ def test_waits_whose_ranges_are_lost_have_the_same_nulls(tmp_path: Path) -> None
 
 
 def test_a_rank_alone_in_its_pipeline_without_messages_has_the_same_bounds() -> None:
-    ranks = [recognise_trace(trace) for trace in of_some_ranks()]
+    ranks = ranks_of(of_some_ranks)
     ranks[1] = replace(ranks[1], comms=ranks[1].comms.head(0))
     expected = analyse_ranks(ranks)
     assert {rank.bubble_low_ns for step in expected.report.steps for rank in step.ranks if rank.rank == 1} == {0}
@@ -165,7 +187,7 @@ def test_a_rank_alone_in_its_pipeline_without_messages_has_the_same_bounds() -> 
 
 
 def test_posting_calls_of_a_rank_with_devices_have_no_transfer_time_there_either() -> None:
-    ranks = [recognise_trace(trace) for trace in of_devices()]
+    ranks = ranks_of(of_devices)
     sends = ranks[0].comms["kind"] == "send"
     assert sends.any()
     posted = ranks[0].comms["posted_ns"].where(~sends, ranks[0].comms["end_ns"])
@@ -195,7 +217,7 @@ def test_what_is_inferred_from_other_ranks_is_left_to_one_process(traces: Callab
 
 
 def test_a_message_of_two_parts_is_left_to_one_process() -> None:
-    ranks = [recognise_trace(trace) for trace in of_replicas()]
+    ranks = ranks_of(of_replicas)
     twice = [replace(rank, comms=rank.comms.loc[rank.comms.index.repeat(2)].reset_index(drop=True)) for rank in ranks]
     with pytest.raises(split.NotSplitError, match="in an order"):
         on_workers(twice)
@@ -252,7 +274,7 @@ def _tables() -> list[pd.DataFrame]:
 def test_what_relates_the_clocks_comes_in_the_order_and_with_the_numbers_of_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks, seen = [recognise_trace(trace) for trace in of_replicas()], []
+    ranks, seen = ranks_of(of_replicas), []
     monkeypatch.setattr(
         split, "estimate_clock", lambda rows, *others: seen.append(rows) or estimate_clock(rows, *others)
     )

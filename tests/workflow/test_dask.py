@@ -22,6 +22,7 @@ from pptrace.model.traces import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow import analyse_on_workers, dask_cluster, dask_engine, on_workers
 from pptrace.workflow.rank_store import recognise_trace
+from tests.support.extent import ALL
 from tests.support.forked import PROGRAM
 from tests.support.programs import SAMPLES, one_line, pptrace, pptrace_here
 
@@ -85,7 +86,7 @@ def test_a_cluster_reports_byte_for_byte_what_this_process_reports(scheduler: st
     assert json_of(*arguments, "--engine", "dask", "--scheduler", scheduler) == json_here(*arguments)
 
 
-@pytest.mark.parametrize("options", [(), ("--as-recorded",)])
+@pytest.mark.parametrize("options", [(), *[("--as-recorded",)] * ALL])
 def test_a_table_of_ops_whose_recording_nothing_tells_the_cost_of_is_the_same(
     scheduler: str, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

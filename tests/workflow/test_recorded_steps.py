@@ -7,10 +7,11 @@ import pytest
 
 from pptrace.workflow.load import load
 from pptrace.workflow.unrecorded import _RankSteps, _typical
+from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 
 
-@pytest.mark.parametrize("sample", ["1f1b_p4", "uneven_p4", "zbv_p4", "experts_pp2_ep2", "dualpipe_p4"])
+@pytest.mark.parametrize("sample", ["uneven_p4", "zbv_p4", "experts_pp2_ep2", *["1f1b_p4", "dualpipe_p4"] * ALL])
 def test_the_recorded_step_is_the_typical_one_of_the_recording(sample: str) -> None:
     report = load([SAMPLES / sample], as_recorded=True).report
     assert report.recording is not None

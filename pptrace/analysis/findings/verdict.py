@@ -78,7 +78,8 @@ def _of_the_schedule(report: Report) -> str:
         default=0.0,
     )
     if fill < _RULES:
-        has_pipeline = report.typical_step is not None and report.typical_step.has_pipeline
+        step = report.typical_step
+        has_pipeline = step is not None and step.has_pipeline and not step.is_evaluation
         return f"Nothing stands out{'; pptrace whatif tells what another schedule would gain' * has_pipeline}."
     return f"Ask pptrace whatif which schedule or number of microbatches has less fill and drain, here {fill:.0%} of the step."
 

@@ -268,28 +268,43 @@ def answer(asked: Asked) -> Mapping[str, Any]:
         return {}
     sizes = gpt_of_run(asked.run.facts.values(), asked.run.schedule)
     layers = None if sizes is None or asked.experts is not None else sizes.layers_per_stage
-    findings = tuple(_with_reason(one, compute.differences, totals, layers) for one in asked.report.findings)
-    answers = {"stages": compute, "findings": findings}
-    if any("same_work" in one.evidence for one in findings):  # they tell a slow rank from a heavy stage
-        missing = tuple(one for one in asked.report.missing_evidence if one.findings != ("straggler",))
-        answers["missing_evidence"] = missing
-    return answers
+    if layers is not None and any(stage >= len(layers) for stage, _ in totals):
+        layers = None  # two chains of stages, which stand for the same layers
+    known = tuple(one for one in asked.report.missing_evidence if one.findings != ("straggler",))
+    of_stages: dict[int, list[StageDifference]] = {}
+    for one in sorted(compute.differences, key=lambda one: -one.more_ns):
+        of_stages.setdefault(one.stage, []).append(one)
+    is_one_pipeline = len(known) < len(asked.report.missing_evidence)
+    same = {
+        stage: found
+        for stage, more in of_stages.items()
+        if is_one_pipeline and (found := same_work(more, totals, layers)) is not None
+    }
+    findings = tuple(_with_reason(one, of_stages, same) for one in asked.report.findings)
+    tells_them_apart = any({"same_work", "same_work_stages"} & one.evidence.keys() for one in findings)
+    return {"stages": compute, "findings": findings, **({"missing_evidence": known} if tells_them_apart else {})}
 
 
 def _with_reason(
-    finding: Finding, differences: Iterable[StageDifference], totals: Sums, layers: Sequence[int] | None
+    finding: Finding, of_stages: Mapping[int, Sequence[StageDifference]], same: Mapping[int, Mapping[str, Any]]
 ) -> Finding:
-    where = finding.evidence.get("where") or {}
-    if finding.evidence.get("cause") != "imbalance" or "stage" not in where:
+    """A finding about unequal stages with what the heaviest has more of, or with those that take longer for the ``same`` work."""
+    stage = (finding.evidence.get("where") or {}).get("stage")
+    if finding.evidence.get("cause") != "imbalance" or (stage is None and not same):
         return finding
-    more = sorted((one for one in differences if one.stage == where["stage"]), key=lambda one: -one.more_ns)
-    if not more:
+    detail, evidence = finding.detail, finding.evidence
+    if stage is None:
+        texts = "; ".join(f"stage {slow}: {found['same_work']}" for slow, found in sorted(same.items()))
+        detail = f"{detail}. {texts[:1].upper()}{texts[1:]}: its rank may be slow"
+        return replace(finding, detail=detail, evidence={**evidence, "same_work_stages": sorted(same)})
+    if stage not in of_stages:
         return finding
-    text, detail, evidence = "; ".join(map(words_of, more[:_MOST_NAMED])), finding.detail, finding.evidence
-    if detail.endswith(SLOW_RANK_ALIKE) and (same := same_work(more, totals, layers)):
-        evidence = {**evidence, **same}
+    if stage in same and detail.endswith(SLOW_RANK_ALIKE):
+        evidence = {**evidence, **same[stage]}
         detail = detail.removesuffix(f"{WORDS['imbalance'].look}{SLOW_RANK_ALIKE}")
-        detail += f"{same['same_work']}: its rank is slow, or what it computes is larger; look at that before layers are moved"
+        detail += same[stage]["same_work"]
+        detail += ": its rank is slow, or what it computes is larger; look at that before layers are moved"
+    text = "; ".join(map(words_of, of_stages[stage][:_MOST_NAMED]))
     return replace(finding, detail=f"{text}. {detail[:1].upper()}{detail[1:]}", evidence=evidence)
 
 

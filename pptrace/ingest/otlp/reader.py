@@ -19,6 +19,8 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import split_values
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
+from pptrace.ingest.ops.build import traces_of
+from pptrace.ingest.otlp.sglang import forwards_of_batches, is_thread
 from pptrace.ingest.otlp.spans import (
     Attributes,
     SpanColumns,
@@ -58,7 +60,9 @@ def read_otlp(path: Path) -> tuple[Trace, ...]:
     Raises:
         TraceError: the file cannot be read or holds no span.
     """
-    columns = SpanColumns(lambda name: name.startswith(_PREFIX))
+    columns = SpanColumns(
+        lambda name: name.startswith(_PREFIX) or is_thread(name), lambda name: not name.startswith(_PREFIX)
+    )
     with ByteSource(path) as source:
         for text, is_complete in split_values(source):
             columns.add(text, is_complete=is_complete)
@@ -68,16 +72,12 @@ def read_otlp(path: Path) -> tuple[Trace, ...]:
             f"{path}: no OpenTelemetry span that can be read; expected OTLP as JSON (resourceSpans) or printed spans; "
             "export them again"
         )
+    if (of_batches := forwards_of_batches(columns)) is not None:
+        return traces_of(path, of_batches, _damages(columns, damage))
     names, spans = _distinct_spans(columns)
     resources = [attributes_of(text) for text in columns.resources]
     runs, warnings = _last_runs(spans, resources)
-    damages = [f"{damage}: the data before that was read, so that the last steps may lack ops"] if damage else []
-    if columns.num_damaged:
-        count = counted(columns.num_damaged, "value is", "values are")
-        damages.append(f"{count} truncated or damaged: only complete spans were read; figures may lack ops")
-    if columns.num_lost:
-        damages.append(f"left out {counted(columns.num_lost, 'span')} without a name or with impossible times")
-    warnings = (*damages, *warnings)
+    warnings = (*_damages(columns, damage), *warnings)
     indices_of: dict[tuple[bool, Any], list[int]] = {}
     for index in runs:  # a checkpoint worker has its trainer's rank
         rank = rank_of(resources[index])
@@ -92,6 +92,17 @@ def read_otlp(path: Path) -> tuple[Trace, ...]:
         trace = _trace(path, rank, names, own, [resources[index] for index in indices])
         traces.append(replace(trace, warnings=(*warnings, *trace.warnings) if not traces else trace.warnings))
     return tuple(traces)
+
+
+def _damages(columns: SpanColumns, damage: str | None) -> list[str]:
+    """Warnings of what could not be read."""
+    damages = [f"{damage}: the data before that was read, so that the last steps may lack ops"] if damage else []
+    if columns.num_damaged:
+        count = counted(columns.num_damaged, "value is", "values are")
+        damages.append(f"{count} truncated or damaged: only complete spans were read; figures may lack ops")
+    if columns.num_lost:
+        damages.append(f"left out {counted(columns.num_lost, 'span')} without a name or with impossible times")
+    return damages
 
 
 def _distinct_spans(columns: SpanColumns) -> tuple[list[str], EventColumns]:

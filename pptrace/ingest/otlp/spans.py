@@ -41,6 +41,9 @@ class _Span(msgspec.Struct, gc=False, rename="camel"):
     start_time_unix_nano: int | str = -1
     end_time_unix_nano: int | str = -1
     attributes: msgspec.Raw = msgspec.Raw(b"")
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str = ""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -80,11 +83,13 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 class SpanColumns:
     """The spans of a file. A span's ``resource`` is an index into ``resources``, the distinct sets of resource attributes.
 
-    ``attributes_of_span`` has the attributes of the spans whose name ``keeps_attributes`` accepts, by index of the span;
-    ``num_lost`` spans could not be read, and ``num_damaged`` values were truncated or damaged.
+    ``attributes_of_span`` has the attributes of the spans whose name ``keeps_attributes`` accepts, by index of the span, and
+    ``ids_of_span`` the ids of the trace, the span and its parent, of those whose name ``keeps_ids`` accepts. ``num_lost`` spans
+    could not be read, and ``num_damaged`` values were truncated or damaged.
     """
 
     keeps_attributes: Callable[[str], bool]
+    keeps_ids: Callable[[str], bool] = lambda _: False
     names: dict[str, int] = field(default_factory=dict)
     name: list[int] = field(default_factory=list)
     start_ns: list[int] = field(default_factory=list)
@@ -92,6 +97,7 @@ class SpanColumns:
     resource: list[int] = field(default_factory=list)
     resources: dict[bytes, int] = field(default_factory=dict)
     attributes_of_span: dict[int, Attributes] = field(default_factory=dict)
+    ids_of_span: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     num_lost: int = 0
     num_damaged: int = 0
 
@@ -135,6 +141,8 @@ class SpanColumns:
             self.num_lost += len(made) - len(spans)
         for span in spans:
             start, end = _number(span.start_time_unix_nano), _number(span.end_time_unix_nano)
+            if self.keeps_ids(span.name):
+                self.ids_of_span[len(self.name)] = (span.trace_id, span.span_id, span.parent_span_id)
             self._add_span(span.name, start, end, resource, span.attributes)
 
     def _add_span(self, name: str, start_ns: int, end_ns: int, resource: int, attributes: msgspec.Raw) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pptrace.intervals import earliest_from
 from pptrace.marks import PREFIX
 from pptrace.model.damage import KINDS, Damage, RankDamage
-from pptrace.model.device import DeviceWork, Rows
+from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Rows
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
@@ -41,7 +41,7 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
 
     Not ``has_all_calls``: calls may be for devices whose work is another rank's.
     """
-    if work.missing_device_events:
+    if work.missing_device_events not in ("", UNKNOWN_CLOCK):
         yield RankDamage.counted(Damage.NO_DEVICE_EVENTS, 1)
     rows = device_rows(events)
     if not len(rows):

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.compare.compare import _verdict, compare_runs, shows
-from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
+from pptrace.analysis.compare.compare import compare_runs, shows
+from pptrace.analysis.compare.figures import Place, figures_of
 from pptrace.analysis.compare.recording import RecordedBoth, Recording
-from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
+from pptrace.analysis.compare.result import Comparison, PartChange
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.report_table import Amount
 from pptrace.model.traces import Trace
@@ -22,6 +22,7 @@ from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
+from tests.support.known import known
 from tests.support.noisy_runs import LATENCY_NS, Noise, NoisyRun
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import record, renamed
@@ -67,14 +68,12 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
     same = compare_runs(run, run)
     assert same.verdict == "no difference"
     assert same.span.change == 0
-    assert same.span.low is not None
-    assert same.span.high is not None
-    assert same.span.low < 0 < same.span.high
+    assert known(same.span.low) < 0 < known(same.span.high)
     assert not any(part.significant for part in same.parts)
     assert same.facts == ()
 
 
-@pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[1:4:2])
+@pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[3:4])
 def test_two_percent_are_found_and_nothing_where_nothing_changed(name: str, tmp_path: Path) -> None:
     """A fast part of tools/compare_table.py, which counts a hundred pairs of each kind of noise."""
     counts = alarms_of(NoisyRun(NOISES[name]), 2, tmp_path)
@@ -90,10 +89,8 @@ def test_the_typical_steps_are_those_of_the_reports_and_the_other_way_round_is_t
         assert spans[(len(spans) - 1) // 2] == ns
     back = compare_runs(*(read_compared(tmp_path / f"{seed}.csv") for seed in (1, 0)))
     assert (there.verdict, back.verdict) == ("slower", "faster")
-    assert there.span.change is not None
-    assert back.span.change is not None
-    assert (1 + there.span.change) * (1 + back.span.change) == pytest.approx(1)
-    assert there.span.change == pytest.approx(0.03, abs=0.006)
+    assert (1 + known(there.span.change)) * (1 + known(back.span.change)) == pytest.approx(1)
+    assert known(there.span.change) == pytest.approx(0.03, abs=0.006)
 
 
 def test_a_slower_stage_is_the_part_that_changed_most(tmp_path: Path) -> None:
@@ -109,23 +106,6 @@ def test_a_slower_stage_is_the_part_that_changed_most(tmp_path: Path) -> None:
     assert backward.change_ns == backward.b_ns - backward.a_ns
     assert backward.change_ns == pytest.approx(0.1 * backward.a_ns, rel=0.05)
     assert part(found, "cause", cause="imbalance").significant
-
-
-def test_parts_are_those_of_the_tables_by_independent_sums(tmp_path: Path) -> None:
-    table = RUN.ops(0)
-    found = compared(tmp_path, RUN, RUN)
-    of_stage = table[(table["kind"] == "B") & (table["stage"] == 1)]
-    by_step = (of_stage["end_ns"] - of_stage["start_ns"]).groupby(of_stage["step"]).sum()
-    assert part(found, "compute", kind="B", stage=1).a_ns == np.sort(by_step)[(len(by_step) - 1) // 2]
-    windows = table.groupby("step").agg(start=("start_ns", "min"), end=("end_ns", "max"))
-    spans = np.sort(windows["end"] - windows["start"])
-    assert found.span.a_ns == spans[(len(spans) - 1) // 2]
-
-
-def test_parts_are_sorted_by_their_change(tmp_path: Path) -> None:
-    changes = [abs(part.change_ns) for part in compared(tmp_path, RUN, replace(RUN, slower=0.1)).parts]
-    assert changes == sorted(changes, reverse=True)
-    assert len(changes) > 10
 
 
 def test_other_schedules_are_compared_by_what_both_have(tmp_path: Path) -> None:
@@ -209,15 +189,6 @@ def test_renamed_kernels_still_match() -> None:
     assert any(part.name == "device idle" for part in found.parts)
 
 
-def test_steps_without_all_ops_are_not_compared() -> None:
-    report = load([SAMPLES / "1f1b_p4"]).report
-    first, second = report.steps
-    assert whole_steps(report.steps) == [first, second]
-    assert whole_steps([replace(first, causes=None), second]) == [second]
-    unrelated = [replace(step, causes=None, span_ns=None) for step in report.steps]
-    assert whole_steps(unrelated) == unrelated
-
-
 def test_ranks_whose_times_do_not_compare_have_their_own_windows() -> None:
     analysis = load([SAMPLES / "1f1b_p4"])
     steps = tuple(replace(step, causes=None, span_ns=None) for step in analysis.report.steps)
@@ -240,22 +211,6 @@ def test_lines_about_one_run_name_it_and_those_about_both_come_once() -> None:
     run = read_compared(SAMPLES / "1f1b_p4")
     of_a, of_b = (replace(run, warnings=lines) for lines in (("cut off", "no clock"), ("no clock", "no device")))
     assert compare_runs(of_a, of_b).warnings[-3:] == ("A: cut off", "A and B: no clock", "B: no device")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (0.0, 0.1, ChangeVerdict.NO_DIFFERENCE),
-        (-0.1, 0.0, ChangeVerdict.NO_DIFFERENCE),
-        (0.001, 0.1, ChangeVerdict.SLOWER),
-        (-0.1, -0.001, ChangeVerdict.FASTER),
-        (None, None, ChangeVerdict.NO_DIFFERENCE),
-    ],
-)
-def test_a_run_is_slower_or_faster_where_no_change_is_outside_the_interval(
-    low: float | None, high: float | None, verdict: ChangeVerdict
-) -> None:
-    assert _verdict(SpanChange(100, 105, 0.05, low, high)) is verdict
 
 
 @pytest.mark.parametrize(
@@ -282,16 +237,8 @@ def test_where_ranks_waited_for_cores_steps_are_compared_without_what_disturbed_
     assert part(slower, "compute", kind="B", stage=2).significant
     assert not any(one.significant for one in same.parts if one.name == "compute")
     line = next(line for line in same.warnings if "waited for a core" in line)
-    assert read[0].figures.span is not None
-    assert f"typical ones took {np.sort(read[0].figures.span)[24] / 1e6:,.2f} ms in A" in line
+    assert f"typical ones took {np.sort(known(read[0].figures.span))[24] / 1e6:,.2f} ms in A" in line
     assert "undisturbed step" in same.detail
-
-
-def test_typical_steps_are_compared_where_few_steps_tell_nothing_of_undisturbed_ones(tmp_path: Path) -> None:
-    short = [read_compared(replace(RUN, steps=20).write(tmp_path / f"{seed}.csv", seed)) for seed in (0, 1)]
-    found = compare_runs(*(replace(run, core_wait=0.5) for run in short))
-    assert not found.span.is_undisturbed
-    assert any("is allowed for" in line for line in found.warnings)
 
 
 def _with_messages(ops: pd.DataFrame) -> pd.DataFrame:

@@ -10,8 +10,6 @@ import pytest
 
 from pptrace.analysis.compare.figures import (
     BUBBLE,
-    EXPOSED,
-    IDLE,
     RANGE,
     Place,
     Series,
@@ -20,22 +18,18 @@ from pptrace.analysis.compare.figures import (
     _mean_over_ranks,
     _mean_over_stages,
     _of_ranks,
-    _parts_of,
-    whole_steps,
 )
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
     CommSummary,
     InputInfo,
-    PhaseSummary,
     RankStep,
     ScheduleSummary,
     StepReport,
 )
 from pptrace.analysis.whole_run import Bubble, Cause
 from pptrace.model.device import DeviceBreakdown
-from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes
 
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
@@ -58,10 +52,6 @@ def values(series: dict[Place, Series]) -> dict[tuple[object, ...], list[float]]
     return {tuple(value for _, value in place): of.tolist() for place, of in series.items()}
 
 
-def parts_of(rank: RankStep, wanted: str) -> list[tuple[Place, int | None]]:
-    return [(place, ns) for name, place, ns in _parts_of(rank) if name == wanted]
-
-
 def test_figures_of_ranks_are_means_and_not_known_where_one_is_not() -> None:
     steps = [
         step_of(rank_of(bubble_ns=10), rank_of(bubble_ns=30)),
@@ -74,25 +64,6 @@ def test_figures_of_ranks_are_means_and_not_known_where_one_is_not() -> None:
     assert values(_of_ranks(alone)[RANGE]) == {("OPTIMIZER",): [25, 0], ("GC",): [0, 4]}
 
 
-def test_bubbles_are_by_phase_where_there_are_phases() -> None:
-    phases = {"warmup": PhaseSummary(0, 9, 1, 0, 5), "steady": PhaseSummary(9, 20, 1, 1, None)}
-    assert parts_of(rank_of(phases=phases), BUBBLE) == [((("phase", "warmup"),), 5), ((("phase", "steady"),), None)]
-    assert parts_of(rank_of(), BUBBLE) == [((), 300)]
-
-
-def test_idle_time_is_not_known_without_a_device() -> None:
-    names = ("launch_starved", "blocking", "dependency")
-    assert parts_of(rank_of(), IDLE) == [((("reason", name),), None) for name in names]
-    host = rank_of(host=HostIdle(1, 2, 3))
-    assert parts_of(host, IDLE) == [((("reason", name),), ns) for name, ns in zip(names, (1, 2, 3), strict=True)]
-
-
-def test_exposed_communication_is_by_axis_and_kind() -> None:
-    rank = rank_of(comms=(comm_of("dp", "all_reduce", 5), comm_of("pp", "send", None)))
-    found = parts_of(rank, EXPOSED)
-    assert found == [((("axis", "dp"), ("kind", "all_reduce")), 5), ((("axis", "pp"), ("kind", "send")), None)]
-
-
 def test_causes_are_those_of_all_steps_wherever_they_are() -> None:
     first = step_of(rank_of(), causes=(Cause("jitter", {"rank": 0}, 30), Cause("jitter", {"rank": 1}, 40)))
     second = step_of(rank_of(), causes=(Cause("straggler", {"rank": 1}, 9), Cause("communication", {}, 6)))
@@ -103,15 +74,6 @@ def test_causes_are_those_of_all_steps_wherever_they_are() -> None:
     assert known["compute",] == [930, 985]
     assert set(known) == set(values(_causes([first, second], with_communication=False))) | {("communication",)}
     assert _causes([first, step_of(rank_of())], with_communication=True) == {}
-
-
-def test_steps_that_are_explained_are_compared_else_those_of_known_length() -> None:
-    empty, unknown, known = step_of(), step_of(rank_of(), span=None), step_of(rank_of())
-    explained = step_of(rank_of(), causes=())
-    assert whole_steps([empty, unknown, known, explained]) == [explained]
-    assert whole_steps([empty, unknown, known]) == [known]
-    assert whole_steps([empty, unknown]) == [unknown]
-    assert whole_steps([empty]) == []
 
 
 @pytest.mark.parametrize(

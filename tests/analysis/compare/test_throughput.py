@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, relative_difference
-from pptrace.analysis.compare.compare import compare_runs, compare_sides
-from pptrace.analysis.compare.result import Comparison
-from pptrace.analysis.compare.run_to_run import MeanStep, changes_otherwise, mean_step_of
+from pptrace.analysis.compare.bootstrap import FEWEST_STEPS
+from pptrace.analysis.compare.compare import compare_runs
+from pptrace.analysis.compare.run_to_run import changes_otherwise, mean_step_of
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared
+from tests.support.known import known
 from tests.support.noisy_runs import NoisyRun
 
 Series = npt.NDArray[np.int64]
@@ -42,38 +42,11 @@ def test_the_mean_and_its_excess_over_the_median_are_those_of_the_steps() -> Non
     assert found.beyond == pytest.approx(log(series.mean() / np.sort(series)[14]))
 
 
-def test_the_deviation_is_that_of_the_means_of_many_runs() -> None:
-    runs = [mean_step_of(steps(60, seed, deviation=0.05)) for seed in range(300)]
-    believed = np.sqrt(np.mean([run.mean.deviation**2 for run in runs if run.mean.deviation is not None]))
-    assert believed == pytest.approx(np.std([run.mean.ns for run in runs]), rel=0.2)
-
-
 @pytest.mark.parametrize("number", [15, 20, 50])
 def test_a_long_step_in_three_changes_the_mean_otherwise(number: int) -> None:
     plain, long_steps = mean_step_of(steps(number, 1)), mean_step_of(steps(number, 2, every=3, longer=1.5))
     assert changes_otherwise([plain], [long_steps])
     assert changes_otherwise([long_steps], [plain])
-
-
-@pytest.mark.parametrize("long_steps", [0.0, 0.05, 0.2])
-def test_runs_of_one_program_seldom_change_otherwise_nor_in_their_means(long_steps: float) -> None:
-    rng = np.random.default_rng(3)
-
-    def run() -> MeanStep:
-        length = 1 + 0.05 * rng.standard_normal(30)
-        length = np.where(rng.random(30) < long_steps, 3 * length, length)
-        return mean_step_of(np.rint(STEP * length).astype(np.int64))
-
-    pairs = [(run(), run()) for _ in range(200)]
-    tested = [relative_difference(a.mean, b.mean) for a, b in pairs]
-    assert sum(changes_otherwise([a], [b]) for a, b in pairs) <= 0.05 * len(pairs) + 6
-    assert sum(one is not None and one.p < 0.05 for one in tested) <= 0.05 * len(pairs) + 6
-
-
-def test_a_change_of_all_steps_is_no_other_one_of_the_mean() -> None:
-    assert not changes_otherwise([mean_step_of(steps(50, 0))], [mean_step_of(steps(50, 1, factor=2.0))])
-    same = mean_step_of(np.full(20, STEP))
-    assert not changes_otherwise([same], [same])
 
 
 def test_steps_that_do_not_vary_but_for_a_long_one_in_three_change_otherwise() -> None:
@@ -84,8 +57,7 @@ def test_steps_that_do_not_vary_but_for_a_long_one_in_three_change_otherwise() -
 
 def test_few_steps_have_an_uncertain_mean_and_show_no_other_change() -> None:
     few, one = mean_step_of(steps(FEWEST_STEPS - 1, 0, every=3, longer=2.0)), mean_step_of(steps(1, 0))
-    assert few.mean.deviation is not None
-    assert few.mean.deviation > 0.5 * STEP
+    assert known(few.mean.deviation) > 0.5 * STEP
     assert one.mean.deviation is None
     assert not changes_otherwise([few], [mean_step_of(steps(50, 1))])
 
@@ -107,8 +79,7 @@ def test_a_checkpoint_in_every_third_step_is_in_the_sentence_and_the_table(run: 
     assert found.mean is not None
     assert found.mean.a_ns == round(a.figures.lengths.mean())
     assert found.mean.change == found.mean.b_ns / found.mean.a_ns - 1
-    assert found.mean.high is not None
-    assert found.mean.high < 0
+    assert known(found.mean.high) < 0
     assert found.detail.startswith("B is slower by typical steps and faster on average: a typical step takes ")
     assert f", but the mean one, which counts for throughput, {found.mean.a_ns / 1e6:.2f} ms in A and " in found.detail
     rows = comparison_tables(found, Amount.BRIEF)[0].rows
@@ -131,17 +102,6 @@ def test_a_mean_that_changes_otherwise_is_named_in_all_sentences(
     found = compare_runs(of_periods(run, steps(30, 0)), b)
     assert found.detail.startswith(opening)
     assert ("but the mean one" in found.detail) == bool(every)
-
-
-def test_several_runs_of_each_have_the_mean_of_their_means(run: ComparedRun) -> None:
-    sides = [
-        [of_periods(run, steps(30, 2 * seed + side, every=3 * side, longer=1.0), seed) for seed in range(3)]
-        for side in (0, 1)
-    ]
-    found: Comparison = compare_sides(*sides)
-    assert found.mean is not None
-    assert found.mean.is_otherwise
-    assert found.mean.b_ns == pytest.approx(np.mean([one.figures.lengths.mean() for one in sides[1]]), abs=2)
 
 
 def test_spans_of_pipelines_have_no_mean_for_throughput(run: ComparedRun) -> None:

@@ -21,6 +21,7 @@ from pptrace.workflow.reopen import ReopenedAnalysis, _Kept
 from tests.schedule import torch_tables
 from tests.schedule.test_text import torch_runtime
 from tests.schedule.torch_tables import with_torch_messages
+from tests.support.optional import not_none
 from tests.support.programs import EXAMPLE, pptrace, sizes
 from tests.support.synthetic import Job, Recording, run_on_paper
 
@@ -41,8 +42,7 @@ def analysis() -> Analysis:
 def test_the_gain_is_that_of_the_report_and_of_a_machine(analysis: Analysis) -> None:
     predictions = predict_changes(analysis, Wishes(repair_order=True))
     (scenario,) = predictions.result.scenarios
-    order = analysis.order
-    assert order is not None
+    order = not_none(analysis.order)
     before, after = (
         run.window[1] - run.window[0]
         for run in (run_on_paper(plan, cost, MS, one_by_one=True) for plan in (EARLY, order.repaired))
@@ -50,17 +50,15 @@ def test_the_gain_is_that_of_the_report_and_of_a_machine(analysis: Analysis) -> 
     assert (scenario.name, scenario.standing) == (REPAIRED, Standing.SURE)
     assert scenario.span_ns == after
     assert scenario.gain_ns == before - after > 0
-    assert analysis.report.early_receives is not None
-    assert analysis.report.early_receives.gain_ns == scenario.gain_ns
+    assert not_none(analysis.report.early_receives).gain_ns == scenario.gain_ns
     assert predictions.result.replay_ns == predictions.result.measured_ns
 
 
 def test_torch_loads_and_runs_the_csv(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
     predict_changes(analysis, Wishes(repair_order=True)).to_csv(path)
-    assert analysis.order is not None
     plan = read_sound_csv(path)  # complete, and free of deadlock
-    assert to_rows(plan) == to_rows(analysis.order.repaired) != to_rows(EARLY)
+    assert to_rows(plan) == to_rows(not_none(analysis.order).repaired) != to_rows(EARLY)
     runtime = torch_runtime(EARLY)
     runtime._load_csv(str(path), format="compute_comms")
     assert torch_tables.text_rows(runtime.pipeline_order_with_comms) == to_rows(plan)
@@ -110,21 +108,8 @@ def test_a_recorded_run_is_named_and_its_repaired_order_gains_what_was_predicted
 
     def record(schedule: Path) -> Path:
         out = tmp_path / schedule.stem
-        ended = pptrace(
-            "run",
-            "-n",
-            "2",
-            "--steps",
-            "1:4",
-            "--no-analyze",
-            "-o",
-            out,
-            EXAMPLE,
-            "--schedule",
-            schedule,
-            *options,
-            forked=True,
-        )
+        arguments = ("run", "-n", "2", "--steps", "1:4", "--no-analyze", "-o", out, EXAMPLE, "--schedule", schedule)
+        ended = pptrace(*arguments, *options, forked=True)
         assert ended.code == 0, ended.err
         return out
 
@@ -135,8 +120,6 @@ def test_a_recorded_run_is_named_and_its_repaired_order_gains_what_was_predicted
     assert before.early_receives is not None
     assert before.early_receives.gain_ns
     after = load([record(repaired)]).report
-    assert before.typical_step is not None
-    assert after.typical_step is not None
-    gain = (before.typical_step.span_ns or 0) - (after.typical_step.span_ns or 0)
+    gain = (not_none(before.typical_step).span_ns or 0) - (not_none(after.typical_step).span_ns or 0)
     assert 0.5 * before.early_receives.gain_ns < gain < 2 * before.early_receives.gain_ns
     assert from_csv(repaired.read_text()).has_comms

@@ -16,6 +16,7 @@ from pptrace.analysis.experts.waits import Waits
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.slices import Slice
 from tests.support.gpt_runs import facts_of_run
+from tests.support.optional import not_none
 
 LAYERS = [0, 1, 0, 1]
 ROWS = {0: [30, 8, 10, 8], 1: [10, 8, 10, 24]}
@@ -91,8 +92,7 @@ def reasons_of(exchanges: Slice, counts: dict[int, RankCounts], etp: int = 1) ->
     experts = {f"experts_{name}": value for name, value in asdict(ExpertOptions(2)).items()}
     mesh = {"pp": 1, "dp": 2 * etp, "cp": 1, "tp": 1, "ep": 2, "etp": etp, "order": "tp-cp-dp-pp"}
     facts = {0: {"model": facts_of_run(experts=experts.pop("experts_num"), **experts), "mesh": mesh}}
-    report = report_experts(ExpertsOfRun(exchanges, counts), (), facts)
-    assert report is not None
+    report = not_none(report_experts(ExpertsOfRun(exchanges, counts), (), facts))
     return "\n".join(report.reasons)
 
 

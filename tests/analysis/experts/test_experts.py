@@ -22,6 +22,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.workflow import analyse as workflow
 from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.optional import not_none
 from tests.support.synthetic import START, Event, Job, make_trace, marked
 
 ROW_NS = {"F": 2_000, "B": 4_000}
@@ -141,9 +142,7 @@ def analysed(run: Experts) -> Analysis:
 
 
 def experts_of(run: Experts) -> ExpertsReport:
-    experts = analysed(run).report.experts
-    assert experts is not None
-    return experts
+    return not_none(analysed(run).report.experts)
 
 
 def findings_of(report: Report, reason: str) -> list[Finding]:
@@ -230,9 +229,7 @@ def test_ranks_that_share_experts_compute_the_rows_of_all_of_them() -> None:
     one, both = experts_of(HOT), experts_of(replace(HOT, sharing=2))
     assert [rank.rows for rank in both.ranks] == [2 * (rank.rows or 0) for rank in one.ranks]
     assert [rank.ratio for rank in both.ranks] == [rank.ratio for rank in one.ranks]
-    assert one.routing is not None
-    assert both.routing is not None
-    assert both.routing.gain_ns == pytest.approx(one.routing.gain_ns, rel=0.01)
+    assert not_none(both.routing).gain_ns == pytest.approx(not_none(one.routing).gain_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -260,12 +257,10 @@ def test_the_rank_with_most_rows_is_last_for_its_rows() -> None:
 
 def test_a_slow_rank_with_as_many_rows_is_slow_and_routes_are_no_finding() -> None:
     analysis = analysed(Experts(slow=2.0))
-    experts = analysis.report.experts
-    assert experts is not None
+    experts = not_none(analysis.report.experts)
     assert reasons_of(experts, "combine") == {(1, "slow")}
     assert [rank.slowness for rank in experts.ranks] == pytest.approx([0.5, 2.0])
-    assert experts.routing is not None
-    assert experts.routing.gain_ns == 0
+    assert not_none(experts.routing).gain_ns == 0
     assert not findings_of(analysis.report, "unequal routes")
     (finding,) = findings_of(analysis.report, "late member")
     assert finding.evidence["where"] == {"rank": 1}
@@ -314,8 +309,7 @@ def test_damaged_counts_are_left_out(damage: Callable[[dict[str, Any]], None]) -
     traces = HOT.traces()
     for trace in traces:
         damage(trace.metadata["experts"])
-    experts = analyse(traces).report.experts
-    assert experts is not None
+    experts = not_none(analyse(traces).report.experts)
     assert experts.source == "splits"
     assert [layer.routes for layer in experts.layers] == [None, None]
     assert [rank.rows for rank in experts.ranks] == [3 * 460, 3 * 260]

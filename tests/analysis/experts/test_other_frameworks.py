@@ -14,6 +14,7 @@ from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.model.traces import Category
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.recognise.kineto_calls import ALL_GATHER, ALL_TO_ALL, MAIN_THREAD, Rank
+from tests.support.optional import not_none
 from tests.support.synthetic import AUTOGRAD_THREAD
 
 HIDDEN, ITEM, ROW_NS = 64, 2, 10
@@ -136,9 +137,7 @@ class Style:
         return analyse([self.rank(number).trace() for number in (0, 1)])
 
     def experts(self) -> ExpertsReport:
-        experts = self.analysis().report.experts
-        assert experts is not None
-        return experts
+        return not_none(self.analysis().report.experts)
 
 
 def _parts_of(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

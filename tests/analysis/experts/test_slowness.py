@@ -33,20 +33,6 @@ def test_ranks_that_take_as_long_for_each_row_are_equally_slow() -> None:
     assert Waits(exchanges(dict.fromkeys(ROWS, 10))).slowness == pytest.approx(dict.fromkeys(ROWS, 1.0))
 
 
-def test_nobody_is_expected_to_take_less_for_a_row_than_others_of_its_group_do() -> None:
-    of_ranks = Waits(exchanges({0: 10, 1: 10, 2: 1, 3: 1})).slowness  # the slope of all is not that of a fast stage
-    assert [of_ranks[rank] for rank in (2, 3)] == pytest.approx([1.0, 1.0])
-
-
-def test_of_a_rank_without_rows_it_is_not_known_where_all_others_have_some() -> None:
-    """Experts without rows still take the time of their launches, of which those with rows tell nothing."""
-    given = exchanges(dict.fromkeys(ROWS, 10))
-    rank = given["rank"]
-    columns = {**given.columns, "rows": np.where(rank == 1, 0, given["rows"])}
-    columns["back_start_ns"] = np.where(rank == 1, 2, given["back_start_ns"])
-    assert Waits(Slice(columns)).slowness == pytest.approx({0: 1.0, 2: 1.0, 3: 1.0}, abs=0.1)
-
-
 def test_who_takes_less_than_all_others_is_not_slow() -> None:
     """Of one row nearly all is the time of launches; by what a row takes of many, it were slow."""
     given = exchanges({0: 10, 1: 50, 2: 12, 3: 20})

@@ -19,6 +19,7 @@ from pptrace.workflow.load import load
 from tests.analysis.experts.on_paper import WIDTH, Call, random_calls, tables_of
 from tests.analysis.experts.test_experts import HOT, ROW_BYTES, analysed
 from tests.analysis.experts.test_other_frameworks import HIDDEN, ITEM, MEGATRON, ROWS, SWITCH
+from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 GROUPS = ((0, 3, 4), (1, 2), (5, 6, 7, 8))
@@ -65,8 +66,7 @@ def test_the_matrix_is_that_of_a_reference_in_plain_loops(seed: int) -> None:
     assert traffic.matrix is not None
     assert set(traffic.matrix.groups) == set(GROUPS)
     assert (traffic.matrix.bytes == WIDTH * traffic.matrix.rows).all()
-    part = report_traffic(traffic.matrix)
-    assert part is not None
+    part = not_none(report_traffic(traffic.matrix))
     assert (part.known_from, part.num_rows, part.num_pairs) == ("splits", sum(cells.values()), 6 + 2 + 12)
     away = {pair: rows for pair, rows in cells.items() if pair[0] != pair[1]}
     assert (part.away_rows, part.away_bytes) == (sum(away.values()), WIDTH * sum(away.values()))
@@ -192,8 +192,7 @@ def test_counts_tell_where_routes_go_whatever_the_calls_carry() -> None:
         sizes = TokenSizes(64, dispatcher, 1, ep_groups=((0, 1),))
         traffic = traffic_of(no_exchanges(), counts, {}, sizes)
         assert cells_of(traffic.matrix) == {(0, 0): 6, (0, 1): 10, (1, 0): 2, (1, 1): 13}
-        part = report_traffic(traffic.matrix)
-        assert part is not None
+        part = not_none(report_traffic(traffic.matrix))
         assert (part.known_from, part.num_rows, part.away_rows) == ("counts", 31, 12)
         assert part.away_bytes == (None if width is None else 12 * width)
         line = f"with the dispatcher {dispatcher} other rows travel than those that are computed: "
@@ -223,8 +222,7 @@ def test_counts_are_taken_where_they_are_of_more_forwards_than_calls_with_splits
     for kept, known_from, num_rows in (([[1, 2]], "splits", 10), ([[1, 2], [4, 4]], "counts", 22)):
         counts = {rank: counts_of(kept, rank, 1, range(len(kept))) for rank in (0, 1)}
         traffic = traffic_of_tables(tables, counts)
-        part = report_traffic(traffic.matrix)
-        assert part is not None
+        part = not_none(report_traffic(traffic.matrix))
         assert (part.known_from, part.num_rows) == (known_from, num_rows)
         line = "what a token takes is not among the facts of these traces: `away_bytes` of `traffic` is null"
         assert traffic.reasons == ((line,) if known_from == "counts" else ())
@@ -252,14 +250,11 @@ def test_traces_of_other_frameworks_tell_it_by_their_splits() -> None:
     assert cells_of(analysis.expert_traffic) == {
         (source, target): 4 * ROWS[source][target] for source in (0, 1) for target in (0, 1)
     }
-    assert analysis.report.experts is not None
-    assert analysis.report.experts.traffic is not None
-    assert analysis.report.experts.traffic.away_bytes == 4 * (10 + 50) * HIDDEN * ITEM
+    assert not_none(not_none(analysis.report.experts).traffic).away_bytes == 4 * (10 + 50) * HIDDEN * ITEM
     gathered = SWITCH.analysis()
     assert gathered.expert_traffic is None
-    assert gathered.report.experts is not None
     line = "calls do not tell how many rows go to which rank, and routes were not counted: `traffic` is null"
-    assert line in gathered.report.experts.reasons
+    assert line in not_none(gathered.report.experts).reasons
 
 
 def test_counts_and_splits_of_a_recorded_run_tell_the_same() -> None:

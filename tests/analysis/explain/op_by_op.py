@@ -295,27 +295,6 @@ def hops_back(times: StepTimes, bindings: Bindings, step: int, row: int) -> Iter
         hop = hop_back(times, bindings, step, hop.source, hop.begin)
 
 
-def typical_by_op(times: StepTimes, bindings: Bindings, held: Int64) -> dict[str, Int64]:
-    """The medians of all ops of one kind and stage in a step, rounded down: what they did, waited, read, and idled before."""
-    alike: dict[tuple[int, int, int], list[int]] = {}
-    for step, row in np.ndindex(times.start.shape):
-        alike.setdefault((step, times.table.kind[row], times.table.stage[row]), []).append(row)
-    found = {name: np.zeros_like(times.start) for name in ("work", "held", "transfer", "idle")}
-    for (step, *_), rows in alike.items():
-        lengths: dict[str, list[int]] = {name: [] for name in found}
-        for row in rows:
-            ready, source = int(bindings.ready[step, row]), bindings.row[step, row]
-            lengths["work"].append(int(times.end[step, row] - times.start[step, row] - held[step, row]))
-            lengths["held"].append(int(held[step, row]))
-            lengths["transfer"].append(
-                max(ready - int(times.end[step, source]), 0) if bindings.is_message[step, row] else 0
-            )
-            lengths["idle"].append(int(times.start[step, row]) - ready)
-        for name, of_rows in lengths.items():
-            found[name][step, rows] = int(median(of_rows))
-    return found
-
-
 def charged(times: StepTimes, bindings: Bindings, typical: Typical, waits: InnerWaits) -> dict[str, Int64]:
     """The charges of :func:`charge_bubbles`, one bubble after the other."""
     held = waits.sums(times.start.shape)

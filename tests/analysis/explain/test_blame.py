@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,20 +16,18 @@ from pptrace.analysis.report import Report
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.workflow.analyse import analyse
+from tests.support.extent import ALL
+from tests.support.known import known
 from tests.support.replayed_times import replayed_times
 from tests.support.synthetic import record
 
-NAMES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "interleaved-zb", "zbv", "dualpipe-v"]
+NAMES = sorted(set(SCHEDULES) - {"zb-auto", "dualpipe"}) if ALL else ["interleaved-1f1b", "zbv", "dualpipe-v"]
 SLOWER_NS = 5_000
 
 
 def charges_of(times: StepTimes) -> Charges:
     bindings = bindings_of(times)
     return charge_bubbles(times, bindings, typical_of(times, bindings))
-
-
-def bubble_of(times: StepTimes) -> int:
-    return int(times.gap_bubble.sum() + times.inner_bubble.sum() + times.tail_bubble.sum())
 
 
 @given(st.sampled_from(sorted(set(SCHEDULES) - {"zb-auto"})), st.integers(0, 2**32), st.sampled_from([0, 13]))
@@ -44,6 +42,7 @@ def test_all_bubble_is_charged_once_and_nothing_is_charged_twice(name: str, seed
     assert min(part.min() for part in (charges.work, charges.transfer, charges.idle, charges.inner)) >= 0
 
 
+@cache
 def reported(name: str, slow: tuple[int, int] | None) -> Report:
     def cost(action: Action) -> int:
         usual = {Kind.F: 1000, Kind.B: 2000, Kind.OVERLAP_F_B: 2800}.get(action.kind, 1000)
@@ -56,38 +55,10 @@ def reported(name: str, slow: tuple[int, int] | None) -> Report:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_one_slow_op_adds_to_the_bubble_of_all_ranks_is_charged_to_it(name: str) -> None:
     before, after = (reported(name, slow).steps[0] for slow in (None, (2, 3)))
-    assert before.blame is not None
-    assert after.blame is not None
-    added = after.blame.total_ns - before.blame.total_ns
+    added = known(after.blame).total_ns - known(before.blame).total_ns
     assert added == sum(rank.bubble_ns or 0 for rank in after.ranks) - sum(rank.bubble_ns or 0 for rank in before.ranks)
-    most = after.blame.ops[0]
+    most = known(after.blame).ops[0]
     assert (most.kind, most.stage, most.microbatch) == ("F", 2, 3)
-    charged_before = sum(op.ns for op in before.blame.ops if (op.kind, op.stage, op.microbatch) == ("F", 2, 3))
+    charged_before = sum(op.ns for op in known(before.blame).ops if (op.kind, op.stage, op.microbatch) == ("F", 2, 3))
     assert added > SLOWER_NS
     assert 0.95 * added <= most.ns - charged_before <= 1.05 * added
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sums_of_a_report_are_the_bubble_of_its_ranks(name: str) -> None:
-    for step in reported(name, (1, 2)).steps:
-        assert step.blame is not None
-        bubble = sum(rank.bubble_ns or 0 for rank in step.ranks)
-        assert bubble > 0
-        sums = (step.blame.by_rank, step.blame.by_stage, step.blame.by_kind)
-        assert [step.blame.total_ns, *(sum(by.values()) for by in sums)] == [bubble] * 4
-        assert sorted(step.blame.by_rank) == [rank.rank for rank in step.ranks]
-        assert len(step.blame.ops) <= 10
-
-
-def test_ranks_that_wait_for_a_slow_stage_blame_it() -> None:
-    """Three stages of 10 ns and one of 30: in the steady phase all wait for it."""
-    table = build("1f1b", 4, 32).table
-    times = replayed_times(table, np.where(table.stage == 2, 30, 10)[np.newaxis])
-    charged = charges_of(times).work[0]
-    of_stage = np.bincount(table.stage, charged)
-    assert of_stage[2] > 0.8 * bubble_of(times)
-
-
-def test_a_rank_alone_has_no_bubble_to_blame_anybody_for() -> None:
-    times = replayed_times(build("1f1b", 1, 4).table, [[5] * 8])
-    assert charges_of(times).total.sum() == 0

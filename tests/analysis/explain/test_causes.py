@@ -19,10 +19,8 @@ from pptrace.analysis.explain.causes import (
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from tests.analysis.explain.op_by_op import costs_by_cause
 from tests.support.extent import ALL
-from tests.support.synthetic import record
 
 TABLE = build("1f1b", 3, 4).table
 
@@ -72,41 +70,8 @@ def test_of_two_causes_that_hide_each_other_neither_alone_gets_anything_back() -
     assert parts.interaction.tolist() == [50]
 
 
-def test_with_all_causes_ops_cost_what_they_cost_and_with_none_what_their_kind_does() -> None:
-    costs = random_costs(0)
-    own, of_rank = costs.levels["jitter"]
-    of_stage, of_kind = costs.levels["imbalance"]
-    assert (costs.computing(frozenset(costs.players)) == own).all()
-    assert (costs.computing(frozenset()) == of_kind).all()
-    assert (costs.computing(frozenset({"imbalance"})) == of_stage).all()
-    assert (costs.computing(frozenset({"imbalance", "straggler"})) == of_rank).all()
-
-
 @given(st.integers(-(10**12), 10**12), st.lists(st.integers(1, 10**12), min_size=1, max_size=8))
 def test_parts_in_proportion_keep_their_sum(ns: int, weights: list[int]) -> None:
     parts = in_proportion(ns, weights)
     assert sum(parts) == ns
     assert all(abs(part - ns * weight / sum(weights)) <= 1 for part, weight in zip(parts, weights, strict=True))
-
-
-def causes_of(cost: object, dp: int = 1, latency: int = 0) -> dict[tuple[str, str], int]:
-    """The causes of the first step, by name and place; they sum to what is beyond the ideal."""
-    step = analyse(record(build("1f1b", 4, 16), cost, latency=latency, dp=dp).traces()).report.steps[0]  # type: ignore[arg-type]
-    assert step.causes is not None
-    assert step.span_ns is not None
-    assert step.ideal_ns is not None
-    assert sum(cause.ns for cause in step.causes) == step.span_ns - step.ideal_ns
-    return {(cause.cause, str(dict(cause.where))): cause.ns for cause in step.causes}
-
-
-def test_a_run_as_planned_has_no_cause_but_the_schedule() -> None:
-    causes = causes_of(None)
-    assert {name for (name, _), ns in causes.items() if ns} == {"structural"}
-    # 1F1B: the fill and drain take p − 1 = 3 forwards of 100 ns and backwards of 200.
-    assert causes["structural", "{}"] == 900
-
-
-def test_a_heavy_stage_is_an_imbalance_of_that_stage() -> None:
-    causes = causes_of(lambda action: 300 if action.stage == 2 else 100)
-    assert max(causes, key=causes.__getitem__) == ("imbalance", "{'stage': 2}")
-    assert not [ns for (name, _), ns in causes.items() if name == "straggler" and ns]

@@ -14,7 +14,7 @@ from pptrace.schedule.registry import SCHEDULES, build
 from tests.support.extent import ALL
 from tests.support.replayed_times import replayed_times
 
-NUM_GRAPHS = 1000 if ALL else 250
+NUM_GRAPHS = 1000 if ALL else 100
 
 
 def paths_to_the_end(table: PlanTable, durations: list[int], latency: int) -> dict[int, int]:

@@ -16,13 +16,15 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
+from tests.support.extent import ALL
+from tests.support.known import known
 
 PP, TP, STEPS, MICROBATCHES = 3, 2, 3, 6
 SUM_NS, MESSAGE_NS = 100, 7
 NAMES = [str(kind) for kind in Kind]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table() -> PlanTable:
     return build("1f1b", PP, MICROBATCHES).table
 
@@ -69,6 +71,12 @@ def report_of(folder: Path, table: PlanTable, computing: Int64, late: Int64 | No
     return load([folder]).report
 
 
+@pytest.fixture(scope="module")
+def clean(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepReport:
+    """The first step of a run without waits."""
+    return report_of(tmp_path_factory.mktemp("clean") / "run", table, usual(table)).steps[0]
+
+
 def assert_exact(step: StepReport) -> int:
     """The bubble of a step, which is charged once."""
     assert step.blame is not None
@@ -79,57 +87,39 @@ def assert_exact(step: StepReport) -> int:
     return bubble
 
 
-def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(tmp_path: Path, table: PlanTable) -> None:
+SLOWER_NS = 20_000
+
+
+@pytest.fixture(scope="module")
+def slow(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepReport:
+    """The same with a long forward of microbatch 2 on the second tp rank of stage 1."""
     computing = usual(table)
-    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
-    computing[:, 1, row] += 20_000
-    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
-    after = report_of(tmp_path / "slow", table, computing).steps[0]
-    added = assert_exact(after) - assert_exact(before)
-    assert after.blame is not None
-    most = after.blame.ops[0]
-    slow_rank = 1 * TP + 1
+    computing[:, 1, (table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code)] += SLOWER_NS
+    return report_of(tmp_path_factory.mktemp("slow") / "run", table, computing).steps[0]
+
+
+def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(clean: StepReport, slow: StepReport) -> None:
+    added = assert_exact(slow) - assert_exact(clean)
+    blame, before = known(slow.blame), known(clean.blame)
+    most, slow_rank = blame.ops[0], 1 * TP + 1
     assert (most.rank, most.kind, most.stage, most.microbatch) == (slow_rank, "F", 1, 2)
-    assert added > 4 * 20_000  # the tp peer in the op, and the other stages of both pipelines
-    assert 0.95 * added <= most.ns <= 1.05 * added + before.blame.ops[0].ns if before.blame else False
-    assert after.blame.by_rank[slow_rank] > 0.9 * added
-    assert after.blame.by_kind["wait"] == 0
+    assert added > 4 * SLOWER_NS  # the tp peer in the op, and the other stages of both pipelines
+    assert 0.95 * added <= most.ns <= 1.05 * added + before.ops[0].ns
+    assert blame.by_rank[slow_rank] > 0.9 * added
+    assert blame.by_kind["wait"] == 0
 
 
-def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(tmp_path: Path, table: PlanTable) -> None:
-    computing = usual(table)
-    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
-    computing[:, 1, row] += 20_000
-    clean = report_of(tmp_path / "clean", table, usual(table)).steps[0]
-    slow = report_of(tmp_path / "slow", table, computing).steps[0]
-
+def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(clean: StepReport, slow: StepReport) -> None:
     def share(step: StepReport, name: str) -> int:
         return sum(cause.ns for cause in step.causes or () if cause.cause == name)
 
     assert share(slow, "communication") == pytest.approx(share(clean, "communication"), rel=0.25)
     late = [cause.ns for cause in slow.causes or () if cause.where == {"rank": 1 * TP + 1}]
-    assert sum(late) >= 0.9 * 20_000  # the time of a late member, which has a finding
+    assert sum(late) >= 0.9 * SLOWER_NS  # the time of a late member, which has a finding
     assert sum(cause.ns for cause in slow.causes or ()) == (slow.span_ns or 0) - (slow.ideal_ns or 0)
 
 
-def test_a_rank_that_is_slower_in_every_op_is_blamed_for_all_waits_of_its_peers(
-    tmp_path: Path, table: PlanTable
-) -> None:
-    computing = usual(table)
-    computing[:, 1, table.rank == 2] += 700
-    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
-    after = report_of(tmp_path / "slow", table, computing).steps[0]
-    assert_exact(after)
-    assert before.blame is not None
-    assert after.blame is not None
-    waits = 700 * int((table.rank == 2).sum())
-    more = {rank: after.blame.by_rank[rank] - before.blame.by_rank[rank] for rank in after.blame.by_rank}
-    assert more[2 * TP + 1] >= waits
-    assert max(more, key=more.__getitem__) == 2 * TP + 1
-    assert after.blame.by_kind["wait"] == 0
-
-
-@pytest.mark.parametrize("tp", [0, 1])
+@pytest.mark.parametrize("tp", [0, 1] if ALL else [1])
 def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
     tmp_path: Path, table: PlanTable, tp: int
 ) -> None:
@@ -146,38 +136,3 @@ def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
     assert late.evidence["waiting_ranks"] == [2 * TP + 1 - tp]
     spans = [np.mean([step.span_ns or 0 for step in each.steps]) for each in (report, clean)]
     assert late.gain_ns == pytest.approx(spans[0] - spans[1], rel=0.02)
-
-
-def test_a_rank_that_begins_its_op_late_is_idle_before_it(tmp_path: Path, table: PlanTable) -> None:
-    late = np.zeros((STEPS, TP, len(table)), dtype=np.int64)
-    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 3) & (table.kind == Kind.F.code))[0])
-    late[:, 0, row] = 9_000
-    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
-    after = report_of(tmp_path / "slow", table, usual(table), late).steps[0]
-    added = assert_exact(after) - assert_exact(before)
-    assert after.blame is not None
-    assert before.blame is not None
-    assert after.blame.by_kind["idle"] - before.blame.by_kind["idle"] > 0.9 * added
-    assert after.blame.by_rank[1 * TP] - before.blame.by_rank[1 * TP] > 0.9 * added
-
-
-def test_without_waits_nothing_is_handed_on(tmp_path: Path, table: PlanTable) -> None:
-    step = report_of(tmp_path / "run", table, usual(table)).steps[0]
-    assert_exact(step)
-    assert step.blame is not None
-    assert step.blame.by_kind["wait"] == 0
-    ranks = step.blame.by_rank
-    assert [ranks[stage * TP] for stage in range(PP)] == [ranks[stage * TP + 1] for stage in range(PP)]
-
-
-def test_random_waits_are_charged_once_and_permuting_ranks_permutes_them(tmp_path: Path, table: PlanTable) -> None:
-    random = np.random.default_rng(7)
-    computing = usual(table) + random.integers(0, 3_000, (STEPS, TP, len(table)))
-    report = report_of(tmp_path / "run", table, computing)
-    swapped = report_of(tmp_path / "swapped", table, computing[:, ::-1])
-    for step, other in zip(report.steps, swapped.steps, strict=True):
-        assert_exact(step)
-        assert step.blame is not None
-        assert other.blame is not None
-        assert other.blame.by_kind == step.blame.by_kind
-        assert {rank ^ 1: ns for rank, ns in other.blame.by_rank.items()} == step.blame.by_rank

@@ -11,7 +11,6 @@ import pytest
 
 from pptrace.analysis.explain.inner_waits import InnerWaits, collectives_in_ops, holds_of, inner_waits
 from pptrace.analysis.explain.rank_messages import (
-    MOVED,
     NEVER,
     longest_moved_with,
     received_messages,
@@ -110,35 +109,6 @@ def moved_times(rows: Sequence[Row]) -> list[int]:
         return int(row["transfer_end_ns"]) if is_last else likely(row)
 
     return [moved(row) for row in rows]
-
-
-def test_of_messages_posted_together_one_is_moved_last() -> None:
-    num_earlier = 0
-    for seed in SEEDS:
-        rows = random_comms(random.Random(seed))
-        moved = comms_of(rows)[0][MOVED].tolist()
-        assert moved == moved_times(rows)
-        num_earlier += sum(at < row["transfer_end_ns"] for at, row in zip(moved, rows, strict=True))
-    assert num_earlier > 10
-
-
-def test_messages_for_which_a_rank_waited() -> None:
-    for seed in SEEDS:
-        rows = random_comms(random.Random(seed))
-        comms, window = comms_of(rows)
-        expected = [
-            {
-                "window": row["window"],
-                "rank": 1,
-                "freed": moved,
-                "peer": PIPELINE.index(row["peer"]),
-                "ready": row["transfer_start_ns"],
-            }
-            for row, moved in zip(rows, moved_times(rows), strict=True)
-            if is_message(row) and row["peer"] in PIPELINE
-            if row["transfer_start_ns"] > max(row["start_ns"], row["asked_ns"])
-        ]
-        assert rows_of(waits_for_peers(3, PIPELINE, comms, window)) == expected
 
 
 def test_a_rank_that_begins_ops_while_its_sends_wait_is_held_up_by_none_of_them() -> None:

@@ -14,6 +14,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.workflow.analyse import analyse
+from tests.support.optional import not_none
 from tests.support.synthetic import record
 
 MESH = MeshInfo(4, pp=1, vpp=1, tp=2, cp=1, dp=2, ep=None, pipelines=((0,), (1,), (2,), (3,)))
@@ -54,8 +55,7 @@ def facts_of(*hosts_and_devices: str) -> dict[int, dict[str, object]]:
 def rates_of(
     run: Report, facts: dict[int, dict[str, object]], *steps: dict[int, list[CommSummary]]
 ) -> list[CollectiveRate]:
-    found = interconnect_of(report_of(run, *steps), traffic(0, 1, 2, 3), facts, MESH)
-    assert found is not None
+    found = not_none(interconnect_of(report_of(run, *steps), traffic(0, 1, 2, 3), facts, MESH))
     return list(found.collectives)
 
 
@@ -135,8 +135,7 @@ def test_collectives_between_hosts_are_compared_with_the_ports_that_they_pass(
     run: Report, hosts: str, ports: dict[str, list[str]], kind: str, factor: float, peak: float | None
 ) -> None:
     report = report_of(run, {0: [summary("dp", kind, 10, 0, 25.0)]})
-    found = interconnect_of(report, traffic(*range(6)), on_hosts(hosts, ports), WORLD)
-    assert found is not None
+    found = not_none(interconnect_of(report, traffic(*range(6)), on_hosts(hosts, ports), WORLD))
     (rate,) = found.collectives
     assert (rate.is_same_host, rate.ports) == (False, pytest.approx(factor))
     assert rate.peak_gbps == (None if peak is None else pytest.approx(peak))
@@ -146,21 +145,17 @@ def test_collectives_between_hosts_are_compared_with_the_ports_that_they_pass(
 def test_ports_are_no_faster_than_the_links_that_lead_to_them_and_a_user_may_name_their_rate(run: Report) -> None:
     report = report_of(run, {0: [summary("dp", "all_reduce", 10, 0, 12.0)]})
     facts = on_hosts("aaabbb", {"a": [NDR] * 3, "b": [NDR] * 3}, "Tesla T4")
-    found = interconnect_of(report, traffic(*range(6)), facts, WORLD)
-    assert found is not None
+    found = not_none(interconnect_of(report, traffic(*range(6)), facts, WORLD))
     assert found.collectives[0].peak_gbps == 15.75
-    named = with_network(replace(report, interconnect=found), 2.0).interconnect
-    assert named is not None
+    named = not_none(with_network(replace(report, interconnect=found), 2.0).interconnect)
     assert (named.collectives[0].peak_gbps, named.collectives[0].share_of_peak) == (6.0, 2.0)
 
 
 def test_that_no_port_was_recorded_is_no_reason_any_more_once_a_user_names_their_rate(run: Report) -> None:
     report = report_of(run, {0: [summary("dp", "all_reduce", 10, 0, 12.0)]})
-    found = interconnect_of(report, traffic(*range(6)), on_hosts("aaabbb", {}), WORLD)
-    assert found is not None
+    found = not_none(interconnect_of(report, traffic(*range(6)), on_hosts("aaabbb", {}), WORLD))
     assert [reason for reason in found.reasons if "--network" in reason]
     assert found.collectives[0].peak_gbps is None
-    named = with_network(replace(report, interconnect=found), 50.0).interconnect
-    assert named is not None
+    named = not_none(with_network(replace(report, interconnect=found), 50.0).interconnect)
     assert named.reasons == ()
     assert named.collectives[0].peak_gbps == 150.0

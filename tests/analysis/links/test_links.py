@@ -96,11 +96,6 @@ def test_a_link_is_fitted_to_fast_transfers_whatever_others_took_and_waited() ->
     assert link.fit_reason is None
 
 
-def test_messages_of_one_size_tell_no_latency_and_the_reason() -> None:
-    (link,) = links_of([traffic_of(1, slice_of(comms_of(*[message("recv", 0, 0, 0, 10)] * 5)))], {})
-    assert (link.latency_ns, link.bandwidth_gbps, link.fit_reason) == (None, None, "all messages have 1000 bytes")
-
-
 def test_the_rank_that_enters_last_is_counted_and_does_not_wait() -> None:
     def calls(*starts: int) -> pd.DataFrame:
         return comms_of(

@@ -22,47 +22,32 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.support.optional import not_none
 from tests.support.synthetic import Recording, record
 
 
 @pytest.mark.parametrize(
     ("name", "link", "gbps"),
     [
-        ("Tesla P100-SXM2-16GB", "nvlink", 80),
-        ("Tesla V100-SXM2-32GB", "nvlink", 150),
-        ("NVIDIA A100-SXM4-80GB", "nvlink", 300),
-        ("NVIDIA H100 80GB HBM3", "nvlink", 450),
-        ("NVIDIA H200", "nvlink", 450),
-        ("NVIDIA B200", "nvlink", 900),
-        ("NVIDIA GB200", "nvlink", 900),
-        ("NVIDIA H100 SXM5 80GB", "nvlink", 450),
-        ("Tesla V100-SXM3-32GB", "nvlink", 150),
-        ("Tesla V100S-PCIE-32GB", "pcie", 15.75),
-        ("Tesla P100-PCIE-16GB", "pcie", 15.75),
-        ("NVIDIA L4", "pcie", 31.5),
-        ("NVIDIA L40", "pcie", 31.5),
-        ("Tesla V100-PCIE-16GB", "pcie", 15.75),
-        ("Tesla T4", "pcie", 15.75),
-        ("NVIDIA L40S", "pcie", 31.5),
+        *(("Tesla P100-SXM2-16GB", "nvlink", 80), ("Tesla V100-SXM2-32GB", "nvlink", 150)),
+        *(("NVIDIA A100-SXM4-80GB", "nvlink", 300), ("NVIDIA H100 80GB HBM3", "nvlink", 450)),
+        *(("NVIDIA H200", "nvlink", 450), ("NVIDIA B200", "nvlink", 900), ("NVIDIA GB200", "nvlink", 900)),
+        *(("NVIDIA H100 SXM5 80GB", "nvlink", 450), ("Tesla V100-SXM3-32GB", "nvlink", 150)),
+        *(("Tesla V100S-PCIE-32GB", "pcie", 15.75), ("Tesla P100-PCIE-16GB", "pcie", 15.75)),
+        *(("NVIDIA L4", "pcie", 31.5), ("NVIDIA L40", "pcie", 31.5), ("Tesla V100-PCIE-16GB", "pcie", 15.75)),
+        *(("Tesla T4", "pcie", 15.75), ("NVIDIA L40S", "pcie", 31.5)),
     ],
 )
 def test_the_peak_is_half_of_what_datasheets_give_for_both_directions(name: str, link: str, gbps: float) -> None:
-    peak = peak_of_device(name)
-    assert peak is not None
+    peak = not_none(peak_of_device(name))
     assert (peak.link, peak.gbps) == (link, gbps)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA H100 PCIe",
-        "NVIDIA H100 NVL",
-        "NVIDIA H200 NVL",
-        "NVIDIA H800",
-        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        "NVIDIA GeForce RTX 3080",
-        "AMD Instinct MI300X",
+        *("NVIDIA A100-PCIE-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H800"),
+        *("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA GeForce RTX 3080", "AMD Instinct MI300X"),
         "Tesla V100-DGXS-32GB",
     ],
 )
@@ -138,8 +123,7 @@ def test_a_link_without_a_peak_has_no_share_and_a_reason(device: str, hosts: int
     recording = record(build("1f1b", 2, 4), lambda _: 300, 100, device=True)
     report = analyse(on_devices(recording, device, hosts)).report
     assert {(link.peak_gbps, link.share_of_peak) for link in report.links} == {(None, None)}
-    assert report.interconnect is not None
-    assert [line.startswith(reason) for line in report.interconnect.reasons] == [True]
+    assert [line.startswith(reason) for line in not_none(report.interconnect).reasons] == [True]
 
 
 def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -> None:
@@ -151,16 +135,10 @@ def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -
 @pytest.mark.parametrize(
     ("text", "gbps"),
     [
-        ("400 Gb/sec (4X NDR)", 50),
-        ("200 Gb/sec (4X HDR)", 25),
-        ("100 Gb/sec (4X EDR)", 12.5),
-        ("40 Gb/sec (4X QDR)", 4),
-        ("25 Gb/sec (1X EDR)", 3.125),
-        ("2.5 Gb/sec (1X SDR)", 0.25),
-        ("20 Gb/sec (4X DDR)", 2),
-        ("56 Gb/sec (4X FDR)", pytest.approx(6.788, abs=1e-3)),
-        ("25 Gb/sec", 3.125),
-        ("unknown", None),
+        *(("400 Gb/sec (4X NDR)", 50), ("200 Gb/sec (4X HDR)", 25), ("100 Gb/sec (4X EDR)", 12.5)),
+        *(("40 Gb/sec (4X QDR)", 4), ("25 Gb/sec (1X EDR)", 3.125), ("2.5 Gb/sec (1X SDR)", 0.25)),
+        *(("20 Gb/sec (4X DDR)", 2), ("56 Gb/sec (4X FDR)", pytest.approx(6.788, abs=1e-3))),
+        *(("25 Gb/sec", 3.125), ("unknown", None)),
     ],
 )
 def test_a_port_moves_its_data_rate(text: str, gbps: float | None) -> None:
@@ -197,8 +175,7 @@ def test_links_between_hosts_are_compared_with_the_slower_port_or_the_rate_that_
     report = analyse(ported).report
     assert {link.peak_gbps for link in report.links} == {25}
     assert all(link.share_of_peak == (link.algbw_gbps or 0) / 25 for link in report.links)
-    assert report.interconnect is not None
-    assert report.interconnect.reasons == ()
+    assert not_none(report.interconnect).reasons == ()
     slower = analyse(traces).report
     slower = replace(slower, links=(*slower.links, replace(slower.links[0], algbw_gbps=None)))
     *known, unknown = with_network(slower, 50.0).links
@@ -222,6 +199,5 @@ def test_a_report_has_the_settings_beside_its_links() -> None:
     settings = {"NCCL_P2P_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     traces = [replace(trace, metadata={**trace.metadata, "environment": settings}) for trace in traces]
     report = analyse(traces).report
-    assert report.interconnect is not None
-    assert report.interconnect.settings == ("CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_P2P_DISABLE=1")
+    assert not_none(report.interconnect).settings == ("CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_P2P_DISABLE=1")
     assert links_table(report).notes[-1] == "with CUDA_DEVICE_MAX_CONNECTIONS=1, NCCL_P2P_DISABLE=1"

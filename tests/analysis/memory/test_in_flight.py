@@ -6,20 +6,19 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.memory.of_steps import peaks_in_flight
-from pptrace.model.tables import OPS, make_table
+from pptrace.model.tables import OPS
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import IDEAL, peak_inflight, simulate
 from pptrace.slices import Slice, slices_by_int
+from tests.support.tables import named, table_of
 
 CHUNKS = {"interleaved-1f1b": 2, "looped-bfs": 2, "interleaved-zb": 2}
 
 
 def rows(*ops: tuple[str, int, int]) -> Slice:
     """Ops of stage 0 one after another: (kind, step, microbatch)."""
-    columns: dict[str, list[object]] = {name: [0 if dtype == "int64" else ""] * len(ops) for name, dtype in OPS.items()}
-    columns |= {"kind": [kind for kind, _, _ in ops], "step": [step for _, step, _ in ops]}
-    columns |= {"microbatch": [microbatch for _, _, microbatch in ops], "start_ns": list(range(len(ops)))}
-    return slices_by_int(make_table(OPS, columns), "rank", ("step", "start_ns"))[0]
+    table = table_of(OPS, named("kind step microbatch", ops)).assign(start_ns=range(len(ops)))
+    return slices_by_int(table, "rank", ("step", "start_ns"))[0]
 
 
 def peaks(*ops: tuple[str, int, int], num_steps: int = 1) -> list[int | None]:

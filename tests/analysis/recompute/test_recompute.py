@@ -34,6 +34,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.optional import not_none
 from tests.support.synthetic import START, Event, Job, PaperRun, Recording, host_events, marked, run_on_paper
 
 MS = 1_000_000
@@ -63,8 +64,7 @@ def run() -> Analysis:
 
 
 def test_the_report_has_the_time_of_each_stage_and_step_and_says_so(run: Analysis) -> None:
-    recompute = run.report.recompute
-    assert recompute is not None
+    recompute = not_none(run.report.recompute)
     count = 4 * STEPS
     assert recompute.ops == tuple(
         BackwardOps(rank, rank, "B", count, count * BACKWARD, count * AGAIN, None) for rank in (0, 1)
@@ -75,10 +75,8 @@ def test_the_report_has_the_time_of_each_stage_and_step_and_says_so(run: Analysi
     (table,) = (table for table in tables_of_answers(run.report, Amount.BRIEF) if table.key == "recompute")
     assert table.rows == tuple((f"{rank}", "B", f"{rank}", "20", "200.00", "50.00", "25.0%") for rank in (0, 1))
     assert table.notes[0] == "in the median step 400.00 ms of recompute on all ranks together, 200.00 ms on each"
-    step = run.report.typical_step
-    assert step is not None
-    assert step.parts is not None
-    assert sum(step.parts.values()) == step.length_ns
+    step = not_none(run.report.typical_step)
+    assert sum(not_none(step.parts).values()) == step.length_ns
     waterfall = next(table for table in tables_of(run.report, step, Amount.BRIEF) if table.key == "waterfall")
     assert str(waterfall.rows[0][-1]).endswith("; of this recompute 200.00 ms")
     drawn = [one for one in perfetto_object(run)["traceEvents"] if one["name"] == "recompute"]
@@ -93,8 +91,7 @@ def test_marks_of_recompute_are_no_ops_but_ranges_of_the_timelines(run: Analysis
     assert len(again) == len(drawn) - len(run.data.ops) == 2 * 4 * STEPS
     assert (again["end_ns"] - again["start_ns"] == AGAIN).all()
     assert Timeline(run).measured.tables["ops"].tracks.lane.tolist().count(1) == 2  # a track of each rank below its ops
-    step = run.report.typical_step
-    assert step is not None
+    step = not_none(run.report.typical_step)
     names = {str(trace.name) for trace in step_timeline(run, step).data}
     assert "Recompute" in names
 
@@ -139,8 +136,7 @@ def test_a_run_that_recomputes_nothing_is_not_predicted_without_recompute() -> N
 def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
     model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1}
     run = analysed(model=model)
-    recompute = run.report.recompute
-    assert recompute is not None
+    recompute = not_none(run.report.recompute)
     assert (recompute.granularity, recompute.num_layers, recompute.of_every_microbatch) == ("full", 1, True)
     assert layers_that_recompute(recompute, (2, 2)) == (0.5, 0.5)
     scenario = predict_changes(run, Wishes(recompute_layers=2, layers=(2, 2))).result.scenarios[0]
@@ -161,8 +157,7 @@ def test_what_a_run_says_of_itself_counts_where_its_trace_does_not_tell() -> Non
     assert full.recompute_reason is not None
     assert full.recompute_reason.startswith("the run recomputes (full), and its trace has no operators of autograd")
     assert silent is None
-    some = analysed(0, {"recompute": "none", "recompute_microbatches_beyond": 1}).report.recompute
-    assert some is not None
+    some = not_none(analysed(0, {"recompute": "none", "recompute_microbatches_beyond": 1}).report.recompute)
     assert (some.granularity, some.of_every_microbatch) == ("full", False), "those beyond recompute fully"
     assert layers_that_recompute(some, (2, 2)) == ()
 

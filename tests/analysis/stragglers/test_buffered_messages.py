@@ -15,6 +15,7 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
+from tests.support.known import known
 
 NAMES = [str(kind) for kind in Kind]
 OP_NS, USUAL_NS, SLOW_NS, STEPS = 10_000, 200, 8_200, 4
@@ -51,7 +52,7 @@ def part_of(table: PlanTable, rows: Int64, columns: dict[str, object], start: In
     return pd.DataFrame({**places, **columns, "start_ns": start, "end_ns": end})
 
 
-@pytest.mark.parametrize(("name", "pp"), [("zbv", 4), ("1f1b", 8)])
+@pytest.mark.parametrize(("name", "pp"), [("zbv", 4)])
 def test_the_gain_of_a_slow_link_is_that_of_a_run_with_a_fast_one(tmp_path: Path, name: str, pp: int) -> None:
     table = build(name, pp, 2 * pp).table
     ends = [np.sort(table.rank[rows]) for rows in (np.stack((table.dep, table.dep_reader))[:, table.dep_is_message].T)]
@@ -67,5 +68,4 @@ def test_the_gain_of_a_slow_link_is_that_of_a_run_with_a_fast_one(tmp_path: Path
     )
     assert finding.gain_ns == pytest.approx(real, rel=0.03)
     for step in report.steps:
-        assert step.bubble.waterfall_ns is not None
-        assert step.bubble.waterfall_ns.unexplained == 0
+        assert known(step.bubble.waterfall_ns).unexplained == 0

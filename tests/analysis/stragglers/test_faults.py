@@ -2,92 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.rank_messages import waits_for_peers, with_moved_times
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.reason import Reason
-from pptrace.model.tables import COMMS, Int64, make_table
+from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.schedule.registry import build
-from pptrace.slices import slice_of
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
-from tests.support.replayed_times import replayed_times
-
-
-@pytest.fixture
-def table() -> PlanTable:
-    return build("1f1b", 4, 8).table
+from tests.support.known import known
 
 
 def delays_of(table: PlanTable) -> Int64:
     return np.zeros((STEPS, DP, len(table)), dtype=np.int64)
 
 
-def only_finding(
-    folder: Path, table: PlanTable, durations: Int64 | None = None, delays: Int64 | None = None
-) -> tuple[Finding, Report]:
-    """The single finding of a run, whose gain is what it really is longer than a healthy one."""
-    report = report_of(folder / "run", table, usual(table) if durations is None else durations, delays=delays)
-    healthy = report_of(folder / "healthy", table, usual(table))
-    (finding,) = findings_of(report)
-    assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
-    return finding, report
+Only = Callable[..., tuple[Finding, Report]]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_the_gain_of_a_slow_stage_is_that_of_a_stage_like_the_others(
-    stage: int, tmp_path: Path, table: PlanTable
-) -> None:
+@pytest.fixture
+def only_finding(tmp_path: Path, table: PlanTable, healthy: Report) -> Only:
+    """The single finding of a run of some durations and delays, whose gain is what it really is longer than a healthy one."""
+
+    def find(durations: Int64 | None = None, delays: Int64 | None = None) -> tuple[Finding, Report]:
+        report = report_of(tmp_path / "run", table, usual(table) if durations is None else durations, delays=delays)
+        (finding,) = findings_of(report)
+        assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
+        return finding, report
+
+    return find
+
+
+def test_the_gain_of_a_slow_stage_is_that_of_a_stage_like_the_others(only_finding: Only, table: PlanTable) -> None:
     durations = usual(table)
-    durations[:, :, table.stage == stage] = durations[:, :, table.stage == stage] * 3 // 2
-    finding, _ = only_finding(tmp_path, table, durations)
-    assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"stage": stage})
+    durations[:, :, table.stage == 1] = durations[:, :, table.stage == 1] * 3 // 2
+    finding, _ = only_finding(durations)
+    assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"stage": 1})
     assert 0 < finding.evidence["gain_if_spread_ns"] < (finding.gain_ns or 0)
 
 
-def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(tmp_path: Path, table: PlanTable) -> None:
+def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(only_finding: Only, table: PlanTable) -> None:
     durations = usual(table)
     is_long = np.random.default_rng(3).random(durations.shape) < 0.02
-    finding, _ = only_finding(tmp_path, table, np.where(is_long, 5 * durations, durations))
+    finding, _ = only_finding(np.where(is_long, 5 * durations, durations))
     assert (finding.evidence["cause"], finding.evidence["reason"]) == ("jitter", "long ops")
     assert finding.evidence["num_ops"] == is_long.sum()
     assert finding.evidence["times_usual"] == pytest.approx(5, rel=0.01)
 
 
-def test_a_rank_that_comes_late_into_every_step_is_named(tmp_path: Path, table: PlanTable) -> None:
+def test_a_rank_that_comes_late_into_every_step_is_named(only_finding: Only, table: PlanTable) -> None:
     delays = delays_of(table)
     delays[:, :, (table.rank == 2) & (table.position == 0)] = 12 * OP_NS
     one = delays.copy()
     one[:, 1:] = 0
-    finding, _ = only_finding(tmp_path, table, delays=one)
+    finding, _ = only_finding(delays=one)
     assert (finding.evidence["cause"], finding.evidence["reason"]) == ("host", "late start")
     assert finding.evidence["where"] == {"rank": 2 * DP}
-    several, _ = only_finding(tmp_path, table, delays=delays)
+    several, _ = only_finding(delays=delays)
     assert several.evidence["where"] == {}
 
 
-def test_a_rank_with_time_between_all_its_ops_is_named(tmp_path: Path, table: PlanTable) -> None:
+def test_a_rank_with_time_between_all_its_ops_is_named(only_finding: Only, table: PlanTable) -> None:
     delays = delays_of(table)
     delays[:, 1, table.rank == 1] = OP_NS // 2
-    finding, report = only_finding(tmp_path, table, delays=delays)
+    finding, report = only_finding(delays=delays)
     assert (finding.evidence["cause"], finding.evidence["where"]) == ("host", {"rank": DP + 1})
     assert finding.evidence["reason"] == "late launches"
     assert "ops of one rank that begin late (rank 4)" in report.verdict
     delays[:] = OP_NS // 2
-    everywhere, _ = only_finding(tmp_path, table, delays=delays)
+    everywhere, _ = only_finding(delays=delays)
     assert everywhere.evidence["where"] == {}
 
 
-def test_a_pause_before_the_same_op_of_half_of_the_steps_is_a_pause(tmp_path: Path, table: PlanTable) -> None:
+def test_a_pause_before_the_same_op_of_half_of_the_steps_is_a_pause(only_finding: Only, table: PlanTable) -> None:
     delays = delays_of(table)
     delays[: STEPS // 2, 0, (table.rank == 2) & (table.position == 3)] = 4 * OP_NS
-    finding, _ = only_finding(tmp_path, table, delays=delays)
+    finding, _ = only_finding(delays=delays)
     assert (finding.evidence["reason"], finding.evidence["where"]) == ("pauses", {"rank": 2 * DP})
 
 
@@ -96,41 +90,9 @@ def test_steps_that_are_long_for_pauses_are_no_outliers_besides(tmp_path: Path, 
     for step in range(STEPS):
         delays[step, 0, (table.rank == 1) & (table.position == 4 + step)] = (30 if step == 3 else 3) * OP_NS
     report = report_of(tmp_path / "run", table, usual(table), delays=delays)
-    assert report.step_series is not None
-    assert {outlier.step for outlier in report.step_series.outliers} == {3}
+    assert {outlier.step for outlier in known(report.step_series).outliers} == {3}
     (finding,) = findings_of(report)
     assert finding.evidence["reason"] == "pauses"
-
-
-def test_an_op_whose_message_had_come_before_it_was_asked_for_is_late_for_its_host(table: PlanTable) -> None:
-    """Rank 1 asks 40 ns late for a message that it had posted ahead: the wait that ends then is not the message's."""
-    durations = np.full(len(table), 100)
-    times = replayed_times(table, [durations], latency_ns=3)
-    row = int(np.flatnonzero((table.rank == 1) & (table.position == 0))[0])
-    message = int(table.dep_message[table.dep_reader == row][0])
-    times.start[0, row] += 40
-    times.arrival[0, message] += 40
-    late = bindings_of(times)
-    assert late.ready[0, row] == 143
-    times.is_early[0, message] = True
-    early = bindings_of(times)
-    assert early.ready[0, row] == 103
-    assert times.start[0, row] - early.ready[0, row] == 40
-
-
-def test_a_peer_that_was_ready_before_its_rank_asked_for_the_message_held_it_up_by_nothing() -> None:
-    """Two sends of rank 0, posted at 10 and asked for at 100: the peer was ready at 50, and at 150."""
-    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    sent = {"kind": "send", "axis": "pp", "peer": 1, "start_ns": 10, "asked_ns": 100}
-    rows = [
-        blank | sent | {"match": match, "transfer_start_ns": ready, "transfer_end_ns": end}
-        for match, ready, end in ((0, 50, 101), (1, 150, 151))
-    ]
-    comms = slice_of(make_table(COMMS, {name: [row[name] for row in rows] for name in COMMS}))
-    window = np.zeros(len(comms), dtype=np.int64)
-    waits = waits_for_peers(0, (0, 1), with_moved_times(comms, window), window)
-    assert waits["ready"].tolist() == [150]
-    assert waits["freed"].tolist() == [151]
 
 
 def test_gains_of_one_step_alone_are_no_finding() -> None:

@@ -100,13 +100,14 @@ def assert_gains(report: Report, reason: str, name: str, pp: int, sends: str) ->
     assert finding.gain_ns == pytest.approx(span - clean_span(name, pp, sends), rel=0.02, abs=UNEXPLAINED * span)
 
 
-@pytest.mark.parametrize(("late", "reason"), [(always, "late launches"), (now_and_then, "pauses")])
-@pytest.mark.parametrize(("plan", "sends"), by_turns(PLANS, SENDS))
+@pytest.mark.parametrize(
+    ("plan", "sends", "late"), by_turns(PLANS, SENDS, ((always, "late launches"), (now_and_then, "pauses")))
+)
 def test_the_gain_is_what_a_run_gains_whose_rank_is_as_the_others(
-    plan: tuple[str, int], late: Lateness, reason: str, sends: str
+    plan: tuple[str, int], sends: str, late: tuple[Lateness, str]
 ) -> None:
-    name, pp = plan
-    assert_gains(report_of(name, pp, sends=sends, late=late), reason, name, pp, sends)
+    (name, pp), (lateness, reason) = plan, late
+    assert_gains(report_of(name, pp, sends=sends, late=lateness), reason, name, pp, sends)
 
 
 @pytest.mark.parametrize(("plan", "sends"), by_turns(PLANS, SENDS))

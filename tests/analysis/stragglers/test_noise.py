@@ -52,14 +52,6 @@ def test_a_stage_that_costs_more_than_the_others_is_slow_and_a_single_pipeline_h
         assert noise_in(seed, 0.1, heavy, dp=1).slow == {("stage", 3)}
 
 
-def test_ops_that_do_not_vary_tell_the_least_difference() -> None:
-    def heavy(durations: Int64) -> None:
-        durations[..., TABLE.stage == 1] += 1
-
-    assert noise_in(0, 0.0).slow == frozenset()
-    assert noise_in(0, 0.0, heavy).slow == {("stage", 1)}
-
-
 def test_ordinary_noise_costs_what_replays_with_as_much_noise_take_longer() -> None:
     usual = int(makespans(TABLE, USUAL))
     deviations = np.random.default_rng(77).standard_normal((4000, DP, len(TABLE)))
@@ -68,23 +60,37 @@ def test_ordinary_noise_costs_what_replays_with_as_much_noise_take_longer() -> N
     assert longer / 2 < noise_in(3, 0.1).of_ordinary_ops < longer  # medians differ by chance, which is not noise
 
 
-def test_what_chance_explains_is_by_cause() -> None:
-    noise = Noise(frozenset({("rank", 3)}), 100, 4)
-    assert not noise.explains("straggler", {"rank": 3}, 5)
-    assert noise.explains("straggler", {"rank": 2}, 5)
-    assert not noise.explains("straggler", {}, 5)
-    assert noise.explains("imbalance", {"stage": 3}, 5)
-    assert noise.explains("imbalance", {}, 5)
-    assert noise.explains("jitter", {}, 100)
-    assert not noise.explains("jitter", {}, 101)
-    assert not noise.explains("jitter", {"rank": 0}, 5)
-    assert Noise(num_ranks=2, of_ordinary_ops=100).explains("jitter", {"rank": 0}, 5)
-    assert not noise.explains("communication", {}, 5)
+NOISE = Noise(frozenset({("rank", 3)}), 100, 4)
+STAGE = Noise(frozenset({("stage", 3)}), 100, 3)
 
 
-def test_ops_that_take_no_time_cost_nothing_more_where_they_vary() -> None:
-    table = build("1f1b", 2, 4).table
-    assert noise_of([measured_costs(table, np.zeros((1, 1, len(table))))]).of_ordinary_ops == 0
+@pytest.mark.parametrize(
+    ("noise", "cause", "where", "gain", "explained"),
+    [
+        (NOISE, "straggler", {"rank": 3}, 5, False),
+        (NOISE, "straggler", {"rank": 2}, 5, True),
+        (NOISE, "straggler", {}, 5, False),
+        (STAGE, "straggler", {}, 5, True),
+        (STAGE, "straggler", {"rank": 3}, 5, True),
+        (Noise(STAGE.slow | NOISE.slow, 100, 3), "straggler", {}, 5, False),
+        (NOISE, "imbalance", {"stage": 3}, 5, True),
+        (NOISE, "imbalance", {}, 5, True),
+        (STAGE, "imbalance", {"stage": 3}, 5, False),
+        (STAGE, "imbalance", {"stage": 2}, 5, True),
+        (STAGE, "imbalance", {}, 5, False),
+        (Noise(STAGE.slow | NOISE.slow, 100, 3), "imbalance", {}, 5, False),
+        (NOISE, "jitter", {}, 100, True),
+        (NOISE, "jitter", {}, 101, False),
+        (STAGE, "jitter", {"rank": 0}, 100, False),
+        (Noise(frozenset(), 100, 2), "jitter", {"rank": 0}, 100, True),
+        (NOISE, "communication", {}, 5, False),
+        (NOISE, "host", {}, 5, False),
+    ],
+)
+def test_noise_explains_what_is_at_no_slow_place(
+    noise: Noise, cause: str, where: dict[str, int | str], gain: int, explained: bool
+) -> None:
+    assert noise.explains(cause, where, gain) is explained
 
 
 def test_ordinary_noise_costs_more_where_messages_hold_up_ranks() -> None:

@@ -16,6 +16,7 @@ from pptrace.model.tables import GARBAGE_COLLECTION, Int64
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.workflow.load import load
+from tests.support.known import known
 from tests.support.measured import measured_costs
 
 Item = tuple[int, int, int, str, int, int, int]
@@ -33,30 +34,14 @@ ONE_STEP = np.array([7])
 
 
 def ends(rows: Slice, ready: list[int], step: Int64 = ONE_STEP) -> list[list[int]]:
-    chains = chains_of(rows, step, len(ready), AFTER)
-    assert chains is not None
+    chains = known(chains_of(rows, step, len(ready), AFTER))
     of_steps: list[list[int]] = chains.ends(np.tile(ready, (len(chains.work), 1)), chains.work).tolist()
     return of_steps
 
 
-def test_a_rank_does_one_thing_after_the_other() -> None:
-    rows = rows_of(
-        (0, 0, AFTER, "OPTIMIZER", -1, 10, 13), (0, 0, AFTER, "GC", -1, 15, 20), (0, 1, AFTER, "GC", -1, 9, 10)
-    )
-    assert ends(rows, [4, 100]) == [[4 + 3 + 5, 101]]
-
-
-def test_a_collective_goes_on_when_its_last_member_is_there() -> None:
-    sums = [(0, place, AFTER, "dp all_reduce", 5, start, 30 + place) for place, start in ((0, 10), (1, 20))]
-    rows = rows_of(*sums, (0, 0, AFTER, "OPTIMIZER", -1, 30, 34), (0, 2, AFTER, "OPTIMIZER", -1, 1, 3))
-    assert ends(rows, [10, 20, 1]) == [[34, 31, 3]]
-    assert ends(rows, [50, 20, 1]) == [[50 + 10 + 4, 50 + 11, 3]]
-
-
 def test_a_range_that_all_ranks_end_together_is_one_in_which_they_wait() -> None:
     rows = rows_of((0, 0, AFTER, "OPTIMIZER", -1, 10, 105), (0, 1, AFTER, "OPTIMIZER", -1, 100, 104))
-    chains = chains_of(rows, ONE_STEP, 2, AFTER)
-    assert chains is not None
+    chains = known(chains_of(rows, ONE_STEP, 2, AFTER))
     assert chains.name.tolist() == ["OPTIMIZER (all ranks)"] * 2
     assert chains.work.tolist() == [[5, 4]]
     assert ends(rows, [10, 20]) == [[25, 24]]
@@ -82,24 +67,13 @@ def test_steps_that_differ_and_things_at_once_have_no_chains(second: list[Item])
     assert chains_of(two_steps(second), np.array([7, 8]), 1, AFTER) is None
 
 
-def test_each_step_has_its_own_times() -> None:
-    rows = two_steps([(1, 0, AFTER, "GC", -1, 5, 6), (1, 0, AFTER, "OPTIMIZER", -1, 6, 8)])
-    assert ends(rows, [100], np.array([7, 8])) == [[110], [103]]
-
-
-def test_up_to_a_twentieth_of_an_item_may_be_at_the_time_of_the_one_before() -> None:
-    rows = two_steps([(1, 0, AFTER, "GC", -1, 9_000, 9_105), (1, 0, AFTER, "OPTIMIZER", -1, 9_100, 9_200)])
-    assert ends(rows, [0], np.array([7, 8])) == [[10], [205]]
-
-
 @pytest.mark.parametrize(("name", "covers"), [(GARBAGE_COLLECTION, "step"), ("GRAD_SYNC", "pipeline")])
 def test_collections_that_come_now_and_then_are_left_out_of_the_steps_work(name: str, covers: str) -> None:
     """An optimizer of 50, 50 and 110 after a forward and a backward of 100 each; something else in the second step."""
     table = build("gpipe", 1, 1).table
     optimizers = [(step, 0, AFTER, "OPTIMIZER", -1, 200, 200 + ns) for step, ns in enumerate((50, 50, 110))]
     rows = rows_of(*optimizers, (1, 0, AFTER, name, -1, 250, 290))
-    stragglers = slowdowns([replace(measured_costs(table, np.full((3, 1, 2), 100)), outside=rows)])
-    assert stragglers is not None
+    stragglers = known(slowdowns([replace(measured_costs(table, np.full((3, 1, 2), 100)), outside=rows)]))
     assert (stragglers.covers, stragglers.slowdown) == (covers, 1)
     kinds = {entry.kind for entry in stragglers.op_kinds}
     assert kinds == ({"F", "B", "OPTIMIZER"} if covers == "step" else {"F", "B"})
@@ -113,8 +87,7 @@ def test_a_step_begins_when_the_first_rank_of_a_pipeline_has_done_what_comes_bef
         for step in range(2)
         for pipeline, rank, ns in ((0, 0, 30), (0, 1, 20), (1, 0, 70), (1, 1, 20))
     ]
-    stragglers = slowdowns([replace(measured_costs(table, np.full((2, 2, 4), 100)), outside=rows_of(*items))])
-    assert stragglers is not None
+    stragglers = known(slowdowns([replace(measured_costs(table, np.full((2, 2, 4), 100)), outside=rows_of(*items))]))
     ideal = 400 + (30 + 20 + 70 + 20) / 4
     assert (stragglers.covers, stragglers.slowdown) == ("step", pytest.approx(470 / ideal))
     assert {entry.kind: entry.slowdown for entry in stragglers.op_kinds}["DATA"] == stragglers.slowdown
@@ -138,9 +111,7 @@ def stragglers_with(folder: Path, optimizer: tuple[int, int]) -> Stragglers:
         comms.append({"rank": replica, "step": step, "kind": "all_reduce", "axis": "dp", "group_size": 2, **times})
     pd.DataFrame(ops).to_csv(folder / "ops.csv", index=False)
     pd.DataFrame(comms).to_csv(folder / "comms.csv", index=False)
-    stragglers = load([folder]).report.stragglers
-    assert stragglers is not None
-    return stragglers
+    return known(load([folder]).report.stragglers)
 
 
 def test_a_slow_optimizer_on_one_rank_slows_the_step_down(tmp_path: Path) -> None:

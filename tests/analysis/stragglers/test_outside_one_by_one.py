@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.matrix.step_matrix import in_order, rows_of_windows
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, chains_of, outside_of
 from pptrace.model.tables import MESSAGES
 from pptrace.slices import Slice
+from tests.support.known import known
 
 Row = dict[str, Any]
 TEXTS = ("axis", "kind", "name")
@@ -94,48 +94,6 @@ def test_work_is_before_or_after_all_ops_of_a_window_and_not_among_them() -> Non
     assert num_found > 5 * len(SEEDS)
 
 
-def test_a_long_window_is_rounded_by_as_much_as_times_in_floats_are() -> None:
-    length = 1 << 40
-    ops = table_of([{"window": 0, "start": 0, "end": length}], ("window", "start", "end"))
-    rounding = length >> 21
-    spans = [
-        {"window": 0, "kind": "GC", "start_ns": at, "end_ns": at}
-        for at in (rounding, rounding + 1, length - rounding - 1, length - rounding)
-    ]
-    of_spans, none = table_of(spans, OF_SPANS), table_of([], OF_COMMS)
-    found = outside_of((of_spans, of_spans["window"]), (none, none["window"]), (ops, 1), 0)
-    assert list(zip(found["side"].tolist(), found["start"].tolist(), strict=True)) == [
-        (BEFORE, rounding),
-        (AFTER, length),
-    ]
-
-
-def test_work_before_ops_takes_its_own_time_where_other_windows_have_no_ops() -> None:
-    ops = table_of([{"window": 1, "start": 10_000, "end": 20_000}], ("window", "start", "end"))
-    spans = table_of([{"window": 1, "kind": "GC", "start_ns": 5, "end_ns": 9}], OF_SPANS)
-    none = table_of([], OF_COMMS)
-    (row,) = rows_of(outside_of((spans, spans["window"]), (none, none["window"]), (ops, 3), 0))
-    assert (row["side"], row["start"], row["work"]) == (BEFORE, 5, 4)
-
-
-def test_rows_of_chosen_windows_are_numbered_as_these_and_in_their_order() -> None:
-    rng = random.Random(0)
-    for _ in range(60):
-        window = sorted(rng.choices(range(5), k=rng.randint(0, 9)))
-        rows = Slice({"window": np.array(window, dtype=np.int64), "at": np.arange(len(window))})
-        chosen = rng.sample(range(5), rng.randint(0, 5))
-        found = rows_of_windows(rows, np.array(chosen, dtype=np.int64))
-        expected = [(number, at) for number, one in enumerate(chosen) for at, of in enumerate(window) if of == one]
-        assert list(zip(found["window"].tolist(), found["at"].tolist(), strict=True)) == expected
-        parts = [rows.where(rows["at"] % 2 == side) for side in (1, 0)]
-        together = [
-            (of, at)
-            for of, at in sorted(zip(window, range(len(window)), strict=True), key=lambda row: (row[0], -(row[1] % 2)))
-        ]
-        both = in_order(parts)
-        assert list(zip(both["window"].tolist(), both["at"].tolist(), strict=True)) == together
-
-
 def random_work(rng: random.Random, steps: int, ranks: int) -> tuple[Slice, list[list[list[Row]]]]:
     """Work of ranks after their ops: each its own ranges between collectives of all, the same in every step."""
     plan = [rng.choice(("all", "own", "some")) for _ in range(rng.randint(1, 4))]
@@ -176,8 +134,7 @@ def test_chains_end_when_one_item_after_the_other_does() -> None:
         rng = random.Random(seed)
         steps, ranks = rng.randint(1, 3), 4
         table, of_steps = random_work(rng, steps, ranks)
-        chains = chains_of(table, np.repeat(np.arange(steps) + 7, 2), 2, AFTER)
-        assert chains is not None
+        chains = known(chains_of(table, np.repeat(np.arange(steps) + 7, 2), 2, AFTER))
         if any("(all ranks)" in name for name in chains.name.tolist()):
             continue  # by chance the ranges of all ranks end together
         ready = np.array([[rng.randint(0, 90) for _ in range(ranks)] for _ in range(steps)])
@@ -192,10 +149,3 @@ def test_chains_end_when_one_item_after_the_other_does() -> None:
                     now[rank] = (together if row["match"] >= 0 else now[rank]) + row["work"]
             assert ends[step].tolist() == now
         assert chains.rank.tolist() == [rank for rank, of_rank in enumerate(of_steps[0]) for _ in of_rank]
-
-
-def test_steps_of_more_and_fewer_pipelines_have_no_chains() -> None:
-    table, _ = random_work(random.Random(0), 3, 4)
-    fewer = table.where(table["window"] < 5)
-    assert chains_of(fewer, np.array([7, 7, 8, 8, 9]), 2, AFTER) is None
-    assert chains_of(table, np.array([7, 7, 8, 8, 9, 9]), 2, BEFORE) is not None

@@ -11,8 +11,8 @@ import pytest
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.whatif.change import Change, even_split
-from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants, typical
-from pptrace.analysis.whatif.replay import Replayed, Target, _Builder, changes_ops, costs_of_step, replay, replay_step
+from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants
+from pptrace.analysis.whatif.replay import Target, _Builder, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import (
     BACKWARD,
     F,
@@ -20,12 +20,11 @@ from pptrace.analysis.whatif.stage_costs import (
     W,
     stage_costs,
     with_fixed_share,
-    with_weight_share,
 )
-from pptrace.analysis.whatif.stage_map import StageMap, end_shares, layer_overlap, stage_map
+from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from tests.analysis.whatif.random_costs import PLANS, STEPS, random_costs, two_pipelines
+from tests.analysis.whatif.random_costs import PLANS, random_costs, two_pipelines
 
 SEEDS = range(20)
 
@@ -35,87 +34,6 @@ def measured(seed: int, *names: str) -> tuple[StepMatrix, StageCosts]:
     plan = build(*rng.choice([plan for plan in PLANS if not names or plan[0] in names])).compute_only()
     costs = random_costs(rng, plan)
     return costs, stage_costs(plan, costs, None)
-
-
-def test_costs_of_single_ops_are_those_of_their_rows() -> None:
-    for seed in SEEDS:
-        costs, found = measured(seed, "1f1b", "zb-h1", "interleaved-1f1b", "zbv")
-        plan, table = found.plan, costs.table
-        parts: dict[tuple[int, int, int], dict[Kind, int]] = {}
-        for step, row in np.ndindex(costs.durations.shape):
-            key = step, int(table.stage[row]), int(table.microbatch[row])
-            parts.setdefault(key, {})[list(Kind)[table.kind[row]]] = int(costs.durations[step, row])
-        shares = {
-            stage: [
-                of[Kind.W] / (of[Kind.I] + of[Kind.W])
-                for (_, at, _), of in parts.items()
-                if at == stage and Kind.W in of
-            ]
-            for stage in range(plan.num_stages)
-        }
-        every = [share for of_stage in shares.values() for share in of_stage]
-        for (step, stage, microbatch), of in parts.items():
-            forward, backward, weights = found.work[step, stage, microbatch].tolist()
-            assert forward == of[Kind.F]
-            if Kind.B in of:
-                share = median(shares[stage] or every) if every else 0.5
-                assert (backward, weights) == (
-                    pytest.approx(of[Kind.B] * (1 - share)),
-                    pytest.approx(of[Kind.B] * share),
-                )
-            else:
-                assert (backward, weights) == (of[Kind.I], of[Kind.W])
-        assert found.splits_backward is bool(every)
-        assert found.pair_factor == 1.0
-        for row in np.flatnonzero(table.kind == Kind.F.code).tolist():
-            place = slice(None), table.stage[row], table.microbatch[row], F
-            assert found.inner[place].tolist() == costs.inner[:, row].tolist()
-            assert found.delay[place].tolist() == costs.delays[:, row].tolist()
-
-
-def test_messages_cost_what_their_rows_say_or_what_is_usual_of_their_direction() -> None:
-    for seed in SEEDS:
-        costs, found = measured(seed)
-        plan, table = found.plan, costs.table
-        entries = np.flatnonzero(table.dep_is_message)
-        outputs = [F if table.kind[table.dep[entry]] == Kind.F.code else BACKWARD for entry in entries]
-        if plan.num_chains > 1:
-            continue
-        usual = {}
-        for output in (F, BACKWARD):
-            of_it = [message for message, of in enumerate(outputs) if of == output]
-            usual[output] = median(ns for ns in costs.transfers[:, of_it].ravel().tolist() if ns >= 0)
-        expected = np.zeros((STEPS, plan.num_stages, plan.num_microbatches, 2))
-        for message, entry in enumerate(entries.tolist()):
-            sender, output = table.dep[entry], outputs[message]
-            for step in range(STEPS):
-                ns = int(costs.transfers[step, message])
-                place = step, table.stage[sender], table.microbatch[sender], output
-                expected[place] = ns if ns >= 0 else usual[output]
-        assert found.transfer.tolist() == expected.tolist()
-
-
-def test_links_are_between_the_ranks_of_neighbouring_stages() -> None:
-    for name, pp, num_microbatches in PLANS:
-        plan = build(name, pp, num_microbatches).compute_only()
-        found = stage_costs(plan, random_costs(random.Random(0), plan), None)
-        length, of_chain = plan.chain_length, plan.num_microbatches // plan.num_chains
-        links: dict[object, list[int]] = {F: [], BACKWARD: []}
-        for stage in range(length):
-            for microbatch in range(plan.num_microbatches):
-                chain = microbatch // of_chain
-                assert found.owners[stage, microbatch] == plan.placement[stage + chain * length]
-                for output, hop in ((F, 1), (BACKWARD, -1)):
-                    if not 0 <= stage + hop < length:
-                        continue
-                    begin, end = (plan.placement[at + chain * length] for at in (stage, stage + hop))
-                    if begin != end:
-                        place = (stage * plan.num_microbatches + microbatch) * 2 + output
-                        links[output].append(place)
-                        links.setdefault((begin, end), []).append(place)
-        assert {key: sorted(places.tolist()) for key, places in found.links().items()} == {
-            key: sorted(places) for key, places in links.items()
-        }
 
 
 def test_rows_of_another_plan_are_made_of_the_parts_of_the_measured_stages() -> None:
@@ -164,15 +82,6 @@ def test_rows_of_another_plan_are_made_of_the_parts_of_the_measured_stages() -> 
                 assert inner[window, row] == pytest.approx(of_inner * scale)
 
 
-def test_the_run_itself_has_its_own_ops_and_half_of_them_another_size() -> None:
-    _, costs = measured(1, "1f1b")
-    layers = (1,) * costs.num_stages
-    same = stage_map(costs.typical, layers, layers)
-    assert same.is_identity
-    assert not changes_ops(costs, Target(costs.plan, same))
-    assert changes_ops(costs, Target(costs.plan, same, scale=0.5))
-
-
 def test_messages_go_where_the_measured_ones_go_or_take_what_those_of_their_link_took() -> None:
     for seed in SEEDS:
         _, costs = measured(seed, "1f1b", "interleaved-1f1b")
@@ -202,43 +111,12 @@ def test_messages_go_where_the_measured_ones_go_or_take_what_those_of_their_link
         assert same.tolist() == (8 * expected).tolist()
 
 
-def test_another_part_of_backwards_for_weights_leaves_their_sum() -> None:
-    _, costs = measured(0, "1f1b")
-    other = with_weight_share(costs, 0.4)
-    both = costs.work[..., BACKWARD] + costs.work[..., W]
-    assert np.allclose(other.work[..., W], 0.4 * both)
-    assert np.allclose(other.work[..., BACKWARD], 0.6 * both)
-    assert (other.work[..., F] == costs.work[..., F]).all()
-    assert other.weight_share == 0.4
-
-
-def test_layers_that_two_stages_share_and_what_the_ends_have_besides() -> None:
-    assert layer_overlap((2, 2, 2), (3, 3)).tolist() == [[2, 1, 0], [0, 1, 2]]
-    assert layer_overlap((4,), (1, 3)).tolist() == [[1], [3]]
-    usual = np.array([[30.0, 9.0], [20.0, 8.0], [20.0, 8.0], [45.0, 4.0]])
-    assert end_shares(usual, (2, 2, 2, 1)).tolist() == [[10 / 30, 1 / 9], [35 / 45, 0.0]]
-    assert end_shares(usual[:2], (2, 2)).tolist() == [[0, 0], [0, 0]]
-    assert end_shares(np.array([[0.0], [5.0], [4.0]]), (1, 1, 1)).tolist() == [[0.0], [0.0]]
-    found = stage_map(usual, (2, 2, 2, 1), (1, 3, 2, 1))
-    assert found.source.tolist() == [0, 1, 2, 3]
-    first, last = 10 / 30, 35 / 45
-    assert np.allclose(found.shares[0].sum(axis=0), 1)
-    assert found.shares[0, 0, 0] == pytest.approx(0.5 * (1 - first) + first)
-    assert found.shares[0, 1, 0] == pytest.approx(0.5 * (1 - first))
-    assert found.shares[0, 3, 3] == pytest.approx(1 - last + last)
-    assert not found.is_identity
-
-
 @pytest.mark.parametrize(
     ("num_layers", "num_stages", "whole", "expected"),
     [(7, 3, True, (3, 2, 2)), (7, 2, False, (3.5, 3.5)), (2, 3, True, (2 / 3,) * 3), (3, 3, True, (1, 1, 1))],
 )
 def test_even_splits(num_layers: int, num_stages: int, whole: bool, expected: tuple[float, ...]) -> None:
     assert even_split(num_layers, num_stages, whole) == expected
-
-
-def test_the_typical_step_is_the_lower_median() -> None:
-    assert [typical(np.array(spans)) for spans in ([5], [9, 3], [3, 9, 1], [4, 3, 2, 1])] == [5, 3, 3, 2]
 
 
 def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
@@ -284,60 +162,10 @@ def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
             assert one.transfers.tolist() == np.rint(transfers[windows[0]]).tolist()
 
 
-def test_halves_of_pairs_take_what_their_stages_ops_do_outside_of_pairs() -> None:
-    plan = build("dualpipe", 2, 8).compute_only()
-    table = plan.table
-    costs = random_costs(random.Random(3), plan)
-    durations = costs.durations.copy()
-    stages = np.arange(plan.num_stages)
-    of_f, of_b = 100 + 10 * stages, 200 + 30 * stages
-    for row in range(len(table)):
-        kind, stage = list(Kind)[table.kind[row]], table.stage[row]
-        durations[:, row] = {Kind.F: of_f[stage], Kind.B: of_b[stage], Kind.I: 50, Kind.W: of_b[stage] - 50}.get(
-            kind, 0
-        )
-    usual = []
-    for kind, ns in ((Kind.F, of_f), (Kind.B, of_b)):
-        known = [stage for stage in stages if ((table.kind == kind.code) & (table.stage == stage)).any()]
-        usual.append([int(ns[stage]) if stage in known else median(ns[known].tolist()) for stage in stages])
-    pairs = np.flatnonzero(table.kind == Kind.OVERLAP_F_B.code).tolist()
-    halves = {row: (usual[0][table.stage[row]], usual[1][table.second_stage[row]]) for row in pairs}
-    assert halves
-    for row, both in halves.items():
-        durations[:, row] = round(0.8 * sum(both))
-    found = stage_costs(plan, replace(costs, durations=durations), None)
-    assert found.pair_factor == pytest.approx(0.8, abs=0.01)
-    for row, (forward, backward) in halves.items():
-        length = plan.chain_length
-        of_forward = found.work[0, table.stage[row] % length, table.microbatch[row], F]
-        assert of_forward == pytest.approx(forward, rel=0.01)
-        second, microbatch = divmod(int(table.second_slot[row]) // 3, plan.num_microbatches)
-        of_backward = found.work[0, second % length, microbatch, [BACKWARD, W]].sum()
-        assert of_backward == pytest.approx(backward, rel=0.01)
-
-
 def varied(costs: StageCosts, target: Target) -> list[tuple[StageCosts, Target]]:
     """The other assumptions, of which messages are none: receives are posted as a change says."""
     baseline = Baseline(costs, np.zeros(len(np.unique(costs.step)), dtype=np.int64))
     return list(_variants(baseline, Change(prefetch=0), costs, target))
-
-
-def test_assumptions_are_varied_within_their_bounds() -> None:
-    _, costs = measured(1, "1f1b")
-    layers = (1,) * costs.num_stages
-    own = stage_map(costs.typical, layers, layers)
-    assert not varied(costs, Target(costs.plan, own))
-    half = Target(costs.plan, own, scale=0.5)
-    variants = varied(costs, half)
-    fixed = [(of.fixed / np.median(costs.typical, axis=0)).tolist() for of, _ in variants]
-    assert fixed == [pytest.approx([0.06] * 3), [0.0] * 3, [0.0] * 3]
-    assert [target.scales_delays for _, target in variants] == [False, True, False]
-    assert [target.latency_share for _, target in variants] == [0.0, 0.0, 1.0]
-    assert (replay(*variants[0]).spans > replay(costs, half).spans).all()
-    punctual = replace(costs, delay=np.zeros_like(costs.delay))
-    assert not any(target.scales_delays for _, target in varied(punctual, half))
-    split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
-    assert [of.weight_share for of, _ in varied(costs, split)][:2] == pytest.approx([0.4, 0.6])
 
 
 def test_of_many_steps_assumptions_are_tried_with_some_and_bounds_are_close_to_those_with_all() -> None:
@@ -373,9 +201,3 @@ def test_delays_may_go_in_proportion_to_what_ops_do() -> None:
     _, scaled = _Builder(costs, replace(target, scales_delays=True)).durations(everything)
     assert late.any()
     assert scaled == pytest.approx(1.5 * late)
-
-
-def test_the_error_of_a_replay_is_the_median_of_those_of_its_steps() -> None:
-    _, costs = measured(1, "1f1b")
-    baseline = Baseline(costs, np.array([100, 200, 0, 1000]))
-    assert baseline._error_of(Replayed(np.array([110, 190, 0, 2000]), np.zeros(4))) == pytest.approx((0.05 + 0.1) / 2)

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.whatif.change import Change, op_costs
+from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
-from pptrace.analysis.whatif.split import best_splits
 from pptrace.analysis.whatif.stage_costs import NOTHING_ASSUMED, Assumed
 from pptrace.analysis.whatif.study import Study, study_run
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import Costs, simulate
-from tests.analysis.whatif.test_split import all_splits
 from tests.analysis.whatif.test_whatif import MS, analysed
 
 FIXED, LAYER, EMBEDDING, HEAD = (1.5, 2.5), (2, 4), (0.5, 1), (3, 6)
@@ -66,18 +64,6 @@ def test_so_are_chunks_and_split_backwards(study: Study, name: str) -> None:
     assert scenario.span_ns == simulate(plan, costs).makespan_ns
 
 
-@pytest.mark.parametrize(("microbatches", "size"), [(16, 0.5), (4, 2.0)])
-def test_so_are_microbatches_of_another_size(study: Study, microbatches: int, size: float) -> None:
-    scenario = study.scenario(Change(microbatches=microbatches, microbatch_size=size), "sizes")
-    assert scenario.span_ns == simulate(build("gpipe", 4, microbatches), costs_of(SPLIT, size)).makespan_ns
-
-
-def test_a_schedule_is_searched_with_what_ops_then_cost(study: Study) -> None:
-    wanted = costs_of(SPLIT).stages
-    found = op_costs(study.costs, Change(), "zb-auto").of_ranks
-    assert found == tuple(tuple(wanted[kind, rank] for kind in (Kind.F, Kind.I, Kind.W)) for rank in range(4))
-
-
 def test_gradients_that_were_measured_by_themselves_have_parts_of_their_own(tmp_path: Path) -> None:
     found = study_of(tmp_path, "zb-h1")
     assert found.costs.fixed.tolist() == pytest.approx([ms * MS for ms in (FIXED[0], FIXED[1], FIXED[1])])
@@ -92,15 +78,6 @@ def test_the_interval_has_what_comes_out_if_all_of_an_op_is_its_layers(study: St
     without = study_of(tmp_path, "gpipe", Assumed(fixed=0.0)).scenario(change, "chunks")
     assert usual.low_ns <= without.low_ns < without.span_ns < usual.span_ns
     assert "--fixed-share" in without.note
-
-
-def test_no_split_has_a_lighter_heaviest_stage(study: Study) -> None:
-    def heaviest(split: Sequence[int]) -> int:
-        stages = costs_of(split).stages
-        return max(stages[Kind.F, stage] + stages[Kind.B, stage] for stage in range(4))
-
-    found = best_splits(study.costs)
-    assert set(map(heaviest, found)) == {min(map(heaviest, all_splits(sum(SPLIT), 4)))}
 
 
 def works(split: Sequence[int], fixed: float, factors: Sequence[float] = (), noise: float = 0.0) -> Floats:
@@ -148,14 +125,6 @@ def works(split: Sequence[int], fixed: float, factors: Sequence[float] = (), noi
 )
 def test_none_is_measured_where_stages_do_not_tell(layers: tuple[int, ...] | None, work: Floats) -> None:
     assert measured_fixed_part(work, layers).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(("split", "factors"), [((3, 6, 4, 3), ()), ((8, 6, 4, 6, 2, 5), (1, 1, 1, 1.05, 1, 1))])
-def test_noise_and_one_slow_stage_of_many_leave_it_about_what_it_is(
-    split: Sequence[int], factors: tuple[float, ...]
-) -> None:
-    found = measured_fixed_part(works(split, 30, factors, noise=0.02), split)
-    assert found == pytest.approx([30, 30], rel=0.5)
 
 
 def test_of_many_stages_and_steps_some_tell_as_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,18 +64,6 @@ def test_without_jitter_what_ops_compute_is_the_median_of_their_stage_in_their_p
                 assert after == pytest.approx(median(before.ravel().tolist()))
 
 
-def test_with_all_communication_hidden_ops_compute_alone() -> None:
-    costs = two_pipelines(0)
-    found = ideal(costs, "communication")
-    assert (found.work == costs.work - costs.inner).all()
-    assert not found.inner.any()
-    assert not found.transfer.any()
-    assert (found.delay == costs.delay).all()
-    punctual = ideal(costs, "host")
-    assert not punctual.delay.any()
-    assert punctual.work is costs.work
-
-
 def usual_of(costs: StageCosts, stage: int, output: int, pipelines: tuple[int, ...] = (0, 1)) -> float:
     windows = np.flatnonzero(np.isin(costs.ranks[:, 0], [10 * pipeline for pipeline in pipelines]))
     return float(median(costs.work[windows, stage, :, output].ravel().tolist()))

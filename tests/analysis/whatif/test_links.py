@@ -49,16 +49,6 @@ def test_faster_links_leave_the_latency_as_it_was(measured: Analysis, speed: flo
     assert scenario.note == "messages keep the latency that was fitted to their links"
 
 
-def test_larger_microbatches_leave_the_latency_as_it_was(measured: Analysis) -> None:
-    scenario = study_of(measured, LATENCY).scenario(Change(microbatch_size=2.0), "twice the size")
-    assert scenario.span_ns == pytest.approx(on_paper(LATENCY + 2 * OF_BYTES, 2.0), abs=5)
-
-
-def test_a_latency_longer_than_the_message_is_all_of_it(measured: Analysis) -> None:
-    scenario = study_of(measured, 10 * OF_BYTES).scenario(Change(link_speed=100.0), "links")
-    assert scenario.span_ns == on_paper(LATENCY + OF_BYTES)
-
-
 def test_without_a_fit_all_of_a_message_is_divided_and_the_interval_has_none_of_it(measured: Analysis) -> None:
     scenario = study_of(measured, None).scenario(Change(link_speed=4.0), "links")
     assert scenario.span_ns == pytest.approx(on_paper((LATENCY + OF_BYTES) // 4), abs=5)
@@ -66,22 +56,6 @@ def test_without_a_fit_all_of_a_message_is_divided_and_the_interval_has_none_of_
     assert "none could be fitted" in scenario.note
     fitted = study_of(measured, LATENCY).scenario(Change(link_speed=4.0), "links")
     assert fitted.high_ns < on_paper(LATENCY + OF_BYTES)
-
-
-def test_another_plan_takes_the_latencies_of_its_links(measured: Analysis) -> None:
-    study = study_of(measured, LATENCY)
-    slow, fast = (study.scenario(Change(schedule="gpipe", link_speed=speed), "gpipe").span_ns for speed in (1.0, 1e6))
-    plan = build("gpipe", 3, 6)
-    spans = [run_on_paper(plan, lambda action: cost()[action.kind], taken).window for taken in (80_000, 20_000)]
-    assert [slow, fast] == pytest.approx([end - begin for begin, end in spans], abs=5)
-
-
-def test_a_link_without_a_fit_leaves_the_latencies_unknown(measured: Analysis) -> None:
-    report = measured.report
-    links = (replace(report.links[0], latency_ns=LATENCY), *report.links[1:])
-    study = study_run(replace(report, links=links), measured.costs, measured.schedule, None)
-    assert not study.costs.knows_latency
-    assert "none could be fitted" in study.scenario(Change(link_speed=2.0), "links").note
 
 
 def test_latencies_of_another_run_count_where_this_one_has_none(measured: Analysis) -> None:

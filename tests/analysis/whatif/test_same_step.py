@@ -12,7 +12,6 @@ import pytest
 
 import pptrace
 from pptrace.analysis.whatif.measured_gains import OutsideTimes
-from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import MOST_ERROR
 from pptrace.analysis.whole_run import OutsidePart
 from pptrace.api.whatif import Predictions
@@ -22,6 +21,7 @@ from pptrace.model.units import milliseconds
 from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
+from tests.support.known import known
 from tests.support.programs import SAMPLES
 
 RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/expected.json"))
@@ -117,22 +117,11 @@ def test_without_a_known_start_of_the_next_step_lengths_are_those_of_the_pipelin
     assert "ms: the pipeline's span; when the next step begins is not known" in table.notes
 
 
-def test_a_plan_that_was_run_counts_with_what_is_outside_the_pipeline() -> None:
-    one = Scenario(
-        **{"name": "", "schedule": "", "num_chunks": 1, "num_microbatches": 1, "split": None, "ideal": ()},
-        **{"span_ns": 10, "low_ns": 9, "high_ns": 12, "gain_ns": 5, "bubble_ratio": 0.0, "peak_inflight": 1},
-        **{"peak_memory_bytes": None, "verified_span_ns": 11, "note": ""},
-        **{"period_ns": 14, "period_low_ns": 13, "period_high_ns": 16},
-    )
-    assert (one.verified_ns, one.same_work_ns, one.is_shorter) == (15, 19, True)
-
-
 @pytest.mark.parametrize("part", ["unrecorded_ranks", "unknown_rank"])
 def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
     run, predictions = predicted("uneven_p4")
-    assert predictions.result.today is not None
     times = OutsideTimes(10, 5, {})
     with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
-        times.without(part, predictions.result.today)
+        times.without(part, known(predictions.result.today))
     step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
     assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]

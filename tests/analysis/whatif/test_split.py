@@ -10,9 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.whatif.memory import LayerMemory, MemoryLimit
-from pptrace.analysis.whatif.split import _improved, _of_chunks, _partitions, best_splits, layer_costs
+from pptrace.analysis.whatif.split import _of_chunks, _partitions, best_splits
 from pptrace.analysis.whatif.stage_costs import stage_costs
-from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from tests.support.measured import measured_costs
@@ -91,21 +90,6 @@ def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
     assert _partitions(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, int(of_splits[0]) - 1, held)) == []
 
 
-@pytest.mark.parametrize("placement", [[0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 0, 1, 2]])
-def test_layers_that_cost_alike_are_shared_out_over_chunks_as_well_as_they_can_be(placement: list[int]) -> None:
-    layers, ends = np.ones(12), (1.5, 3.5)
-
-    def heaviest(split: Sequence[int]) -> float:
-        loads = loads_of(split, layers)
-        loads[[0, -1]] += ends
-        return float(np.bincount(placement, loads).max())
-
-    splits = all_splits(12, len(placement))
-    least = min(map(heaviest, splits))
-    for start in splits[:: len(splits) // 20]:
-        assert heaviest(_improved(layers, ends, np.array(placement), start)) == least
-
-
 @pytest.mark.parametrize("seed", [7, 8, 10, 11])
 def test_over_chunks_no_split_of_twelve_layers_has_a_lighter_heaviest_rank(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -129,13 +113,6 @@ def test_over_chunks_many_layers_are_moved_from_the_measured_and_from_even_stage
     assert np.bincount(placement, loads_of(found, layers)).tolist() == [6, 6]
 
 
-def test_where_one_rank_is_heaviest_anyhow_the_others_share_the_rest_evenly() -> None:
-    layers, placement = np.ones(12), [0, 1, 2, 0, 1, 2]
-    for start in all_splits(12, 6)[::20]:
-        found = _improved(layers, (0.0, 20.0), np.array(placement), start)
-        assert sorted(np.bincount(placement, loads_of(found, layers)).tolist()) == [1, 5, 6]
-
-
 def test_over_chunks_the_heaviest_rank_has_least_work_as_well() -> None:
     """Two layers of 30 in each of four stages on two ranks, with an embedding of 60 and a head of 120 at the ends."""
     plan = build("interleaved-1f1b", 2, 4)
@@ -149,27 +126,3 @@ def test_over_chunks_the_heaviest_rank_has_least_work_as_well() -> None:
 
     found, *_ = best_splits(costs)
     assert heaviest(found) == min(map(heaviest, all_splits(8, 4))) == 210
-
-
-def test_layers_that_cost_alike_are_shared_out_evenly_where_the_heaviest_stage_leaves_a_choice() -> None:
-    assert set(_partitions(np.ones(10), (0.0, 0.0), 4)) == {
-        (3, 2, 3, 2),
-        (2, 3, 2, 3),
-        (3, 3, 2, 2),
-        (2, 2, 3, 3),
-        (2, 3, 3, 2),
-        (3, 2, 2, 3),
-    }
-    assert _partitions(np.ones(8), (0.0, 0.0), 4) == [(2, 2, 2, 2)]
-    assert set(_partitions(np.ones(8), (0.0, 3.0), 3)) == {(4, 3, 1), (3, 4, 1), (4, 4, 0)}
-    assert _partitions(np.ones(9), (0.0, 3.5), 4) == [(3, 3, 3, 0)]
-    assert len(_partitions(np.ones(40), (0.0, 0.0), 16)) == 64
-
-
-def test_the_ends_keep_what_their_layers_do_not_cost() -> None:
-    typical = np.array(
-        [[12.0, 10.0, 10.0], [8.0, 8.0, 8.0], [8.0, 8.0, 8.0], [14.0, 8.0, 8.0]]
-    )  # 4 layers in each stage
-    layers, (embedding, head) = layer_costs(typical, (4, 4, 4, 4), end_shares(typical, (4, 4, 4, 4)))
-    assert layers.tolist() == [6.0] * 16
-    assert (embedding, head) == (8.0, 6.0)

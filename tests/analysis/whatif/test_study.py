@@ -10,12 +10,12 @@ import pytest
 
 from pptrace.analysis.whatif.answer import _with_front, answer, pictures
 from pptrace.analysis.whatif.candidates import all_changes, all_schedules
-from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
+from pptrace.analysis.whatif.change import Change, plan_of, stage_map_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.memory import RankUse
 from pptrace.analysis.whatif.predict import Baseline, identity_map, predict
-from pptrace.analysis.whatif.replay import Target, replay, replay_step
+from pptrace.analysis.whatif.replay import Target, replay
 from pptrace.analysis.whatif.result import Scenario, Standing
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.analysis.whatif.study import Study
@@ -24,7 +24,7 @@ from pptrace.report.whatif import headline, span_words, whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.registry import build
-from pptrace.schedule.shape import OpCosts
+from tests.support.known import known
 from tests.support.measured import measured_costs
 
 STEPS = 5
@@ -93,13 +93,6 @@ def test_a_split_has_the_layers_that_the_model_has_where_these_are_known() -> No
     assert unknown[0].sum(axis=1).tolist() == pytest.approx([0.8, 0.8, 0.8, 1.6])
 
 
-def test_layers_are_shared_out_evenly_with_one_more_for_the_first_stages() -> None:
-    assert even_split(10, 4, True) == (3, 3, 2, 2)
-    assert even_split(4, 4, True) == (1, 1, 1, 1)
-    assert even_split(3, 4, True) == (0.75,) * 4
-    assert even_split(10, 4, False) == (2.5,) * 4
-
-
 def test_receives_posted_ahead_are_a_change_only_where_they_are_not() -> None:
     costs = costs_of(transfers=500)
     posted = {"receives posted 1 op ahead", "receives posted 2 ops ahead"}
@@ -121,12 +114,6 @@ def test_receives_are_posted_ahead_where_that_explains_the_steps_within_a_bit_mo
     assert study.baseline.messaging is found
 
 
-def test_receives_posted_when_needed_hold_up_what_they_hold_up_where_none_is_posted_ahead() -> None:
-    study = study_of(costs_of(transfers=500))
-    assert study.today.span_ns == 33_000 + 16 * 500
-    assert study.scenario(Change(prefetch=0), "").span_ns == 33_000 + 19 * 500
-
-
 @pytest.mark.parametrize(
     ("microbatches", "sizes"),
     [
@@ -146,19 +133,6 @@ def test_the_slowest_of_several_stages_is_tried_as_the_others_and_links_twice_as
     for pp, tried in ((1, set()), (2, of_stages), (4, of_stages)):
         names = names_of(study_of(costs_of(pp=pp, heavy=1, transfers=1)))
         assert {name for name in names if "stage=" in name or "links" in name} == tried
-
-
-def test_schedules_with_any_number_of_chunks_are_tried_with_two_and_four() -> None:
-    study = study_of(costs_of())
-    names = [name for name, _ in all_schedules(study, Change())]
-    assert [name for name in names if name.startswith("interleaved-1f1b")] == [
-        "interleaved-1f1b, 2 chunks",
-        "interleaved-1f1b, 4 chunks",
-    ]
-    asked = [name for name, _ in all_schedules(study, Change(chunks=3)) if name.startswith("interleaved-1f1b")]
-    assert asked == ["interleaved-1f1b, 3 chunks"]
-    assert "1f1b" in names
-    assert "1f1b" not in names_of(study)
 
 
 def test_there_are_no_more_stages_than_the_model_has_layers() -> None:
@@ -194,11 +168,6 @@ def test_another_run_may_differ_more_where_ranks_waited_for_cores() -> None:
     calm, wide = (predict(of, Change(), of.costs.plan) for of in (usual, busy))
     assert calm.span == wide.span
     assert wide.high - wide.low > 5 * (calm.high - calm.low)
-
-
-def test_an_ideal_that_was_asked_for_alone_is_the_answer() -> None:
-    result = answer(study_of(costs_of(heavy=3)), [("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))])
-    assert headline(result).startswith("ideal stage=3 would take")
 
 
 def test_what_is_sure_to_help_leads_and_what_may_not_comes_after_it_though_it_gains_more() -> None:
@@ -280,6 +249,11 @@ def test_faster_links_and_ideals_have_a_table_of_their_own_with_words_for_what_t
     assert means["ideal stage=3"] == "the stage takes what the others do"
     assert means["links twice as fast"] == "messages take 1/2 of the time"
     assert all(means.values())
+    slower = answer(study, [("slower links", Change(link_speed=0.25))])
+    (table,) = whatif_tables(slower)
+    assert (table.title, table.rows[0][1]) == ("If it cost more", "messages take 4 times as long")
+    assert headline(slower).startswith("slower links would make the step ")
+    assert "% longer: " in headline(slower)
     alone = answer(study, [("ideal jitter", Change(ideals=(parse_ideal("jitter"),)))])
     assert [table.key for table in whatif_tables(alone)] == ["whatif-ideals"]
 
@@ -309,13 +283,6 @@ def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:
     (today, now), (name, then) = pictures(study, changes, result)
     assert (today, name) == ("as it was", best.name)
     assert (now.makespan_ns, then.makespan_ns) == (result.measured_span_ns, best.span_ns)
-
-
-def test_a_scenario_has_the_split_of_the_model_where_it_has_as_many_stages() -> None:
-    study = study_of(costs_of(layers=LAYERS))
-    assert study.today.split == LAYERS
-    assert study.scenario(Change(split=(3, 2, 2, 1)), "").split == (3, 2, 2, 1)
-    assert study.scenario(Change(schedule="interleaved-1f1b"), "").split is None
 
 
 @pytest.mark.parametrize(
@@ -355,22 +322,15 @@ def test_what_is_assumed_of_the_halves_of_measured_pairs_is_noted() -> None:
     assert "each half of an overlapped pair" not in study.scenario(Change(link_speed=2.0), "").note
 
 
-def test_the_interval_of_five_steps_is_from_the_shortest_to_the_longest() -> None:
+@pytest.mark.parametrize(("scales", "typical"), [((14, 10, 12, 11, 13), 12), ((10, 14), 10)])
+def test_the_interval_of_up_to_five_steps_is_from_the_shortest_to_the_longest(
+    scales: tuple[int, ...], typical: int
+) -> None:
     """The median of five draws from five is the least of them in 5.8 % of cases: P(3 or more of 5 draws) at 1 in 5."""
-    costs = costs_of(scales=(14, 10, 12, 11, 13))
-    baseline = study_of(costs).baseline
-    found = predict(baseline, Change(schedule="gpipe"), plan_of(Change(schedule="gpipe"), "1f1b", costs))
-    each = 11 * 3000
-    assert found.span == 12 * each
-    assert (found.low, found.high) == (pytest.approx(10 * each * 0.985, abs=1), pytest.approx(14 * each * 1.015, abs=1))
-
-
-def test_the_interval_of_two_steps_that_differ_has_both() -> None:
-    costs = costs_of(scales=(10, 14))
-    baseline = study_of(costs).baseline
-    found = predict(baseline, Change(schedule="gpipe"), plan_of(Change(schedule="gpipe"), "1f1b", costs))
-    each = 11 * 3000
-    assert found.span == 10 * each
+    costs, each = costs_of(scales=scales), 11 * 3000
+    change = Change(schedule="gpipe")
+    found = predict(study_of(costs).baseline, change, plan_of(change, "1f1b", costs))
+    assert found.span == typical * each
     assert (found.low, found.high) == (pytest.approx(10 * each * 0.985, abs=1), pytest.approx(14 * each * 1.015, abs=1))
 
 
@@ -381,17 +341,6 @@ def test_another_run_of_one_step_may_be_longer_or_shorter_though_its_microbatche
     found = predict(study_of(costs).baseline, Change(), plan)
     assert found.high > 1.02 * found.span, "other orders take longer"
     assert found.low == pytest.approx(0.985 * found.span, abs=1)
-
-
-def test_the_replay_of_a_step_is_that_of_its_longest_pipeline() -> None:
-    plan = build("1f1b", 2, 4).compute_only()
-    for longest in range(3):
-        durations = np.full((2, 3, len(plan.table)), 100)
-        durations[1, longest] = 300
-        costs = stage_costs(plan, measured_costs(plan.table, durations), None)
-        target = Target(costs.plan, identity_map(costs), Messaging.AHEAD)
-        assert [replay_step(costs, target, step).makespan_ns for step in (0, 1)] == [5 * 200, 5 * 600]
-        assert replay(costs, target).spans.tolist() == [5 * 200, 5 * 600]
 
 
 def scenario(name: str, gain: int, held: int, peak: int | None = None, standing: Standing = Standing.SURE) -> Scenario:
@@ -414,21 +363,6 @@ def scenario(name: str, gain: int, held: int, peak: int | None = None, standing:
 )
 def test_nothing_beats_what_is_on_the_front_in_both_time_and_memory(scenarios: list[Scenario], front: str) -> None:
     assert "".join(one.name for one in _with_front(scenarios) if one.on_pareto_front) == front
-
-
-def test_of_layers_that_do_not_divide_the_first_stages_have_more() -> None:
-    shares = stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(), 8, "interleaved-1f1b").shares
-    assert shares[0].sum(axis=1).tolist() == pytest.approx([2 / 3] * 4 + [1 / 3] * 4)
-    with pytest.raises(UsageError, match="--split 6,6: 2 numbers; expected 4, the layers of each stage of 1f1b"):
-        stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(split=(6, 6)), 4, "1f1b")
-
-
-def test_a_schedule_is_searched_with_what_ops_and_messages_then_cost() -> None:
-    """Each op 2,000 ns but forwards, which take half of that, in microbatches of half the size; messages twice as fast."""
-    costs = costs_of("zb-h1", transfers=500)
-    change = Change(schedule="zb-auto", link_speed=2.0, microbatch_size=0.5)
-    assert op_costs(costs, change, "zb-auto") == OpCosts(p2p=250, of_ranks=((500, 1000, 1000),) * 4)
-    assert op_costs(costs_of("zb-h1", pp=1), Change(), "zb-auto").p2p == 0
 
 
 @pytest.mark.parametrize(("scales", "step"), [((14, 10, 12, 11, 13), 2), ((14, 10, 12, 11), 3), ((9,), 0)])
@@ -483,6 +417,5 @@ def test_of_splits_that_are_as_good_the_one_with_the_shortest_step_is_advised() 
     durations = 1000 * np.where(plan.table.kind == Kind.F.code, 1, 2) * layers[plan.table.stage]
     study = study_of(stage_costs(plan, measured_costs(plan.table, np.tile(durations, (5, 1, 1))), (1, 7, 1, 1)))
     spans = {split: study.scenario(Change(split=split), "split").span_ns for split in permutations((3, 3, 2, 2))}
-    assert study.best_split is not None
     assert len(set(spans.values())) > 1
-    assert spans[study.best_split] == min(spans.values())
+    assert spans[known(study.best_split)] == min(spans.values())

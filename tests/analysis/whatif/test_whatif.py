@@ -12,16 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.whatif import change, replay
+from pptrace.analysis.whatif import change
 from pptrace.analysis.whatif.answer import answer
 from pptrace.analysis.whatif.candidates import all_changes
 from pptrace.analysis.whatif.change import Change, group_of
-from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
+from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
-from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, study_run
 from pptrace.analysis.whole_run import Doubt, InDoubt
 from pptrace.api.whatif import predict_changes
@@ -30,7 +28,6 @@ from pptrace.errors import PptraceError, ShapeError, UsageError
 from pptrace.report.to_json import dump, simulation_object
 from pptrace.report.whatif import whatif_tables
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.message_graph import make_graph
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import OpCosts
@@ -38,7 +35,8 @@ from pptrace.schedule.text import to_csv
 from pptrace.simulator import Costs, Simulation, peak_inflight, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
-from tests.support.measured import measured_costs
+from tests.support.extent import ALL
+from tests.support.known import known
 
 MS = 1_000_000
 COSTS = uniform(forward_ns=10 * MS, backward_ns=20 * MS)
@@ -89,7 +87,7 @@ def test_dualpipe_shares_the_microbatches_out_over_both_ends(one_f_one_b: Analys
     assert (scenario.standing, scenario.is_shorter) == (Standing.UNSURE, True), "what is not counted may take it"
 
 
-@pytest.mark.parametrize("source", ["zb-h1", "zbv", "interleaved-1f1b", "dualpipe", "dualpipe-v", "gpipe"])
+@pytest.mark.parametrize("source", ["zb-h1", "zbv", "dualpipe"])
 def test_1f1b_is_predicted_from_any_schedule(source: str, tmp_path: Path) -> None:
     plan = build(source, 4, 8)
     chunks = plan.num_chunks // plan.num_chains
@@ -98,9 +96,7 @@ def test_1f1b_is_predicted_from_any_schedule(source: str, tmp_path: Path) -> Non
     assert scenario.span_ns == simulate(build("1f1b", 4, 8), COSTS).makespan_ns
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [("1f1b", "gpipe"), ("gpipe", "eager-1f1b"), ("zb-h1", "zb-h2"), ("zb-h2", "1f1b")]
-)
+@pytest.mark.parametrize(("source", "target"), [("1f1b", "gpipe"), ("zb-h1", "zb-h2"), ("zb-h2", "1f1b")])
 def test_costs_of_single_ops_go_with_them(source: str, target: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     plan, wanted = build(source, 3, 6), build(target, 3, 6)
@@ -139,8 +135,7 @@ def test_the_search_knows_what_each_stage_costs(tmp_path: Path) -> None:
 
 def test_the_plan_of_the_advised_change_is_written_as_torchs_csv(one_f_one_b: Analysis) -> None:
     predictions = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zb-auto", "zb-h1")))
-    advised = predictions.result.advice
-    assert advised is not None
+    advised = known(predictions.result.advice)
     searched = build("zb-auto", 4, 8, costs=OpCosts(p2p=0, of_ranks=((10 * MS, 10 * MS, 10 * MS),) * 4))
     assert advised.schedule == "zb-auto"
     assert predictions.to_csv() == to_csv(searched.compute_only())
@@ -187,7 +182,7 @@ def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis)
 
 @pytest.mark.parametrize(
     ("microbatches", "group", "wanted", "groups"),
-    [(6, 6, 10, 5), (10, 5, 6, 6), (6, 4, 10, 4), (12, 6, 24, 6), (8, 4, 16, 4)],
+    [(6, 6, 10, 5), (12, 6, 24, 6), (8, 4, 16, 4)],
 )
 def test_an_interleaved_run_keeps_its_groups_of_microbatches(
     microbatches: int, group: int, wanted: int, groups: int, tmp_path: Path
@@ -200,52 +195,6 @@ def test_an_interleaved_run_keeps_its_groups_of_microbatches(
     assert group_of(build(name, 4, microbatches, 2, group), name, wanted) == (None if group == 4 else groups)
     (other,) = predict_changes(run, Wishes(microbatches=wanted)).result.scenarios
     assert other.span_ns == simulate(build(name, 4, wanted, 2, groups), COSTS).makespan_ns
-
-
-def test_more_microbatches_of_half_the_size_are_the_same_work(one_f_one_b: Analysis) -> None:
-    scenario = predict_changes(one_f_one_b, Wishes(microbatches=16, microbatch_size=0.5)).result.scenarios[0]
-    assert scenario.span_ns == (16 + 3) * 15 * MS
-    assert scenario.gain_ns == (8 + 3) * 30 * MS - scenario.span_ns
-
-
-@pytest.fixture(scope="module")
-def heavy_last(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """4 stages of 4 layers of 2 + 4 ms; the last one has a head of 6 + 12 ms besides."""
-    stages = {
-        (kind, stage): (8 + 6 * (stage == 3)) * ms * MS for kind, ms in ((Kind.F, 1), (Kind.B, 2)) for stage in range(4)
-    }
-    return analysed(build("1f1b", 4, 8), Costs(stages=stages), tmp_path_factory.mktemp("heavy"))
-
-
-def test_a_split_moves_layers_and_leaves_the_head_where_it_is(heavy_last: Analysis) -> None:
-    scenario = study_of(heavy_last, (4, 4, 4, 4)).scenario(Change(split=(5, 4, 4, 3)), "split")
-    cost = {0: 10, 1: 8, 2: 8, 3: 6 + 6}
-    stages = {
-        (kind, stage): ms * factor * MS for stage, ms in cost.items() for kind, factor in ((Kind.F, 1), (Kind.B, 2))
-    }
-    assert scenario.span_ns == simulate(build("1f1b", 4, 8), Costs(stages=stages)).makespan_ns
-    assert scenario.split == (5, 4, 4, 3)
-
-
-def test_a_stage_that_is_ideal_costs_what_the_others_do(heavy_last: Analysis) -> None:
-    result = predict_changes(heavy_last, Wishes(ideals=("stage=3",))).result
-    even = simulate(build("1f1b", 4, 8), uniform(8 * MS, 16 * MS)).makespan_ns
-    assert result.scenarios[0].span_ns == even
-    assert result.scenarios[0].ideal == ("stage=3",)
-    assert result.scenarios[0].gain_ns == result.measured_span_ns - even
-
-
-def test_stragglers_that_are_ideal_make_every_op_the_mean_of_its_kind(heavy_last: Analysis) -> None:
-    result = predict_changes(heavy_last, Wishes(ideals=("stragglers",))).result
-    mean = uniform(round(9.5 * MS), round(19 * MS))
-    assert result.scenarios[0].span_ns == simulate(build("1f1b", 4, 8), mean).makespan_ns
-
-
-def test_jitter_that_is_ideal_leaves_each_stage_its_median(tmp_path: Path) -> None:
-    long = Costs(kinds=COSTS.kinds, ops={(Kind.F, 1, 3): 50 * MS})
-    result = predict_changes(analysed(build("1f1b", 4, 8), long, tmp_path), Wishes(ideals=("jitter",))).result
-    assert result.scenarios[0].span_ns == (8 + 3) * 30 * MS
-    assert result.scenarios[0].gain_ns == 40 * MS
 
 
 def test_without_options_all_sensible_changes_come_best_first(one_f_one_b: Analysis) -> None:
@@ -370,36 +319,6 @@ def test_words_of_ideals_are_read() -> None:
             parse_ideal(text)
 
 
-def test_a_report_is_not_changed_by_predictions(one_f_one_b: Analysis) -> None:
-    before: Report = one_f_one_b.report
-    predict_changes(one_f_one_b, Wishes(ideals=("jitter", "communication")))
-    assert one_f_one_b.report == before
-
-
-def test_an_interval_allows_for_what_runs_differ_and_for_what_every_op_costs(one_f_one_b: Analysis) -> None:
-    result = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zbv"))).result
-    of_name = {one.schedule: one for one in result.scenarios}
-    same_ops = of_name["gpipe"]
-    assert same_ops.low_ns == pytest.approx(0.985 * same_ops.span_ns, abs=1)
-    assert same_ops.high_ns == pytest.approx(1.015 * same_ops.span_ns, abs=1)
-    smaller_ops = of_name[
-        "zbv"
-    ]  # W is half of a B: each has what a B costs whatever it does, and so has each half of a stage
-    assert smaller_ops.high_ns > 1.1 * smaller_ops.span_ns
-
-
-def test_perfect_overlap_leaves_neither_messages_nor_communication_inside_ops() -> None:
-    plan = build("1f1b", 2, 3)
-    rows = np.full((1, 1, len(plan.table)), 10)
-    measured = measured_costs(plan.table, rows, transfers=4)
-    costs = stage_costs(plan, replace(measured, inner=np.full(measured.inner.shape, 2)), None)
-    assert costs.transfer.sum() == 4 * plan.table.num_messages
-    ideal = apply_ideal(costs, parse_ideal("communication"))
-    assert not ideal.transfer.any()
-    assert not ideal.inner.any()
-    assert ideal.work.sum() == (10 - 2) * len(plan.table)
-
-
 def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
     now, chunks, twice = build("1f1b", 2, 4), build("interleaved-1f1b", 2, 4), build("dualpipe", 2, 4)
     uses = {0: RankUse(1000, 100.0), 1: RankUse(900, 100.0)}
@@ -494,16 +413,6 @@ def test_a_plan_that_takes_minutes_is_refused_before_it_is_built(
     assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.scenarios  # as large as the run
 
 
-def test_the_graph_of_a_plan_is_made_once_for_each_way_of_its_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    monkeypatch.setattr(replay, "make_graph", lambda *given: made.append(given) or make_graph(*given))
-    analysis = analysed(build("1f1b", 2, 4), COSTS, tmp_path, steps=2)
-    predict_changes(analysis, Wishes(schedules=("zb-h1", "gpipe"), ideals=("jitter",)))
-    assert 3 <= len(made) == len({(plan.name, *way) for plan, *way in made})
-
-
 def test_the_part_of_w_and_what_stays_of_an_op_are_those_that_a_user_gives(one_f_one_b: Analysis) -> None:
     def predicted(plan: Plan, **given: Any) -> Scenario:
         return predict_changes(one_f_one_b, Wishes((plan.name,), **given)).result.scenarios[0]
@@ -521,9 +430,9 @@ def test_the_part_of_w_and_what_stays_of_an_op_are_those_that_a_user_gives(one_f
     halves = predicted(build("1f1b", 4, 16), microbatches=16, microbatch_size=0.5, fixed_share=0.2)
     assert halves.span_ns == simulate(build("1f1b", 4, 16), uniform(6 * MS, 12 * MS)).makespan_ns
     assert "--fixed-share" not in predicted(build("gpipe", 4, 8), fixed_share=0.2).note
-    known = predicted(plan, wgrad_share=0.5, fixed_share=0.0)
-    assert known.span_ns == usual.span_ns
-    assert known.high_ns - known.low_ns < usual.high_ns - usual.low_ns
+    assumed = predicted(plan, wgrad_share=0.5, fixed_share=0.0)
+    assert assumed.span_ns == usual.span_ns
+    assert assumed.high_ns - assumed.low_ns < usual.high_ns - usual.low_ns
 
 
 def test_assumptions_are_no_changes_of_the_run_and_not_for_one_that_measured_w(tmp_path: Path) -> None:
@@ -573,7 +482,7 @@ def test_what_two_stages_take_beyond_each_other_is_varied_where_they_are_divided
     assert width(split=(5, 3)) > 0.06
 
 
-@pytest.mark.parametrize("name", ["zbv", "interleaved-1f1b", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["zbv", "interleaved-1f1b", "dualpipe-v"] if ALL else ["zbv"])
 def test_messages_that_vary_do_so_on_other_ranks_as_well(name: str, tmp_path: Path) -> None:
     """Messages of 3 ms on average, most of them shorter: predictions from six steps against the median of forty others."""
 

@@ -13,6 +13,7 @@ from dashboards.tiles.messages import message_times
 from dashboards.tiles.timeline import SIMULATED, Timeline
 from pptrace.model.tables import COMMS
 from pptrace.workflow.load import load
+from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 
 EARLY = (0, 900, 100, 1_000)
@@ -45,7 +46,7 @@ def test_where_no_reader_waited_for_a_whole_message_what_they_waited_for_counts(
     assert message_times(received([EARLY], match=-1)) == {}
 
 
-@pytest.mark.parametrize("sample", ["1f1b_p4", "dualpipe_p4", "interleaved-1f1b_p4", "uneven_p4", "zbv_p4"])
+@pytest.mark.parametrize("sample", ["1f1b_p4", "uneven_p4", "zbv_p4", *["dualpipe_p4", "interleaved-1f1b_p4"] * ALL])
 def test_simulated_steps_of_the_samples_lack_the_host_and_the_jitter_of_the_measured_ones(sample: str) -> None:
     """Their messages have 256 bytes: what their transfers were recorded with is the time until the reader asked for them."""
     timeline = Timeline(load([SAMPLES / sample]))

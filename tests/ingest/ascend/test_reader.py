@@ -267,4 +267,4 @@ def test_odd_arguments_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_damaged_files_give_a_report_or_one_error(tmp_path: Path) -> None:
-    test_fuzz.run([("trace_view.json", json.dumps(step(with_calls=True)).encode())], range(40), tmp_path)
+    test_fuzz.run([("trace_view.json", json.dumps(step(with_calls=True)).encode())], test_fuzz.SEEDS, tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.errors import PptraceError, TraceError
+from pptrace.errors import TraceError
 from pptrace.ingest.chrome.ranges import RawEvent, pair, read_events
 from pptrace.ingest.chrome.reader import read_chrome
 from pptrace.ingest.common.byte_source import ByteSource, first_bytes
@@ -20,6 +20,7 @@ from pptrace.model.traces import Category, InputFormat
 from pptrace.schedule import registry
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
+from tests.ingest import test_fuzz
 
 MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10.json"
 
@@ -260,24 +261,8 @@ def test_megascans_files_of_single_ranks_are_one_run(tmp_path: Path) -> None:
 
 
 def test_damaged_bytes_never_raise_anything_but_a_line(tmp_path: Path) -> None:
-    good = json.dumps(
-        [event(ph, "forward", k, pid=k % 2, microbatch=k // 4, model_chunk=0) for k in range(8) for ph in "BE"]
-    ).encode()
-    chance = random.Random(11)
-    path = tmp_path / "fuzzed.json"
-    outcomes = set()
-    lines = 0
-    for _ in range(120):
-        text = bytearray(good)
-        for _ in range(chance.randint(1, 6)):
-            text[chance.randrange(len(text))] = chance.randrange(256)
-        path.write_bytes(text[: chance.randrange(len(text))] if chance.random() < 0.3 else text)
-        try:
-            outcomes.add(len(read_chrome(path)) > 0)
-        except PptraceError as err:
-            lines += str(err).count("\n")
-            outcomes.add(False)
-    assert (outcomes, lines) == ({True, False}, 0)
+    events = [event(ph, "forward", k, pid=k % 2, microbatch=k // 4, model_chunk=0) for k in range(8) for ph in "BE"]
+    test_fuzz.run([("fuzzed.json", json.dumps(events).encode())], test_fuzz.SEEDS, tmp_path)
 
 
 def test_a_raw_event_has_no_time_unless_given() -> None:

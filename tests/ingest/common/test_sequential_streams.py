@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.model.traces import Category, Events, InputFormat, Trace, no_events
 from pptrace.workflow.load import load
+from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -121,7 +122,7 @@ def test_after_it_work_of_a_stream_ends_in_its_order(gaps: Work) -> None:
         assert (ends[:-1] <= np.minimum.accumulate(ends[::-1])[::-1][1:] + 2 * US).all()
 
 
-@pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_1f1b_p4"])
+@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", *["gpu_nccl_1f1b_p4"] * ALL])
 def test_a_run_with_kernels_of_300_ms_has_the_figures_of_the_run_without(sample: str, tmp_path: Path) -> None:
     """As recorders of ROCm do to single kernels (AMD-AGI/TraceLens issue 669): those that have a successor."""
     for path in SAMPLES.joinpath(sample).glob("rank*.json.gz"):

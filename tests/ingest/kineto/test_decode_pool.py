@@ -128,15 +128,20 @@ def test_mended_places_are_counted_by_helpers_too(write: Write) -> None:
     assert any("repaired" in line for line in shared.warnings)
 
 
-def test_odd_types_are_no_reason_to_refuse_a_block(write: Write) -> None:
+def test_odd_types_are_no_reason_to_refuse_a_block_and_what_it_says_of_the_rank_is_heard(write: Write) -> None:
     odd: list[Any] = events(6000)
+    for event in odd:
+        if event["ph"] == "M":
+            event["args"]["name"] = "python of rank 5"
     for event in odd[::997]:
         event["name"] = 7
     odd[::1999] = [7] * len(odd[::1999])
     path = write(odd, indent=1)
     shared = read_shared(path)
     assert len(made) == 1
+    assert sum(made[0].offered) > 5
     assert_same(shared, read_kineto(path))
+    assert shared.rank == 5
     assert any(line.startswith(f"left out {len(odd[::1999])} events") for line in shared.warnings)
 
 
@@ -190,15 +195,6 @@ def test_what_helpers_find_of_other_kinds_is_counted(write: Write, phase: str, l
     with pytest.raises(TraceError, match=line):
         read_shared(path)
     assert any(made[0].offered)
-
-
-def test_what_a_helper_says_of_its_rank_is_heard(write: Write) -> None:
-    result = events(6000)
-    for event in result:
-        if event["ph"] == "M":
-            event["args"]["name"] = "python of rank 5"
-    assert read_shared(write(result)).rank == read_kineto(write(result)).rank == 5
-    assert sum(made[0].offered) > 5
 
 
 def test_helpers_that_have_not_started_are_not_waited_for() -> None:

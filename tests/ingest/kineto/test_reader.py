@@ -15,6 +15,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
 from pptrace.model.tables import COMM_ARGS, MEMORY
 from pptrace.model.traces import Category, Events, InputFormat
+from tests.support.extent import by_turns
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -109,8 +110,7 @@ def test_flows_counters_and_other_phases_are_no_rows(write: Write, op: Op) -> No
 LAYOUTS: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 1}, {"indent": "\t"}]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace"])
+@pytest.mark.parametrize(("layout", "name"), by_turns(LAYOUTS, ["trace.json", "trace.json.gz", "trace"]))
 def test_layout_and_compression_change_nothing(write: Write, op: Op, layout: dict[str, Any], name: str) -> None:
     content = [op(ts=index, args={"shapes": [{"a": 1}, {"b": [2, {}]}, "},{"]}) for index in range(6000)]
     plain = read_kineto(write(content, "plain.json", {"schemaVersion": 1}, {"more": [{"x": 1}, {"y": 2}]}))

@@ -12,16 +12,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.errors import PptraceError, TraceError
+from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.otlp.reader import read_otlp
 from pptrace.model.traces import InputFormat
-from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
+from tests.ingest import test_fuzz
 from tests.ingest.otlp.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
 from tests.roundtrip.styles import groups_of
 from tests.support.synthetic import PaperRun, run_on_paper
@@ -334,24 +334,10 @@ def test_a_file_without_a_span_is_one_line(tmp_path: Path) -> None:
 
 
 def test_damage_of_any_kind_gives_a_report_or_one_error(tmp_path: Path) -> None:
-    from tests.ingest.test_fuzz import CHANGES  # the suite's own kinds of damage
-
     lines = write_lines(tmp_path / "lines.json", documents(paper())).read_bytes()
     indented = json.dumps(documents(paper())[0], indent=1).encode()
     log = printed(megatron_spans(paper(), 1, 1), resource(1, 3)).encode()
-    path = tmp_path / "damaged.json"
-    for seed in range(18):
-        rng = random.Random(seed)
-        text = (lines, indented, log)[seed % 3]
-        for _ in range(rng.choice([1, 1, 2, 4])):
-            text = rng.choice(CHANGES)(text, rng) or b" "
-        path.write_bytes(text)
-        try:
-            dump(report_object(load([path], cache=False).report, True))
-        except PptraceError as err:
-            lines_of_error = str(err).splitlines()
-            if len(lines_of_error) != 1:
-                raise AssertionError(f"seed {seed}: {lines_of_error}") from err
+    test_fuzz.run([("damaged.json", text) for text in (lines, indented, log)], test_fuzz.SEEDS, tmp_path)
 
 
 def test_names_with_ids_are_taken_as_they_say(tmp_path: Path) -> None:

@@ -239,4 +239,4 @@ def test_files_without_events_are_one_clear_line(tmp_path: Path, data: bytes) ->
 
 def test_damaged_files_give_a_report_or_one_error(tmp_path: Path) -> None:
     content_of = _write(tmp_path / "whole.pb", _gpu(0), _gpu(1, 11), _host((1, 11))).read_bytes()
-    test_fuzz.run([("a.xplane.pb", content_of)], range(40), tmp_path)
+    test_fuzz.run([("a.xplane.pb", content_of)], test_fuzz.SEEDS, tmp_path)

@@ -14,7 +14,6 @@ from instrument.context.kernels import CpuFlash, CudaFlash, Exact, Kernel, kerne
 from instrument.context.ring import merge
 from instrument.context.shard import ContextShape, Layout, join, positions, shard_sequence
 from instrument.context.squares import RingPlan
-from instrument.context.ulysses import ulysses_kv_heads
 from pptrace.errors import UsageError
 
 shapes = st.builds(ContextShape, st.integers(1, 5), st.integers(1, 4), st.sampled_from(Layout))
@@ -52,14 +51,15 @@ def test_cut_and_join_are_inverse(shape: ContextShape, times: int, dim: int) -> 
     shards = [shard_sequence(whole, shape, rank, dim) for rank in range(shape.size)]
     assert {shard.shape[dim] for shard in shards} == {size[dim] // shape.size}
     assert torch.equal(join(shards, shape, dim), whole)
+    along = torch.arange(size[dim])
+    for rank in range(shape.size):
+        assert torch.equal(shard_sequence(along[None], shape, rank, 1)[0], positions(shape, size[dim], rank))
 
 
 @pytest.mark.parametrize(
     ("shape", "sequence", "rule"),
     [
-        (ContextShape(2), 6, "not divisible by 2·cp = 4 (cp=2, balanced); choose a multiple of 4"),
         (ContextShape(2, 2), 12, "not divisible by 2·cp = 8 (cp=4, balanced); choose a multiple of 8"),
-        (ContextShape(1, 4), 6, "not divisible by cp = 4 (cp=4, balanced); choose a multiple of 4"),
         (ContextShape(3, 1, Layout.CONTIGUOUS), 8, "not divisible by cp = 3 (cp=3, contiguous)"),
         (ContextShape(2), 0, "not divisible by 2·cp = 4"),
     ],
@@ -78,25 +78,6 @@ def test_missing_shards_and_empty_shapes_are_refused() -> None:
         join([torch.zeros(1, 4)], ContextShape(2))
     with pytest.raises(UsageError, match="ulysses is 0"):
         ContextShape(2, 0)
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "travelling"),
-    [(8, 8, 4, 8), (8, 4, 4, 4), (8, 2, 4, 4), (8, 1, 8, 8), (6, 6, 3, 6), (8, 8, 1, 8)],
-)
-def test_kv_heads_are_repeated_only_where_there_are_too_few(
-    heads: int, kv_heads: int, size: int, travelling: int
-) -> None:
-    assert ulysses_kv_heads(heads, kv_heads, size) == travelling
-
-
-def test_heads_that_cannot_be_shared_out_are_told_in_one_line() -> None:
-    with pytest.raises(UsageError, match=r"^6 heads do not divide among 4 Ulysses ranks; choose .*$"):
-        check_context(ContextShape(1, 4), 8, 6, 6)
-    with pytest.raises(UsageError, match=r"^4 KV heads neither divide among 6 Ulysses ranks nor can .*$"):
-        check_context(ContextShape(1, 6), 12, 12, 4)
-    with pytest.raises(UsageError, match=r"^6 heads do not divide among 4 KV heads; choose .*$"):
-        check_context(ContextShape(2), 8, 6, 4)
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.booleans(), st.sampled_from(Layout), st.booleans())

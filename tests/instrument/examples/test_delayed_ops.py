@@ -65,17 +65,15 @@ def test_a_loss_is_counted_in_delays_against_the_steps_before_and_after() -> Non
 
 @pytest.mark.processes
 def test_a_balanced_1f1b_loses_as_many_delays_as_its_plan_says() -> None:
-    """Of p = 2 ranks and m = 4 microbatches the path has p + m − 1 forwards; a slower stage 1 is waited for 2 m times."""
+    """Of p = 2 ranks and m = 4 microbatches the path has p + m − 1 forwards."""
     model = sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=4)
     sleeps = ("--sleep-forward", "10", "--sleep-backward", "20")
-    ended = script(SCRIPT, "--ranks", "2", "--delay", "F:20", "--delay", "stage=1:20", *model, *sleeps)
+    ended = script(SCRIPT, "--ranks", "2", "--delay", "F:20", *model, *sleeps)
     assert ended.code == 0, ended.err
-    of_forwards, of_stage = (line.split() for line in ended.out.splitlines()[-2:])
-    assert (of_forwards[:4], of_stage[:4]) == (["F", "20", "ms", "8.0"], ["stage=1", "20", "ms", "8.0"])
+    of_forwards = ended.out.splitlines()[-1].split()
+    assert of_forwards[:4] == ["F", "20", "ms", "8.0"]
     assert float(of_forwards[6]) == pytest.approx(5, abs=0.8)  # a busy machine
-    assert float(of_stage[6]) == pytest.approx(8, abs=0.8)
     assert float(of_forwards[-1]) == pytest.approx(5, abs=0.5)
-    assert 4 <= float(of_stage[-1]) <= 8
 
 
 def test_an_op_that_raises_is_not_delayed(monkeypatch: pytest.MonkeyPatch) -> None:

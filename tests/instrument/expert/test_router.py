@@ -19,8 +19,6 @@ from pptrace.sizes.expert_options import (
     Scoring,
     SecondChoice,
     Shared,
-    check_experts,
-    check_layers,
 )
 
 OPTIONS = ExpertOptions(6, 3)
@@ -183,18 +181,3 @@ def test_a_loss_that_is_tied_to_a_tensor_gets_its_weight_as_gradient() -> None:
 def test_routers_that_cannot_be_are_refused(options: dict[str, int], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         ExpertOptions(**options)  # type: ignore[arg-type]
-
-
-def test_experts_and_tokens_that_do_not_divide_are_refused() -> None:
-    check_experts(OPTIONS, ep=3, tp=2, held=8)
-    check_layers(replace(OPTIONS, every=2, pyramid=(6, 9), num=9), layers=4, hidden=6, etp=3)
-    with pytest.raises(UsageError, match="9 experts do not divide among ep=2"):
-        check_experts(replace(OPTIONS, pyramid=(6, 9), num=9), ep=2, tp=1, held=8)
-    with pytest.raises(UsageError, match="2 numbers of experts are given and 4 layers have experts"):
-        check_layers(replace(OPTIONS, pyramid=(6, 9), num=9), layers=4, hidden=6, etp=1)
-    with pytest.raises(UsageError, match="experts of width 24 do not divide among etp=5"):
-        check_layers(OPTIONS, layers=4, hidden=6, etp=5)
-    with pytest.raises(UsageError, match="6 experts do not divide among ep=4"):
-        check_experts(OPTIONS, ep=4, tp=1, held=8)
-    with pytest.raises(UsageError, match="7 tokens of a sequence do not divide among tp=2"):
-        check_experts(OPTIONS, ep=2, tp=2, held=7)

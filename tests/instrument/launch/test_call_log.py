@@ -37,7 +37,7 @@ def collective(number: int, sequence: int, group: CallGroup = GLOO, **more: obje
 def test_the_states_of_a_call_are_read_as_they_are_written(tmp_path: Path) -> None:
     log = CallLog(path := tmp_path / "rank0.calls")
     assert read_last_event(path) == 0
-    sync, later = collective(0, 0), collective(1, 1, is_async=True)
+    sync, later, device = collective(0, 0), collective(1, 1, is_async=True), collective(2, 0, NCCL)
     states = []
     for step in (log.posted, log.returned):
         step(sync)
@@ -46,7 +46,10 @@ def test_the_states_of_a_call_are_read_as_they_are_written(tmp_path: Path) -> No
         step(later)
         states.append(read_call_log(path, 0).calls[1].state)  # type: ignore[union-attr]
     blocking, done, offered = CallState.BLOCKING, CallState.DONE, CallState.OFFERED
-    assert states == [blocking, done, blocking, offered, blocking, CallState.FAILED]
+    for step in (log.posted, log.returned):
+        step(device)
+    states.append(read_call_log(path, 0).calls[2].state)  # type: ignore[union-attr]
+    assert states == [blocking, done, blocking, offered, blocking, CallState.FAILED, CallState.LAUNCHED]
     assert 0 < time.monotonic_ns() - read_last_event(path) < 10**10
 
 
@@ -57,22 +60,11 @@ def test_a_call_and_its_group_come_back_whole(tmp_path: Path) -> None:
     read = read_call_log(path, 2)
     assert read is not None
     first, second = read.calls
-    assert (first.kind, first.peer, first.num_bytes, first.seq, first.tag, first.launch) == (
-        "send",
-        3,
-        1 << 40,
-        0,
-        7,
-        5,
-    )
+    facts = (first.kind, first.peer, first.num_bytes, first.seq, first.tag, first.launch)
+    assert facts == ("send", 3, 1 << 40, 0, 7, 5)
     assert (first.group, first.group.label) == (Group("3", (0, 2, 3, 4)), "mesh_dp")
-    assert (second.kind, second.peer, second.seq, second.group.ranks, second.group.label) == (
-        "broadcast",
-        0,
-        9,
-        (0, 1),
-        "tp",
-    )
+    facts = (second.kind, second.peer, second.seq, second.group.ranks, second.group.label)
+    assert facts == ("broadcast", 0, 9, (0, 1), "tp")
     assert read.num_made == {Stream(first.group, 2, 3, 7): 1, Stream(second.group): 10}
 
 
@@ -85,15 +77,6 @@ def test_messages_are_counted_for_each_peer_direction_and_tag(tmp_path: Path) ->
     read = read_call_log(path, 0)
     assert read is not None
     assert [call.seq for call in read.calls] == [0, 1, 0, 0, 0, 2]
-
-
-def test_what_a_device_runs_is_launched_and_not_done(tmp_path: Path) -> None:
-    log = CallLog(path := tmp_path / "rank0.calls")
-    log.posted(call := collective(0, 0, NCCL))
-    log.returned(call)
-    read = read_call_log(path, 0)
-    assert read is not None
-    assert [call.state for call in read.calls] == [CallState.LAUNCHED]
 
 
 def test_of_many_calls_the_last_are_kept_and_all_are_counted(tmp_path: Path) -> None:
@@ -154,11 +137,6 @@ def test_what_is_no_call_log_is_none(tmp_path: Path) -> None:
     assert (read_call_log(tmp_path / "absent", 0), read_last_event(tmp_path / "absent")) == (None, 0)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi", "cpu:gloo", "undefined", "cpu:gloo,cuda:nccl"])
-def test_calls_of_hosts_and_of_groups_without_devices_run_on_none(backend: str) -> None:
-    assert not _runs_on_device(backend)
-
-
-@pytest.mark.parametrize("backend", ["nccl", "ncclx", "nccl2", "cuda:rccl", "xccl"])
-def test_calls_of_libraries_of_devices_run_on_one(backend: str) -> None:
-    assert _runs_on_device(backend)
+def test_calls_of_libraries_of_devices_run_on_one_and_no_others() -> None:
+    assert all(map(_runs_on_device, ("nccl", "ncclx", "nccl2", "cuda:rccl", "xccl")))
+    assert not any(map(_runs_on_device, ("gloo", "mpi", "cpu:gloo", "undefined", "cpu:gloo,cuda:nccl")))

@@ -266,44 +266,77 @@ def update(model: torch.nn.Module) -> None:
             parameter.grad = None
 
 
-def test_without_an_optimizer_a_step_ends_where_backward_passes_are_followed_by_an_update() -> None:
-    def accumulating(model: torch.nn.Module, batch: torch.Tensor) -> None:
-        for _ in range(3):
-            model(batch).sum().backward()
-        update(model)
+def gradients_only(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    model(batch).sum().backward()
 
-    def validating(model: torch.nn.Module, batch: torch.Tensor) -> None:
+
+def accumulating(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    for _ in range(3):
         model(batch).sum().backward()
-        update(model)
-        with torch.no_grad():
-            for _ in range(4):
-                model(batch)
+    update(model)
 
-    def functional(model: torch.nn.Module, batch: torch.Tensor) -> None:
-        parameters = list(model.parameters())
-        grads = torch.autograd.grad(model(batch).sum(), parameters)
-        with torch.no_grad():
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter -= 0.1 * grad
 
-    def through_data(model: torch.nn.Module, batch: torch.Tensor) -> None:
-        model.zero_grad(set_to_none=False)
+def by_hand(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Weight gradients grow outside of a backward pass, as of one that is split, between the forwards of one step."""
+    for _ in range(3):
         model(batch).sum().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter.data.sub_(0.1 * parameter.grad.data)
-
-    assert without_optimizer(accumulating) == 6
-    assert without_optimizer(validating) == 6
-    assert without_optimizer(functional) == 6
-    assert without_optimizer(through_data) == 5  # of the last, nothing follows that shows its update
+            parameter.grad += 1.0
+    update(model)
 
 
-def test_backward_passes_without_any_update_are_one_step() -> None:
-    def gradients_only(model: torch.nn.Module, batch: torch.Tensor) -> None:
-        model(batch).sum().backward()
+def validating(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    model(batch).sum().backward()
+    update(model)
+    with torch.no_grad():
+        for _ in range(4):
+            model(batch)
 
-    assert without_optimizer(gradients_only) == 0
+
+def functional(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad(model(batch).sum(), parameters)
+    with torch.no_grad():
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter -= 0.1 * grad
+
+
+def through_data(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Of the last step, nothing follows that shows its update."""
+    model.zero_grad(set_to_none=False)
+    model(batch).sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.data.sub_(0.1 * parameter.grad.data)
+
+
+def two_losses(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Gradients change between the backward passes of one forward."""
+    out = model(batch)
+    out.sum().backward(retain_graph=True)
+    grads = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    out.square().sum().backward()
+    with torch.no_grad():
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            assert parameter.grad is not None
+            assert grad is not None
+            parameter -= 0.01 * (parameter.grad + grad)
+    model.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("loop", "num_steps"),
+    [
+        *((loop, 6) for loop in (accumulating, by_hand, validating, functional, two_losses)),
+        *((through_data, 5), (gradients_only, 0)),
+    ],
+)
+def test_without_an_optimizer_a_step_ends_where_backward_passes_are_followed_by_an_update(
+    loop: Callable[[torch.nn.Module, torch.Tensor], None], num_steps: int
+) -> None:
+    assert without_optimizer(loop) == num_steps
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["parameters", "plain tensors"])
@@ -338,20 +371,6 @@ def test_plain_tensors_that_are_replaced_end_a_step_each_time() -> None:
     assert without_optimizer(replace) == 6
 
 
-def test_gradients_that_grow_outside_of_a_backward_pass_end_no_step() -> None:
-    """Weight gradients by hand, as of a backward that is split, between the forwards of one step."""
-
-    def split(model: torch.nn.Module, batch: torch.Tensor) -> None:
-        for _ in range(3):
-            model(batch).sum().backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad += 1.0
-        update(model)
-
-    assert without_optimizer(split) == 6
-
-
 def test_backward_passes_tell_the_steps_until_an_optimizer_steps(ledger: tuple[Ledger, OptimizerSteps]) -> None:
     steps, _ = ledger
     watched = torch.autograd.backward
@@ -372,31 +391,16 @@ def test_backward_passes_tell_the_steps_until_an_optimizer_steps(ledger: tuple[L
     assert steps.num_steps == 4
 
 
-def test_gradients_that_change_between_the_backward_passes_of_one_forward_end_no_step() -> None:
-    def two_losses(model: torch.nn.Module, batch: torch.Tensor) -> None:
-        out = model(batch)
-        out.sum().backward(retain_graph=True)
-        parameters = list(model.parameters())
-        grads = [parameter.grad for parameter in parameters]
-        model.zero_grad()
-        out.square().sum().backward()
-        with torch.no_grad():
-            for parameter, grad in zip(parameters, grads, strict=True):
-                assert parameter.grad is not None
-                assert grad is not None
-                parameter -= 0.01 * (parameter.grad + grad)
-        model.zero_grad()
+def test_without_modules_a_backward_pass_begins_the_next_step() -> None:
+    weight = torch.randn(4, 2, requires_grad=True)
 
-    def functional(_: torch.nn.Module, batch: torch.Tensor) -> None:
-        """Without modules there are no forwards to be seen: a backward pass begins the next step."""
+    def loop(_: torch.nn.Module, batch: torch.Tensor) -> None:
         (batch @ weight).square().sum().backward()
         assert weight.grad is not None
         weight.data.sub_(0.01 * weight.grad)
         weight.grad = None
 
-    weight = torch.randn(4, 2, requires_grad=True)
-    assert without_optimizer(two_losses) == 6
-    assert without_optimizer(functional) == 6
+    assert without_optimizer(loop) == 6
 
 
 def test_an_iteration_whose_gradients_overflow_is_a_step(ledger: tuple[Ledger, OptimizerSteps]) -> None:

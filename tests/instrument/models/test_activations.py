@@ -27,6 +27,7 @@ from pptrace.sizes.activations import ActivationSizes
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume
 from tests.support import gpt_runs
+from tests.support.extent import ALL
 from tests.support.pool import Pool
 
 MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8
@@ -182,19 +183,21 @@ WAYS = {
 }
 
 
-def save_way(way: Way) -> list[Saved]:
-    """Storages that this rank keeps of every model."""
+def save_way(way: Way, models: list[dict[str, Any]]) -> list[Saved]:
+    """Storages that this rank keeps of each model."""
     mesh = make_mesh(fit_shape(dist.get_world_size(), pp=1, cp=way.cp, tp=way.tp), "cpu", "gloo")
     parallel = make_parallel(mesh, way.options, Recorder())
-    return [save(config(kv_heads=way.kv_heads, **model), parallel) for model in MODELS]
+    return [save(config(kv_heads=way.kv_heads, **model), parallel) for model in models]
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_ranks_of_every_way_of_parallelism_keep_what_is_predicted(pool: Pool, name: str) -> None:
-    way = WAYS[name]
+    """Of every model, or by default of two that take turns."""
+    way, turn = WAYS[name], 2 * list(WAYS).index(name)
+    models = MODELS if ALL else [MODELS[index % len(MODELS)] for index in (turn, turn + 1)]
     shape = fit_shape(4, pp=1, cp=way.cp, tp=way.tp)
-    for row in pool.run(save_way, way, timeout_s=300):
-        for model, saved in zip(MODELS, row, strict=True):
+    for row in pool.run(save_way, way, models, timeout_s=300):
+        for model, saved in zip(models, row, strict=True):
             form = RankForm.of(config(kv_heads=way.kv_heads, **model), MICROBATCH, shape, way.options)
             check(saved, form, form.config.recompute)
 
@@ -258,33 +261,25 @@ def test_with_16_bits_and_dropout_our_layer_is_the_papers_but_for_statistics() -
         assert sizes_of(form).layer(Recompute.FULL) == sizes_of(form).paper_layer(Recompute.FULL)
 
 
-def prediction_of(
-    schedule: str, microbatches: int, layers: tuple[int, ...], keep: int | None = None
-) -> MemoryPrediction:
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "layers", "keep", "expected"),
+    [
+        ("1f1b", 4, (3, 2), None, [(0, False)] * 2),
+        ("1f1b", 4, (3, 2), 1, [(0, False), (0, True)]),  # microbatches beyond those that are kept keep inputs
+        ("1f1b", 4, (3, 2), 0, [(0, True)] * 2),
+        ("zbv", 1, (1, 1, 1, 1), None, [(0, False), (3, False)]),  # both ends
+    ],
+)
+def test_a_rank_keeps_the_microbatches_that_its_plan_has_in_flight(
+    schedule: str, microbatches: int, layers: tuple[int, ...], keep: int | None, expected: list[tuple[int, bool]]
+) -> None:
     run = replace(
         sizes_of(RankForm(config(), MICROBATCH)).facts, layers_per_stage=layers, recompute_microbatches_beyond=keep
     )
-    return MemoryPrediction(StepVolume(run, MeshShape(2), build(schedule, 2, microbatches)), on_device=False)
-
-
-def test_a_rank_keeps_as_many_microbatches_as_its_plan_has_in_flight() -> None:
-    prediction = prediction_of("1f1b", 4, (3, 2))
-    assert [prediction.forwards_at_peak(rank) for rank in (0, 1)] == [[(0, False)] * 2, [(1, False)]]
-    layer, sizes = prediction.sizes.layer("none"), prediction.sizes
-    first, last = 3 * layer + sizes.ends(True, False), 2 * layer + sizes.ends(False, True)
-    assert [prediction.of_rank(rank).activations for rank in (0, 1)] == [2 * first, last]
-
-
-def test_microbatches_beyond_those_that_are_kept_keep_inputs() -> None:
-    for keep, expected in ((2, ["none", "none"]), (1, ["none", "full"]), (0, ["full", "full"])):
-        prediction = prediction_of("1f1b", 4, (3, 2), keep)
-        assert sorted(prediction.forwards_at_peak(0)) == [(0, recompute == "full") for recompute in expected]
-        stages = [prediction.sizes.stage([None] * 3, True, False, [recompute] * 3) for recompute in expected]
-        assert prediction.of_rank(0).activations == sum(stages)
-
-
-def test_a_v_shape_counts_both_ends_on_its_first_rank() -> None:
-    prediction = prediction_of("zbv", 1, (1, 1, 1, 1))
-    assert prediction.forwards_at_peak(0) == [(0, False), (3, False)]
-    ends = prediction.sizes.ends(True, True)
-    assert prediction.of_rank(0).activations == 2 * prediction.sizes.layer("none") + ends
+    prediction = MemoryPrediction(StepVolume(run, MeshShape(2), build(schedule, 2, microbatches)), on_device=False)
+    assert sorted(prediction.forwards_at_peak(0)) == expected
+    kept = [
+        prediction.sizes.stage([None] * layers[stage], stage == 0, stage == 3, ["full" if again else "none"] * 3)
+        for stage, again in expected
+    ]
+    assert prediction.of_rank(0).activations == sum(kept)

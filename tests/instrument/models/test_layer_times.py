@@ -93,7 +93,6 @@ class MarkedRecorder(Recorder):
     [
         ({"pp": 4}, ParallelOptions(), (8, 24, 32), {"world"}, 1),
         ({"pp": 2, "tp": 2}, ParallelOptions(), (8, 12, 16), {"tp", "world"}, 2),
-        ({"pp": 2, "tp": 2}, ParallelOptions(sequence=True), (4, 12, 16), {"tp", "world"}, 2),
         ({"pp": 1, "cp": 2}, ParallelOptions(), (4, 24, 32), {"cp", "world"}, 2),
         ({"pp": 1, "tp": 2, "cp": 2}, ParallelOptions(True, True), (2, 12, 16), {"tp", "cp", "world"}, 4),
     ],

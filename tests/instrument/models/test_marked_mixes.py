@@ -16,7 +16,7 @@ from instrument.context.shard import KeyExchange, Layout
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
-from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark
+from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import total
 from tests.instrument.models.cases.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
@@ -47,15 +47,20 @@ GLOO = {  # gloo reduce-scatters by an all-reduce
     Collective.BROADCAST: "gloo:broadcast",
 }
 
-MESHES = [(1, 2, 2, 1)]  # the other pairs of axes are those of the mixes below
 MIXES = {
-    "pp-tp-sp-ahead-clip": Mix(pp=2, tp=2, sequence=True, ahead=2, clip=0.3),
     "gqa-full-dropout-validated": Mix(
-        pp=2, tp=2, kv_heads=1, recompute=Recompute.FULL, dropout=0.1, clip=1e6, sync=OptimizerSync.POST_VALIDATION
+        pp=2,
+        tp=2,
+        kv_heads=1,
+        ahead=2,
+        recompute=Recompute.FULL,
+        dropout=0.1,
+        clip=1e6,
+        sync=OptimizerSync.POST_VALIDATION,
     ),
     "rolled-back": Mix(pp=2, tp=2, sequence=True, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
     "tp-sp-overlap-buckets": Mix(tp=2, dp=2, sequence=True, overlap=True, bucket_bytes=1000),
-    "ring-ulysses-zero1-clip": Mix(cp=4, ulysses=2, zero=1, bucket_bytes=1000, clip=0.3),
+    "tp-ulysses-zero1-clip": Mix(tp=2, cp=2, sequence=True, ulysses=2, zero=1, bucket_bytes=1000, clip=0.3),
     "ring-selective-zero3": Mix(cp=2, dp=2, zero=3, recompute=Recompute.SELECTIVE),
     "pp-ulysses-selective": Mix(
         pp=2, cp=2, ulysses=2, schedule="interleaved-1f1b", recompute=Recompute.SELECTIVE, kv_heads=1
@@ -70,7 +75,7 @@ MIXES |= {
     f"pp{pp}-tp{tp}-cp{cp}-dp{dp}": Mix(
         pp, tp, cp, dp, sequence=tp > 1, schedule="interleaved-1f1b" if pp > 1 else "1f1b"
     )
-    for pp, tp, cp, dp in (SIZES if ALL else MESHES)
+    for pp, tp, cp, dp in (SIZES if ALL else ())
     if pp * tp * cp * dp > 1
 }
 
@@ -114,19 +119,6 @@ def held_by(event: Event, calls: list[Event]) -> list[Event]:
     first = bisect_left(calls, event.start, key=lambda call: call.start)
     end = bisect_right(calls, event.end, first, key=lambda call: call.start)
     return [call for call in calls[first:end] if event.holds(call)]
-
-
-def test_every_call_lies_in_exactly_one_mark(run: Run) -> None:
-    for rank, events in enumerate(run.ranks):
-        calls = calls_of(events)
-        assert calls
-        around: dict[int, list[str]] = {id(call): [] for call in calls}
-        for each, held in run.marks[rank]:
-            for call in held:
-                around[id(call)].append(each.event.name)
-        for call in calls:
-            assert len(around[id(call)]) == 1, (rank, call, around[id(call)])
-        assert not any(isinstance(parse_mark(event.name), UnknownMark) for event in events)
 
 
 def test_every_mark_holds_the_calls_that_it_names(run: Run) -> None:
@@ -173,40 +165,6 @@ def whole_group(shape: MeshShape, axis: Axis, rank: int) -> tuple[int, ...]:
     if axis is Axis.MIRROR:
         return rank, shape.rank_of(shape.pp - 1 - pp, *others)
     return next(group for group in shape.groups_of(axis) if rank in group)
-
-
-def test_every_mark_counts_the_bytes_of_its_calls(run: Run) -> None:
-    """gloo's events tell the dtype of what they carry, also where the call's own do not."""
-    for rank, events in enumerate(run.ranks):
-        carried = {(event.name, *event.inputs[0]) for event in events if event.name.startswith("gloo:")}
-        for each, calls in run.marks[rank]:
-            mark = each.mark
-            if isinstance(mark, CollectiveMark):
-                whole = max(numel for numel, _ in calls[0].inputs)
-                if mark.kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
-                    assert whole == mark.size * min(numel for numel, _ in calls[0].inputs), (rank, mark, calls)
-                item, rest = divmod(mark.bytes, whole)
-                assert rest == 0
-                sent = whole // mark.size if mark.kind is Collective.ALL_GATHER else whole
-                assert (GLOO[mark.kind], sent, item) in carried, (rank, mark, calls)
-                assert all(entries in (None, item) for _, entries in calls[0].inputs), (rank, mark, calls)
-                continue
-            if is_rotation(mark):
-                (numel, item), *_ = calls[0].inputs
-                assert ("gloo:all_to_all", numel, item) in carried
-                assert all(link.bytes == numel * (item or 0) for link in links_of(mark)), (rank, mark, calls)
-                continue
-            for link, call in zip(links_of(mark), calls, strict=True):
-                numel, item_bytes = posted_by(call, events).inputs[0]
-                assert (numel, None) == call.inputs[0]
-                assert link.bytes == numel * (item_bytes or 0), (rank, mark, call)
-
-
-def posted_by(call: Event, events: list[Event]) -> Event:
-    """gloo's event of a send or receive, which begins inside the call and ends with the transfer."""
-    gloo = [event for event in events if event.name.startswith("gloo:") and event.thread == call.thread]
-    (posted,) = [event for event in gloo if call.start <= event.start <= call.end]
-    return posted
 
 
 def test_what_gloo_carries_is_what_the_marks_count(run: Run) -> None:

@@ -11,19 +11,13 @@ from torch import nn
 
 from instrument.backward_split.split import attach
 from instrument.data.text import TextData
-from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
+from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.partition import Layout, partition
 from pptrace.errors import UsageError
 from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
 
 CONFIG = GptConfig(layers=4, hidden=8, heads=2, sequence=6, dtype=torch.float64)
-
-
-def test_layers_are_shared_out_evenly_the_first_stages_taking_more() -> None:
-    assert partition(8, 4) == (range(0, 2), range(2, 4), range(4, 6), range(6, 8))
-    assert [len(layers) for layers in partition(7, 3)] == [3, 2, 2]
-    assert partition(4, 2, (3, 1)) == (range(0, 3), range(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -189,42 +183,12 @@ def test_a_sleeping_stage_sleeps_a_part_for_shorter_inputs() -> None:
     assert 0.1 <= ended - forward < 0.3
 
 
-@pytest.mark.parametrize("split", [(4,), (2, 2), (1, 3), (1, 1, 1, 1)])
-def test_every_cut_has_the_same_parameters_and_computes_the_same(split: tuple[int, ...]) -> None:
-    whole = dict(GptStage(CONFIG, range(4)).named_parameters())
-    cut = partition(4, len(split), split)
-    stages = make_stages(CONFIG, cut, range(len(split)))
-    parts = {name: weight for stage in stages.values() for name, weight in stage.named_parameters()}
-    assert parts.keys() == whole.keys()
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)
-    tokens = torch.arange(12).view(2, 6)
-    x = tokens
-    for stage in stages.values():
-        x = stage(x)
-    assert torch.equal(x, GptStage(CONFIG, range(4))(tokens))
-
-
 def test_layers_differ_from_each_other_and_seeds_from_seeds() -> None:
     whole = GptStage(CONFIG, range(4))
     weights = [dict(whole.named_parameters())[f"blocks.{layer}.qkv.weight"] for layer in range(4)]
     assert not torch.equal(weights[0], weights[1])
     other = GptStage(GptConfig(4, 8, 2, 6, dtype=torch.float64, seed=1), [0])
     assert not torch.equal(dict(other.named_parameters())["blocks.0.qkv.weight"], weights[0])
-
-
-def test_a_tied_weight_is_one_parameter_on_one_rank_and_two_copies_on_two() -> None:
-    config = GptConfig(2, 8, 2, 6, tied=True)
-    cut = partition(2, 2)
-    together = make_stages(config, cut, (0, 1))
-    assert together[1].head is not None
-    assert together[0].embedding is not None
-    assert together[1].head.projection.weight is together[0].embedding.tokens.weight
-    assert tied_weight(together) is None
-    first, last = make_stages(config, cut, (0,)), make_stages(config, cut, (1,))
-    ends = tied_weight(first), tied_weight(last)
-    assert ends[0] is not None
-    assert ends[1] is not None
-    assert torch.equal(ends[0], ends[1])
 
 
 def test_a_later_token_does_not_change_an_earlier_prediction() -> None:
@@ -240,13 +204,6 @@ def test_untrained_loss_is_that_of_a_guess() -> None:
     batch = TextData(1, 8, 6).batch(0, 0)
     loss = cross_entropy(GptStage(CONFIG, range(4))(batch.tokens[0]), batch.targets[0])
     assert float(loss.detach()) == pytest.approx(torch.log(torch.tensor(256.0)).item(), abs=0.1)
-
-
-def test_heads_that_do_not_divide_are_one_line() -> None:
-    with pytest.raises(UsageError, match="hidden size 10 does not divide into 4 heads"):
-        GptConfig(layers=1, hidden=10, heads=4, sequence=4)
-    with pytest.raises(UsageError, match="layers is 0"):
-        GptConfig(layers=0, hidden=8, heads=4, sequence=4)
 
 
 def test_batches_are_text_and_the_same_for_the_same_step_and_rank() -> None:

@@ -14,13 +14,8 @@ from instrument.models.peaks import cpu_peak, gpu_peak
         ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989.4),
         ("NVIDIA H100 80GB HBM3", torch.float32, 66.9),
         ("NVIDIA H100 PCIe", torch.bfloat16, 756),
-        ("NVIDIA H100 NVL", torch.bfloat16, 835.5),
-        ("NVIDIA H200", torch.bfloat16, 989.5),
         ("NVIDIA A100-SXM4-80GB", torch.bfloat16, 312),
-        ("NVIDIA A100 80GB PCIe", torch.float32, 19.5),
-        ("NVIDIA B200", torch.bfloat16, 2250),
         ("NVIDIA GB200", torch.bfloat16, 2500),
-        ("Tesla V100-SXM2-32GB", torch.float32, 15.7),
         ("AMD Instinct MI300X", torch.bfloat16, 1307.4),
     ],
 )

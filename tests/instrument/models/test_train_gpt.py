@@ -21,6 +21,12 @@ from tests.support.programs import EXAMPLE, torchrun
 SMALL = ["--layers", "4", "--hidden", "16", "--heads", "2", "--seq", "16", "--microbatches", "4"]
 
 
+def pretend(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    """Set what a launcher sets for one rank of a node."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world)):
+        monkeypatch.setenv(name, str(value))
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
@@ -136,26 +142,6 @@ def test_memory_of_split_backwards_has_what_their_second_half_reads() -> None:
         assert 0.85 * float(value) < float(predicted[rank]) <= float(value)
 
 
-def test_a_model_with_experts_learns_to_use_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    given = [
-        "--experts",
-        "4",
-        "--expert-every",
-        "2",
-        "--aux-loss",
-        "0.01",
-        "--z-loss",
-        "0.001",
-        "--shared-expert-width",
-        "8",
-    ]
-    assert main([*SMALL, *given, "--steps", "8", "--lr", "0.01", "--memory"]) == 0
-    printed = capsys.readouterr().out
-    seen = losses(printed)
-    assert seen[-1] < seen[0] - 0.5
-    assert "by the rows of experts in this step" in printed
-
-
 def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,14 +155,6 @@ def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
     assert "measure anew" in capsys.readouterr().err
 
 
-def test_two_ranks_train_as_one_does(capsys: pytest.CaptureFixture[str]) -> None:
-    done = torchrun(2, EXAMPLE, *SMALL, "--steps", "3", "--tied")
-    assert done.code == 0, done.err
-    assert "Warning" not in done.err
-    assert main([*SMALL, "--steps", "3", "--tied"]) == 0
-    assert losses(done.out) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
-
-
 @pytest.mark.parametrize("is_lowered", [False, True])
 def test_two_ranks_train_a_plan_from_a_file(
     is_lowered: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -188,6 +166,7 @@ def test_two_ranks_train_a_plan_from_a_file(
     posting = ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
     done = torchrun(2, EXAMPLE, *SMALL[:-2], "--schedule", path, "--steps", "2", "--tied", *posting)
     assert done.code == 0, done.err
+    assert "Warning" not in done.err
     assert ("UNSHARD of the plan are passed over" in done.out) == is_lowered
     assert main([*SMALL, "--steps", "2", "--tied"]) == 0
     assert losses(done.out) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
@@ -211,8 +190,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
 ) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(to_csv(build("zbv", 2, 4)))
-    for name, value in (("RANK", 0), ("WORLD_SIZE", 4), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 4)):
-        monkeypatch.setenv(name, str(value))
+    pretend(monkeypatch, 0, 4)
     assert main(["--schedule", str(path), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -220,244 +198,155 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "world", "message"),
     [
-        (["--pp", "3"], 4, "pp=3 does not divide the world of 4 ranks; choose sizes whose product is 4"),
-        (["--layers", "3"], 4, "4 stages need at least 4 layers and the model has 3"),
+        ("--pp 3", 4, "pp=3 does not divide the world of 4 ranks; choose sizes whose product is 4"),
+        ("--layers 3", 4, "4 stages need at least 4 layers and the model has 3"),
+        ("--pp 2 --dp 1", 4, "pp=2 fills 2 of 4 ranks; choose sizes whose product is 4"),
+        ("--tp 0", 4, "tp is 0; every axis of the mesh needs at least 1 rank"),
+        ("--tp 4 --heads 6", 4, "6 attention heads do not divide among 4 tensor-parallel ranks"),
+        ("--kv-heads 3", 1, "4 attention heads do not divide among 3 KV heads; choose a divisor of 4"),
+        ("--tp 4 --heads 12 --kv-heads 3", 4, "3 KV heads neither divide among 4 tensor-parallel ranks"),
+        ("--vocabulary 255", 1, "--vocabulary is 255; expected at least 256, one id for each byte"),
+        ("--make-vocab-size-divisible-by 0", 1, "--make-vocab-size-divisible-by is 0; expected at least 1"),
+        ("--layout Et*4|t*3,mL", 2, "--split Et*4|t*3,mL: m is a layer of multi-token prediction (MTP)"),
+        ("--sleep-head 3", 1, "--sleep-head is 3.0; expected more than 0 times what a layer sleeps"),
+        ("--cp 2 --seq 66", 4, "sequence length 66 is not divisible by 2·cp = 4"),
+        ("--cp 2 --ulysses 2 --seq 63", 4, "sequence length 63 is not divisible by cp = 2"),
+        ("--tp 2 --sequence-parallel --seq 63", 4, "sequence length 63 does not divide into sequence shards"),
         (
-            ["--pp", "2", "--tp", "4"],
-            4,
-            "pp=2 · tp=4 does not divide the world of 4 ranks; choose sizes whose product is 4",
-        ),
-        (["--pp", "2", "--dp", "1"], 4, "pp=2 fills 2 of 4 ranks; choose sizes whose product is 4"),
-        (["--tp", "0"], 4, "tp is 0; every axis of the mesh needs at least 1 rank"),
-        (["--tp", "4", "--heads", "6"], 4, "6 attention heads do not divide among 4 tensor-parallel ranks"),
-        (["--heads", "0"], 1, "heads is 0; the model needs at least 1"),
-        (["--kv-heads", "0"], 1, "kv_heads is 0; the model needs at least 1"),
-        (["--kv-heads", "3"], 1, "4 attention heads do not divide among 3 KV heads; choose a divisor of 4"),
-        (
-            ["--tp", "4", "--heads", "12", "--kv-heads", "3"],
-            4,
-            "3 KV heads neither divide among 4 tensor-parallel ranks",
-        ),
-        (["--vocabulary", "255"], 1, "--vocabulary is 255; expected at least 256, one id for each byte"),
-        (["--make-vocab-size-divisible-by", "0"], 1, "--make-vocab-size-divisible-by is 0; expected at least 1"),
-        (["--layout", "Et*4|t*3,mL"], 2, "--split Et*4|t*3,mL: m is a layer of multi-token prediction (MTP)"),
-        (["--sleep-head", "3"], 1, "--sleep-head is 3.0; expected more than 0 times what a layer sleeps"),
-        (["--cp", "2", "--seq", "66"], 4, "sequence length 66 is not divisible by 2·cp = 4"),
-        (["--cp", "2", "--ulysses", "2", "--seq", "63"], 4, "sequence length 63 is not divisible by cp = 2"),
-        (
-            ["--tp", "2", "--sequence-parallel", "--seq", "63"],
-            4,
-            "sequence length 63 does not divide into sequence shards",
-        ),
-        (
-            ["--tp", "4", "--cp", "2", "--sequence-parallel", "--seq", "20"],
+            "--tp 4 --cp 2 --sequence-parallel --seq 20",
             8,
-            "sequence length 20, 10 for each of cp=2, does not divide into sequence shards for tp=4 ranks; choose a "
-            "multiple of 8",
+            "20, 10 for each of cp=2, does not divide into sequence shards for tp=4 ranks; choose a multiple of 8",
         ),
-        (["--seq", "0"], 1, "sequence is 0; the model needs at least 1"),
-        (["--cp", "4", "--ulysses", "3"], 4, "ulysses=3 does not divide cp=4; choose a divisor of 4"),
-        (["--cp", "4", "--ulysses", "4", "--heads", "6"], 4, "6 heads do not divide among 4 Ulysses ranks"),
+        ("--heads 0", 1, "heads is 0; the model needs at least 1"),
+        ("--seq 0", 1, "sequence is 0; the model needs at least 1"),
+        ("--cp 4 --ulysses 3", 4, "ulysses=3 does not divide cp=4; choose a divisor of 4"),
+        ("--cp 4 --ulysses 4 --heads 6", 4, "6 heads do not divide among 4 Ulysses ranks"),
+        ("--cp 4 --ulysses 4 --heads 12 --kv-heads 3", 4, "3 KV heads neither divide among 4 Ulysses ranks"),
+        ("--ulysses 2", 4, "--ulysses is 2 and cp is 1; it says how many ranks of cp exchange heads"),
+        ("--sequence-parallel", 4, "--sequence-parallel is for the ranks of tp, which is 1; give it 2 or more"),
+        ("--overlap", 4, "--overlap is for the ranks of tp, which is 1; give it 2 or more"),
+        ("--order tp-xx", 4, "the order of axes is 'tp-xx'; expected tp, cp, dp and pp, fastest first"),
+        ("--microbatch-size 0", 1, "--microbatch-size is 0; expected at least 1"),
+        ("--schedule dualpipe --microbatches 3", 4, "expected an even number, at least 2p=8"),
+        ("--zero 1", 4, "ZeRO-1 shards over dp × cp, which has one rank"),
+        ("--zero 2 --pp 2 --schedule zb-h1", 4, "ZeRO-2 frees weights after a backward, and zb-h1"),
+        ("--zero 3 --tp 2 --dp 2 --kv-heads 1", 4, "ZeRO-3 cuts rows of 1 KV heads"),
+        ("--bucket-mb 0", 1, "--bucket-mb is 0.0; expected MiB of gradients a call"),
+        ("--bucket-mb nan", 1, "--bucket-mb is nan; expected MiB"),
+        ("--bucket-mb inf", 1, "--bucket-mb is inf; expected MiB"),
+        ("--zero 2 --dp 4 --bucket-mb 1", 4, "--bucket-mb is for --zero 0 and 1"),
         (
-            ["--cp", "4", "--ulysses", "4", "--heads", "12", "--kv-heads", "3"],
-            4,
-            "3 KV heads neither divide among 4 Ulysses ranks",
-        ),
-        (["--ulysses", "2"], 4, "--ulysses is 2 and cp is 1; it says how many ranks of cp exchange heads"),
-        (["--sequence-parallel"], 4, "--sequence-parallel is for the ranks of tp, which is 1; give it 2 or more"),
-        (["--overlap"], 4, "--overlap is for the ranks of tp, which is 1; give it 2 or more"),
-        (["--order", "tp-xx"], 4, "the order of axes is 'tp-xx'; expected tp, cp, dp and pp, fastest first"),
-        (["--order", "pp-pp"], 4, "the order of axes is 'pp-pp'"),
-        (["--microbatch-size", "0"], 1, "--microbatch-size is 0; expected at least 1"),
-        (["--schedule", "dualpipe", "--microbatches", "3"], 4, "expected an even number, at least 2p=8"),
-        (["--zero", "1"], 4, "ZeRO-1 shards over dp × cp, which has one rank"),
-        (
-            ["--zero", "2", "--pp", "2", "--schedule", "zb-h1"],
-            4,
-            "ZeRO-2 frees weights after a backward, and zb-h1",
-        ),
-        (["--zero", "3", "--tp", "2", "--dp", "2", "--kv-heads", "1"], 4, "ZeRO-3 cuts rows of 1 KV heads"),
-        (["--bucket-mb", "0"], 1, "--bucket-mb is 0.0; expected MiB of gradients a call"),
-        (["--bucket-mb", "1e-9"], 1, "--bucket-mb is 1e-09; expected MiB of gradients a call, at least a byte"),
-        (["--bucket-mb", "nan"], 1, "--bucket-mb is nan; expected MiB"),
-        (["--bucket-mb", "inf"], 1, "--bucket-mb is inf; expected MiB"),
-        (["--zero", "2", "--dp", "4", "--bucket-mb", "1"], 4, "--bucket-mb is for --zero 0 and 1"),
-        (
-            ["--dp", "2", "--global-batch-size", "10"],
+            "--dp 2 --global-batch-size 10",
             4,
             "--global-batch-size is 10 sequences, which 2 replicas with microbatches of 2 do not divide; choose a multiple of 4",
         ),
-        (["--global-batch-size", "0"], 1, "--global-batch-size is 0 sequences"),
+        ("--global-batch-size 0", 1, "--global-batch-size is 0 sequences"),
+        ("--global-batch-size 8 --microbatches 3", 1, "--microbatches is 3 and --global-batch-size 8 makes 4"),
+        ("--dropout 1", 1, "dropout is 1.0; expected a probability from 0 up to, not including, 1"),
+        ("--hidden 97", 4, "hidden size 97 does not divide into 4 heads"),
+        ("--schedule nosuch", 4, "schedule 'nosuch' is not known"),
+        ("--split 3,3", 2, "split 3,3 has 6 layers"),
+        ("--split 3,x", 2, "--split 3,x: expected layers of each stage such as 3,4,4,1"),
+        ("--steps 0", 1, "--steps is 0"),
+        ("--eval-interval 0", 1, "--eval-interval is 0; expected at least 1"),
+        ("--variable-seq-lengths 24", 1, "--variable-seq-lengths: a rank learns from a message's shape how long it is"),
+        ("--variable-seq-lengths 22 --cp 2 --negotiate", 2, "expected from 1 to --seq 64, and a multiple of 4"),
+        ("--variable-seq-lengths 8 --negotiate --balance", 1, "with --balance, which is for one length"),
+        ("--eval-iters 2", 1, "--eval-iters says how many batches an evaluation has; say when"),
         (
-            ["--global-batch-size", "8", "--microbatches", "3"],
-            1,
-            "--microbatches is 3 and --global-batch-size 8 makes 4",
-        ),
-        (["--dropout", "1"], 1, "dropout is 1.0; expected a probability from 0 up to, not including, 1"),
-        (["--hidden", "97"], 4, "hidden size 97 does not divide into 4 heads"),
-        (["--schedule", "nosuch"], 4, "schedule 'nosuch' is not known"),
-        (["--split", "3,x"], 2, "--split 3,x: expected layers of each stage such as 3,4,4,1"),
-        (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
-        (["--steps", "0"], 1, "--steps is 0"),
-        (["--steps", "few"], 1, "argument --steps: invalid int value: 'few'"),
-        (
-            ["--variable-seq-lengths", "24"],
-            1,
-            "--variable-seq-lengths: a rank learns from a message's shape how long it is",
-        ),
-        (
-            ["--variable-seq-lengths", "22", "--cp", "2", "--negotiate"],
-            2,
-            "expected from 1 to --seq 64, and a multiple of 4",
-        ),
-        (["--variable-seq-lengths", "8", "--negotiate", "--balance"], 1, "with --balance, which is for one length"),
-        (["--eval-iters", "2"], 1, "--eval-iters says how many batches an evaluation has; say when"),
-        (["--eval-interval", "0"], 1, "--eval-interval is 0; expected at least 1"),
-        (
-            ["--eval-interval", "2", "--clip-grad", "1", "--optimizer-sync", "post-validation"],
+            "--eval-interval 2 --clip-grad 1 --optimizer-sync post-validation",
             1,
             "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step",
         ),
-        (["--recompute", "some"], 1, "invalid choice: 'some' (choose from"),
+        ("--recompute some", 1, "invalid choice: 'some' (choose from"),
+        ("--recompute full --recompute-num-layers 0", 1, "recompute_num_layers is 0; the model needs at least 1"),
+        ("--lr nan", 1, "--lr is nan; expected more than 0"),
+        ("--lr 100", 1, "--lr is 100.0; expected more than 0 and less than 100"),
+        ("--schedule nosuch.csv", 2, "nosuch.csv: "),
+        ("--split 4,4 --count-loss", 2, "give the split alone"),
+        ("--first-layers 7", 4, "8 layers on 4 stages with 7 in the first rank leave 1 for 3 stages"),
+        ("--prefetch 1 --p2p-mode blocking", 2, "nothing to post ahead"),
+        ("--prefetch 1 --negotiate", 2, "use --prefetch 0"),
+        ("--clip-grad -1", 2, "cannot be clipped to a norm of -1.0; expected a positive number"),
+        ("--optimizer-sync post-validation", 2, "give it one with --clip-grad"),
+        ("--balance --split 4,4", 2, "leave out --split, counts and ends"),
+        ("--balance --layer-times x.json", 2, "give one of the two"),
+        ("--save-layer-times x.json", 2, "writes what --balance measures; give both"),
+        ("--balance --save-layer-times no/such/x.json", 2, "whose folder does not exist"),
+        ("--layer-times nosuch.json", 2, "nosuch.json: No such file"),
+        ("--recompute-microbatches-beyond -1", 2, "expected 0 or more outstanding microbatches"),
+        ("--recompute-microbatches-beyond 1 --recompute full", 2, "--recompute full recomputes every microbatch"),
+        ("--recompute-num-layers 2", 2, "--recompute-num-layers is for --recompute full, and that is none"),
+        ("--recompute selective --recompute-modules moe", 1, "expected one or several of core_attn, mlp"),
         (
-            ["--recompute", "full", "--recompute-num-layers", "0"],
-            1,
-            "recompute_num_layers is 0; the model needs at least 1",
-        ),
-        (["--lr", "100"], 1, "--lr is 100.0; expected more than 0 and less than 100"),
-        (["--lr", "nan"], 1, "--lr is nan; expected more than 0"),
-        (["--schedule", "nosuch.csv"], 2, "nosuch.csv: "),
-        (["--split", "4,4", "--count-loss"], 2, "give the split alone"),
-        (["--first-layers", "7"], 4, "8 layers on 4 stages with 7 in the first rank leave 1 for 3 stages"),
-        (["--prefetch", "1", "--p2p-mode", "blocking"], 2, "nothing to post ahead"),
-        (["--prefetch", "1", "--negotiate"], 2, "use --prefetch 0"),
-        (["--clip-grad", "-1"], 2, "cannot be clipped to a norm of -1.0; expected a positive number"),
-        (["--optimizer-sync", "post-validation"], 2, "give it one with --clip-grad"),
-        (["--balance", "--split", "4,4"], 2, "leave out --split, counts and ends"),
-        (["--balance", "--layer-times", "x.json"], 2, "give one of the two"),
-        (["--save-layer-times", "x.json"], 2, "writes what --balance measures; give both"),
-        (["--balance", "--save-layer-times", "no/such/x.json"], 2, "whose folder does not exist"),
-        (["--layer-times", "nosuch.json"], 2, "nosuch.json: No such file"),
-        (["--recompute-microbatches-beyond", "-1"], 2, "expected 0 or more outstanding microbatches"),
-        (
-            ["--recompute-microbatches-beyond", "1", "--recompute", "full"],
-            2,
-            "--recompute full recomputes every microbatch",
-        ),
-        (["--recompute-num-layers", "2"], 2, "--recompute-num-layers is for --recompute full, and that is none"),
-        (["--recompute", "selective", "--recompute-modules", "moe"], 1, "expected one or several of core_attn, mlp"),
-        (["--recompute", "full", "--recompute-num-layers", "0"], 1, "recompute_num_layers is 0"),
-        (
-            ["--recompute", "full", "--recompute-method", "block", "--balance"],
+            "--recompute full --recompute-method block --balance",
             1,
             "--recompute-method block recomputes some layers alone",
         ),
-        (["--peak-tflops", "0"], 1, "--peak-tflops is 0.0; expected"),
-        (["--sleep-weight", "1"], 1, "--sleep-weight is a part of --sleep-backward"),
-        (["--microbatches", "0"], 1, "0"),
-        (["--lean"], 2, "1f1b: microbatch groups and the lean warmup belong to interleaved schedules"),
-        (["--memory-limit", "2"], 2, "a memory limit belongs to zb-auto"),
-        (["--schedule", "interleaved-1f1b", "--group-size", "9"], 4, "expected p ≤ group size ≤ m"),
+        ("--peak-tflops 0", 1, "--peak-tflops is 0.0; expected"),
+        ("--sleep-weight 1", 1, "--sleep-weight is a part of --sleep-backward"),
+        ("--lean", 2, "1f1b: microbatch groups and the lean warmup belong to interleaved schedules"),
+        ("--memory-limit 2", 2, "a memory limit belongs to zb-auto"),
+        ("--schedule interleaved-1f1b --group-size 9", 4, "expected p ≤ group size ≤ m"),
+        ("--sleep-forward -1", 1, "--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up"),
+        ("--dp 4 --ep 4 --experts 6", 4, "6 experts do not divide among ep=4 ranks; choose a multiple of 4"),
+        ("--dp 4 --ep 3 --experts 6", 4, "ep=3 does not divide the 4 ranks of a stage (dp · cp · tp)"),
+        ("--dp 4 --ep 2", 4, "--ep is for a model with experts; give it some with --experts"),
+        ("--aux-loss 0.1", 1, "--aux-loss is for a model with experts"),
+        ("--experts 4,x", 1, "--experts is '4,x'; expected a number"),
+        ("--dp 4 --ep 2 --etp 4 --experts 6", 4, "ep=2 · etp=4 does not divide the 4 ranks"),
+        ("--dp 4 --etp 2", 4, "--etp is for a model with experts"),
+        ("--dp 4 --etp 4 --experts 6 --expert-width 6", 4, "of width 6 do not divide among etp=4"),
+        ("--dp 4 --ep 2 --experts 4,6,7,8 --layers 4", 4, "7 experts do not divide among ep=2"),
+        ("--experts 4,8 --layers 3", 1, "2 numbers of experts are given and 3 layers have experts"),
+        ("--experts 4 --replay-routes /nowhere.npy", 1, "routes cannot be read from /nowhere.npy"),
         (
-            ["--sleep-forward", "-1"],
-            1,
-            "--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up",
-        ),
-        (["--schedule", "interleaved-1f1b", "--microbatches", "3"], 4, "interleaved-1f1b"),
-        (
-            ["--dp", "4", "--ep", "4", "--experts", "6"],
-            4,
-            "6 experts do not divide among ep=4 ranks; choose a multiple of 4",
-        ),
-        (["--dp", "4", "--ep", "3", "--experts", "6"], 4, "ep=3 does not divide the 4 ranks of a stage (dp · cp · tp)"),
-        (["--dp", "4", "--ep", "0", "--experts", "6"], 4, "ep=0 does not divide"),
-        (["--dp", "4", "--ep", "2"], 4, "--ep is for a model with experts; give it some with --experts"),
-        (["--aux-loss", "0.1"], 1, "--aux-loss is for a model with experts"),
-        (["--experts", "4", "--top-k", "5"], 1, "each token is routed to 5 experts and a layer has 4"),
-        (
-            ["--experts", "4", "--top-k", "1"],
-            1,
-            "always 1, so that the router would not learn; use softmax-before or sigmoid",
-        ),
-        (["--experts", "0"], 1, "the number of experts in a layer is 0; expected at least 1"),
-        (["--experts", "4", "--router-groups", "0"], 1, "the number of groups of experts is 0"),
-        (["--experts", "4,x"], 1, "--experts is '4,x'; expected a number"),
-        (["--dp", "4", "--ep", "2", "--etp", "4", "--experts", "6"], 4, "ep=2 · etp=4 does not divide the 4 ranks"),
-        (["--dp", "4", "--etp", "2"], 4, "--etp is for a model with experts"),
-        (
-            ["--dp", "4", "--etp", "4", "--experts", "6", "--expert-width", "6"],
-            4,
-            "of width 6 do not divide among etp=4",
-        ),
-        (["--dp", "4", "--ep", "2", "--experts", "4,6,7,8", "--layers", "4"], 4, "7 experts do not divide among ep=2"),
-        (["--experts", "4,8", "--layers", "3"], 1, "2 numbers of experts are given and 3 layers have experts"),
-        (["--experts", "4", "--replay-routes", "/nowhere.npy"], 1, "routes cannot be read from /nowhere.npy"),
-        (
-            ["--experts", "4", "--replay-routes", "/nowhere.npy", "--force-routes", "hot"],
+            "--experts 4 --replay-routes /nowhere.npy --force-routes hot",
             1,
             "--replay-routes gives the routes that --force-routes gives",
         ),
-        (["--experts", "8", "--router-groups", "3"], 1, "8 experts do not go into 3 groups"),
-        (["--experts", "8", "--drop-order", "weights"], 1, "--drop-order is for experts with a capacity"),
-        (["--overlap-experts"], 1, "--overlap-experts is for a model with experts"),
-        (["--grouped-experts"], 1, "--grouped-experts is for a model with experts"),
-        (["--experts", "4", "--tp", "4", "--seq", "66"], 4, "66 tokens of a sequence do not divide among tp=4 ranks"),
+        ("--experts 8 --drop-order weights", 1, "--drop-order is for experts with a capacity"),
+        ("--overlap-experts", 1, "--overlap-experts is for a model with experts"),
+        ("--grouped-experts", 1, "--grouped-experts is for a model with experts"),
+        ("--experts 4 --tp 4 --seq 66", 4, "66 tokens of a sequence do not divide among tp=4 ranks"),
         (
-            ["--experts", "4", "--tp", "4", "--shared-expert-width", "6"],
+            "--experts 4 --tp 4 --shared-expert-width 6",
             4,
             "a shared MLP of width 6 does not divide among tp=4 ranks; choose a multiple of 4",
         ),
+        ("--experts 4 --dp 4 --zero 2", 4, "ZeRO-2 shards all parameters over the same replicas, and experts"),
+        ("--experts 4 --balance", 2, "take all layers for equal, and layers with experts are not; use --split"),
         (
-            ["--experts", "4", "--dp", "4", "--zero", "2"],
-            4,
-            "ZeRO-2 shards all parameters over the same replicas, and experts",
-        ),
-        (["--experts", "4", "--balance"], 2, "take all layers for equal, and layers with experts are not; use --split"),
-        (
-            ["--experts", "4", "--expert-every", "2", "--recompute-microbatches-beyond", "1"],
+            "--experts 4 --expert-every 2 --recompute-microbatches-beyond 1",
             1,
             "--recompute-microbatches-beyond takes all layers for equal",
         ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(
-    arguments: list[str],
+    arguments: str,
     world: int,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in (("RANK", 0), ("WORLD_SIZE", world), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", world)):
-        monkeypatch.setenv(name, str(value))
-    assert main(arguments) == 2
+    pretend(monkeypatch, 0, world)
+    assert main(arguments.split()) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (["0F0 0B0", "1F0 1B0 1B0"], "rank 1 has 1B0 2 times"),
-        (["0B0 0F0", "1F0 1B0"], "deadlock: rank 0 waits at 0B0 for 0F0"),
-        (["0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1B0 1SEND_B0"], "rank 1 never receives it"),
-    ],
-)
 def test_a_broken_plan_is_refused_before_any_process_group(
-    row: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "broken.csv"
-    path.write_text("\n".join(cells.replace(" ", ",") for cells in row) + "\n")
-    for name, value in (("RANK", 0), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 2)):
-        monkeypatch.setenv(name, str(value))
+    path.write_text("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n")
+    pretend(monkeypatch, 0, 2)
     assert main(["--schedule", str(path)]) == 2
     printed = capsys.readouterr()
-    assert message in printed.err
+    assert "rank 1 never receives it" in printed.err
     assert printed.err.count("\n") == 1
     assert not dist.is_initialized()
 
@@ -465,7 +354,6 @@ def test_a_broken_plan_is_refused_before_any_process_group(
 def test_only_rank_zero_tells_the_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The others wait for it, or to be stopped."""
     monkeypatch.setattr(train_gpt, "REFUSAL_S", 0.01)
-    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 4)):
-        monkeypatch.setenv(name, str(value))
+    pretend(monkeypatch, 1, 4)
     assert main(["--pp", "3"]) == 2
     assert capsys.readouterr().err == ""

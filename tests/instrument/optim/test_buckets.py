@@ -70,16 +70,6 @@ def test_buckets_keep_the_order_and_mix_no_dtypes(sizes: list[int], wide: list[b
         assert full or after.dtype != left.parameters[0].dtype
 
 
-def test_a_bucket_gives_back_what_it_took() -> None:
-    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,))]
-    for parameter in parameters:
-        parameter.grad = torch.rand(parameter.shape)
-    before = [gradient_of(parameter).clone() for parameter in parameters]
-    [bucket] = make_buckets(parameters, 1000)
-    bucket.take_gradients(bucket.gradients() * 2)
-    assert all(torch.equal(gradient_of(p), 2 * g) for p, g in zip(parameters, before, strict=True))
-
-
 def test_a_parameter_that_took_no_part_is_named() -> None:
     with pytest.raises(PptraceError, match=r"shape \(2, 3\) has no gradient"):
         gradient_of(nn.Parameter(torch.zeros(2, 3)))

@@ -106,14 +106,14 @@ def holder(case: Case, rank: int) -> str:
     return min(name for name in names_of(case)[rank] if name.startswith("blocks"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES if ALL else [CASES[0], CASES[2], CASES[7], CASES[8]], ids=name_of)
 def test_norms_that_need_no_clip_are_exact_and_nothing_runs_twice(pool: Pool, case: Case) -> None:
     (ranks,) = check(pool, [Training(case, NEVER, steps=3)])
     assert all(trained.num_rollbacks == 0 for trained in ranks)
     assert all(len(set(trained.forwards)) == 1 for trained in ranks)
 
 
-@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[1], CASES[3], CASES[5]], ids=name_of)
+@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[1], CASES[5]], ids=name_of)
 def test_a_forced_clip_is_rolled_back_and_done_again(pool: Pool, case: Case) -> None:
     late = Training(case, norm_between(case, case.pp - 2))
     at_once = Training(case, 1e-3)  # above it from rank 0 on: each rank waits
@@ -131,7 +131,7 @@ def test_a_clip_that_only_the_first_rank_did_not_see_is_rolled_back_there_alone(
     assert [trained.num_rollbacks for trained in others] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[2], CASES[4], CASES[5]], ids=name_of)
+@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[3], CASES[4]], ids=name_of)
 def test_a_forced_overflow_is_left_out(pool: Pool, case: Case) -> None:
     last, first = holder(case, case.pp - 1), holder(case, 0)
     trainings = [
@@ -145,7 +145,7 @@ def test_a_forced_overflow_is_left_out(pool: Pool, case: Case) -> None:
     assert all(trained.num_rollbacks == 0 for trained in nowhere)
 
 
-@pytest.mark.parametrize("case", CASES[1:8:2] if ALL else CASES[3:6:2], ids=name_of)
+@pytest.mark.parametrize("case", CASES[1:8:2] if ALL else CASES[5:6], ids=name_of)
 def test_the_barrier_clips_and_leaves_out_as_exactly(pool: Pool, case: Case) -> None:
     waiting = Training(case, 0.5, OptimizerSync.SYNCHRONOUS)
     (ranks, _) = check(pool, [waiting, replace(waiting, overflows={1: holder(case, case.pp - 1), 2: holder(case, 0)})])

@@ -78,7 +78,7 @@ def test_equal_layers_are_given_to_whoever_has_least(
 
 
 @given(st.lists(st.integers(80, 120), min_size=32, max_size=48), st.integers(0, 500))
-@settings(max_examples=10 if ALL else 5, deadline=None)
+@settings(max_examples=10 if ALL else 2, deadline=None)
 def test_a_large_cut_is_no_worse_than_even_shares_and_repeats(layers: list[int], head: int) -> None:
     plan = build("interleaved-1f1b", 8, 8, 2)
     times = LayerTimes(20, tuple(layers), head)
@@ -91,11 +91,6 @@ def test_a_large_cut_is_no_worse_than_even_shares_and_repeats(layers: list[int],
 def test_the_loads_of_a_bidirectional_plan_count_both_copies() -> None:
     plan = PLANS["dualpipe p=4 v=2"]
     assert rank_loads(LayerTimes(1, (10, 20, 30, 40), 5), plan, (1, 1, 1, 1)) == (56, 50, 50, 56)
-
-
-def test_a_slow_head_takes_layers_from_the_last_stage() -> None:
-    times = LayerTimes(embedding_ns=5, layers_ns=(10,) * 8, head_ns=20)
-    assert balance(times, build("1f1b", 2, 2)) == (5, 3)
 
 
 def test_times_that_cannot_be_are_one_line() -> None:

@@ -30,7 +30,7 @@ def case(rows: Rows, pp: int, microbatches: int, **more: object) -> Case:
 
 @pytest.mark.parametrize("pp", [1, *SIZES])
 def test_input_and_weight_gradients_apart_are_exact(pool: Pool, pp: int) -> None:
-    few = ((1, 0, False), (3, 1, True), (6, 0, True), (6, 6, False), (6, 6, True))
+    few = ((1, 0, False), (3, 1, True), (6, 6, True))
     sizes = product((1, 3, 6), (0, 1, 6), (False, True)) if ALL else few
     check(pool, [case(split_1f1b(pp, m, delay), pp, m, tied=tied) for m, delay, tied in sizes])
 
@@ -45,7 +45,7 @@ def test_split_backwards_of_two_replicas_are_exact(pool: Pool) -> None:
 
 
 def test_split_backwards_of_chunks_are_exact(pool: Pool) -> None:
-    for pp in SIZES:
+    for pp in SIZES if ALL else SIZES[1:]:
         rows = split_rows(build("interleaved-1f1b", pp, 4, 2), 3)
         check(pool, [case(rows, pp, 4), case(rows, pp, 4, tied=True)])
 
@@ -53,10 +53,10 @@ def test_split_backwards_of_chunks_are_exact(pool: Pool) -> None:
 WHOLE, SPLIT = ("B",), ("I", "W")
 ON_A_V = list(product((1, *SIZES), (WHOLE, SPLIT), Mode))
 FEW_ON_A_V = [
-    *((pp, backward, Mode.BATCHED) for pp in (1, *SIZES) for backward in (WHOLE, SPLIT)),
+    *((1, SPLIT, Mode.BATCHED), (2, WHOLE, Mode.BATCHED), (4, SPLIT, Mode.BATCHED)),
     *((2, WHOLE, Mode.EVEN_ODD), (4, SPLIT, Mode.EVEN_ODD), (2, SPLIT, Mode.BLOCKING), (4, WHOLE, Mode.BLOCKING)),
 ]
-"""As messages are posted by default all, as else every two settings together; one rank has no messages."""
+"""Every two settings together; one rank has no messages."""
 
 
 @pytest.mark.parametrize(("pp", "backward", "mode"), ON_A_V if ALL else FEW_ON_A_V)
@@ -67,8 +67,7 @@ def test_chunks_on_a_v_are_exact(pool: Pool, pp: int, backward: tuple[str, ...],
     )
 
 
-@pytest.mark.parametrize("backward", ["B", "I"])
-@pytest.mark.parametrize("pp", SIZES)
+@pytest.mark.parametrize(("pp", "backward"), product(SIZES, ("B", "I")) if ALL else [(SIZES[0], "I"), (SIZES[1], "B")])
 def test_overlapped_pairs_are_exact(pool: Pool, pp: int, backward: str) -> None:
     rows = overlapped(pp, 6, backward)
     assert "OVERLAP_F_B" in rows[0]
@@ -77,7 +76,7 @@ def test_overlapped_pairs_are_exact(pool: Pool, pp: int, backward: str) -> None:
 
 @pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
 def test_recomputed_activations_are_exact(pool: Pool, recompute: Recompute) -> None:
-    for pp in SIZES:
+    for pp in SIZES if ALL else SIZES[1:]:
         whole = Case("1f1b", pp, 4, tied=True, recompute=recompute)
         split = case(split_1f1b(pp, 4, 2), pp, 4, tied=True, recompute=recompute)
         check(pool, [whole, split, case(overlapped(pp, 4, "I"), pp, 4, recompute=recompute)])
@@ -125,7 +124,7 @@ def test_stages_with_a_copy_on_two_ranks_are_exact(pool: Pool, tied: bool) -> No
 
 
 def test_a_last_group_smaller_than_p_is_exact(pool: Pool) -> None:
-    for pp, m, chunks in ((3, 5, 3), (4, 6, 2), (4, 5, 2)):
+    for pp, m, chunks in ((3, 5, 3), (4, 6, 2), (4, 5, 2)) if ALL else ((3, 5, 3), (4, 6, 2)):
         check(
             pool, [Case("interleaved-1f1b", pp, m, chunks=chunks, layers=pp * chunks, ahead=ahead) for ahead in (0, 2)]
         )
@@ -143,7 +142,7 @@ def lowered_by_torch(plan: Plan) -> Rows:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zbv"])
 def test_plans_that_torch_lowered_are_exact(pool: Pool, schedule: str) -> None:
-    for pp in SIZES:
+    for pp in SIZES if ALL else SIZES[1:]:
         plan = build(schedule, pp, 2 * pp)
         rows = lowered_by_torch(plan)
         assert "UNSHARD" in rows[0]

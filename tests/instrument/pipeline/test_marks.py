@@ -15,7 +15,6 @@ from instrument.pipeline.transport import Mode
 from pptrace.marks import (
     AwaitMark,
     Axis,
-    Collective,
     CollectiveMark,
     OpMark,
     P2PMark,
@@ -55,10 +54,7 @@ def read_events(path: Path) -> list[Event]:
 @pytest.fixture(
     scope="module",
     params=[
-        Case("1f1b", 4, 5),
         Case("1f1b", 2, 3, dp=2, tied=True),
-        Case("interleaved-1f1b", 2, 4, chunks=2),
-        Case("gpipe", 2, 3),
         Case("split", 2, 3, rows=split_1f1b(2, 3, 1)),
         Case("v", 4, 3, rows=v_shaped(4, 3), mode=Mode.BLOCKING),
         Case("overlapped", 2, 4, rows=overlapped(2, 4, "I"), ahead=1),
@@ -106,10 +102,6 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
         assert bool(collectives) == (case.dp > 1)
 
 
-def is_posted(case: Case) -> bool:
-    return case.ahead > 0 or case.calls.overlaps
-
-
 def untagged(action: Action) -> Action:
     """Return it as it is read back from a transfer, which tells neither chunk nor phase."""
     return parse_action(str(action))
@@ -121,51 +113,6 @@ def transfers_of(mark: P2PMark) -> list[tuple[Transfer, int]]:
 
 def is_sync(mark: object) -> bool:
     return isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC
-
-
-def test_every_gloo_message_begins_inside_exactly_one_p2p_mark(run: tuple[Case, Plan, Path]) -> None:
-    case, plan, folder = run
-    for rank, pp_rank, _ in ranks_of(case):
-        events = read_events(folder / f"rank{rank}.json")
-        calls = [event for event in events if isinstance(parse_mark(event.name), P2PMark)]
-        messages = [event for event in events if event.name in ("gloo:send", "gloo:recv")]
-        assert len(messages) == STEPS * sum(action.kind.is_p2p for action in plan.ranks[pp_rank])
-        for message in messages:
-            around = [call for call in calls if call.start <= message.start <= call.end]
-            assert len(around) == 1
-            # Posted ahead, a message outlives the call: it ends while somebody waits for it.
-            ends = (
-                [event for event in events if isinstance(parse_mark(event.name), WaitMark)]
-                if is_posted(case)
-                else around
-            )
-            assert any(event.start <= message.end <= event.end for event in ends)
-
-
-def test_every_collective_is_posted_inside_exactly_one_mark_and_awaited_in_another(
-    run: tuple[Case, Plan, Path],
-) -> None:
-    """A bucket of gradients is posted during backward and awaited after it; a loss is posted and awaited in one range."""
-    case, _, folder = run
-    for rank, _, _ in ranks_of(case):
-        events = read_events(folder / f"rank{rank}.json")
-        marks = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), CollectiveMark)]
-        calls = [event for event in events if event.name == "c10d::allreduce_"]
-        assert len(calls) == len(marks)
-        for call in calls:
-            assert sum(event.holds(call) for event, _ in marks) == 1
-        awaited = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), AwaitMark)]
-        ends = {mark.handle: event.end for event, mark in awaited}
-        assert len(ends) == len(awaited)
-        assert sorted(ends) == sorted(mark.handle for _, mark in marks if mark.handle is not None)
-        spans = [(event.start, event.end if mark.handle is None else ends[mark.handle]) for event, mark in marks]
-        running = [event for event in events if event.name == "gloo:all_reduce"]
-        assert len(running) == len(marks)
-        for event in running:
-            assert any(start <= event.start and event.end <= end for start, end in spans)
-        assert all(mark.kind is Collective.ALL_REDUCE and mark.size == 2 for _, mark in marks)
-        if case.tied:
-            assert {mark.axis for _, mark in marks} == {Axis.DP, Axis.EMBEDDING}
 
 
 def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, Plan, Path]) -> None:

@@ -85,7 +85,7 @@ def test_posting_ahead_keeps_every_action_and_the_order_of_all_but_receives(
                 assert behind[action] == max(0, computed_before - depth), action
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if ALL else 20, deadline=None)
 @given(plans())
 def test_every_lowered_plan_can_run_one_blocking_call_at_a_time(plan: Plan) -> None:
     require_total_order(plan)

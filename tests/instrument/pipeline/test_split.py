@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from instrument.backward_split.split import Linear, WeightQueue, WeightWork, attach
-from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt import GptConfig, GptStage, cross_entropy
 from pptrace.errors import PptraceError
 
 CONFIG = GptConfig(layers=2, hidden=8, heads=2, sequence=6, dtype=torch.float64)
@@ -27,10 +27,14 @@ def loss_of(stage: nn.Module) -> Tensor:
     return cross_entropy(stage(TOKENS), TARGETS)
 
 
-def plain() -> dict[str, Tensor]:
-    stage = GptStage(CONFIG, range(2))
-    loss_of(stage).backward()
-    return gradients(stage)
+def check(stage: nn.Module, times: int = 1) -> None:
+    """All gradients of the stage are so many times those of a backward of plain layers."""
+    plain = GptStage(CONFIG, range(2))
+    loss_of(plain).backward()
+    result, expected = gradients(stage), gradients(plain)
+    assert result.keys() == expected.keys()
+    for name, gradient in result.items():
+        torch.testing.assert_close(gradient, times * expected[name], rtol=0, atol=1e-12)
 
 
 def finish(work: list[WeightWork]) -> None:
@@ -47,18 +51,14 @@ def test_input_gradients_leave_linear_and_embedding_weights_to_their_work() -> N
     assert early.keys() == {name for name, _ in stage.named_parameters() if "norm" in name}
     assert len(work) == 2 * 4 + 1 + 2  # linear layers, head, two embeddings
     finish(work)
-    expected = plain()
-    assert gradients(stage).keys() == expected.keys()
-    for name, gradient in gradients(stage).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-12)
+    check(stage)
 
 
 def test_a_whole_backward_of_a_stage_with_a_queue_is_the_same() -> None:
     stage = GptStage(CONFIG, range(2))
     attach(stage)
     loss_of(stage).backward()
-    for name, gradient in plain().items():
-        torch.testing.assert_close(gradients(stage)[name], gradient, rtol=0, atol=1e-12)
+    check(stage)
 
 
 def test_weight_gradients_add_up_in_any_order() -> None:
@@ -72,8 +72,7 @@ def test_weight_gradients_add_up_in_any_order() -> None:
     loss_of(stage).backward()
     for work in reversed(collected):
         finish(work)
-    for name, gradient in plain().items():
-        torch.testing.assert_close(gradients(stage)[name], 3 * gradient, rtol=0, atol=1e-12)
+    check(stage, 3)
 
 
 @dataclass
@@ -121,46 +120,6 @@ def test_an_input_gradient_keeps_only_what_its_weight_gradients_need_and_they_fr
     assert [alive(watch.inputs) for watch in watches] == [0, 9]
     finish(works[1])
     assert alive(watches[1].inputs) == 0
-
-
-@pytest.mark.parametrize("recompute", Recompute)
-def test_what_runs_again_is_not_kept_after_the_forward(recompute: Recompute) -> None:
-    stage = GptStage(replace(CONFIG, recompute=recompute), range(2))
-    queue = attach(stage)
-    watch = Watch()
-    hooks = [part.register_forward_hook(watch) for part in stage.modules() if isinstance(part, Linear)]
-    loss = loss_of(stage)
-    for hook in hooks:
-        hook.remove()
-    kept = {Recompute.NONE: 4 + 4 + 1, Recompute.SELECTIVE: 4 + 4 + 1, Recompute.FULL: 1}  # FULL: the head's
-    assert alive(watch.inputs) == kept[recompute]
-    with queue.collecting() as work:
-        loss.backward()
-    finish(work)
-    for name, gradient in plain().items():
-        torch.testing.assert_close(gradients(stage)[name], gradient, rtol=0, atol=1e-12)
-
-
-def saved_bytes(recompute: Recompute) -> int:
-    """Bytes that the forward of a stage keeps for its backward, each storage once."""
-    stage = GptStage(replace(CONFIG, recompute=recompute), range(2))
-    own = {weight.untyped_storage().data_ptr() for weight in stage.parameters()}
-    held: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            held[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = loss_of(stage)
-    assert loss.requires_grad
-    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
-
-
-def test_selective_keeps_less_than_all_and_more_than_full() -> None:
-    none, selective, full = (saved_bytes(recompute) for recompute in Recompute)
-    assert full < selective < none
 
 
 def test_a_queue_that_does_not_collect_takes_nothing() -> None:

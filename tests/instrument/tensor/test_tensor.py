@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from itertools import product
 
 import pytest
-import torch
 
 from instrument.route import Route
 from instrument.tensor.heads import HeadShare, share_heads
@@ -15,7 +14,6 @@ from pptrace.marks import Collective, CollectiveMark, ExchangeMark, Mark
 from tests.instrument.tensor.cases.layers import (
     BATCH,
     HEAD_DIM,
-    HEADS,
     HIDDEN,
     NUM_BYTES,
     SEQUENCE,
@@ -29,7 +27,6 @@ from tests.instrument.tensor.cases.layers import (
     order_of_row,
     refusals,
     row,
-    switched,
 )
 from tests.support.pool import Pool
 
@@ -93,18 +90,6 @@ def test_a_row_parallel_layer_is_exact_and_communicates_as_megatrons(pool: Pool,
             assert (collectives(outcome.forward), exchanges(outcome.forward)) == ([] if chunked else forward, ring)
             assert (collectives(outcome.backward), exchanges(outcome.backward)) == ([] if chunked else backward, ring)
             assert collectives(outcome.sync) == ([(REDUCE, HIDDEN * 8)] if variant.sequence else [])
-
-
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("size", [2, 4])
-def test_overlap_changes_no_value_but_the_order_of_a_sum(pool: Pool, size: int, sequence: bool) -> None:
-    """Bit by bit where sums are exact in any order; otherwise to the last bits."""
-    for rank in pool.run(switched, sequence, True, world=size):
-        assert all(torch.equal(off, on) for off, on in rank.values()), rank
-    for rank in pool.run(switched, sequence, False, world=size):
-        assert len(rank) == 6
-        for off, on in rank.values():
-            torch.testing.assert_close(on, off, rtol=0, atol=1e-14 * float(off.abs().max()))
 
 
 def test_gemms_run_between_the_posting_of_a_call_and_the_wait_for_it(pool: Pool) -> None:
@@ -220,7 +205,3 @@ def test_the_rows_of_a_fused_weight_are_those_of_the_ranks_heads() -> None:
     copied = share_heads(4, 1, rank=1, size=2)
     assert copied.rows(3) == (range(6, 12), range(12, 15), range(15, 18))
     assert copied.copies == 2
-
-
-def test_every_head_count_of_the_cases_is_possible() -> None:
-    assert all(share_heads(HEADS, variant.kv_heads, 0, 4) for variant in MODELS)

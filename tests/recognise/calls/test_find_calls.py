@@ -239,6 +239,10 @@ def test_names_of_calls_tell_their_kinds(name: str, kind: str) -> None:
         ("void quickreduce::allreduce_prototype_twoshot<x>(y)", "all_reduce", "tp"),
         ("ncclAllReduceRingLLKernel_sum_f32(x)", "all_reduce", ""),
         ("_Z21ncclKernel_Broadcastv", "broadcast", ""),
+        ("rcclGenericKernel", "unknown", ""),
+        ("userbuffers_fp16_sum", "unknown", "tp"),
+        ("internode::dispatch", "all_to_all", "ep"),
+        ("intranode::combine", "all_to_all", "ep"),
     ],
 )
 def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> None:
@@ -261,6 +265,9 @@ def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> N
         "void at::native::nccl_like_reduce_kernel(int)",
         "void my_ncclTest(x)",
         "void rcclike_kernel()",
+        "void deep_ep::internode::get_dispatch_layout<256, 32, 8>",  # where it stood at first
+        *("deep_ep::layout::get_dispatch_layout", "deep_ep::internode_ll::query_mask_buffer", "hybrid_ep::scan"),
+        "deep_ep::elastic::dispatch_copy_epilogue_impl",
     ],
 )
 def test_kernels_that_reduce_within_a_device_or_have_a_librarys_name_inside_another_word_compute(name: str) -> None:
@@ -297,14 +304,6 @@ def test_a_data_parallel_run_without_steps_has_its_totals_per_axis_and_kind() ->
     assert (total.total_ns, total.busy_ns, total.overlap_ratio) == (4 * 60, 4 * 60, 0.0)
     assert total.algbw_gbps == total.busbw_gbps == pytest.approx(2400 / 240)
     assert any("dp by its all-reduces in the backward" in line for line in report.warnings)
-
-
-def test_members_of_collectives_match_in_their_order() -> None:
-    comms = recognise([data_parallel(rank, 0).trace() for rank in range(2)]).comms
-    by_rank = [comms[comms["rank"] == rank].sort_values("start_ns")["match"].tolist() for rank in range(2)]
-    assert by_rank[0] == by_rank[1]
-    assert len(set(by_rank[0])) == 4
-    assert min(by_rank[0]) >= 0
 
 
 def pipelined(rank: int, labelled_messages: bool = True) -> Rank:

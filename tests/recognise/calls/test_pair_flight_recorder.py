@@ -107,14 +107,13 @@ def warnings_of(analysis: Analysis) -> list[str]:
     return [line for line in analysis.report.warnings if "flight-recorder" in line]
 
 
-@pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize(
-    ("style", "form", "schedule"),
+    ("style", "form", "schedule", "as_json"),
     [
-        (TorchBatched, "kineto", "1f1b"),
-        (Unlabelled, "kineto", "1f1b"),
-        (Unlabelled, "kineto", "interleaved-1f1b"),
-        (Unlabelled, "nsight", "interleaved-1f1b"),
+        (TorchBatched, "kineto", "1f1b", True),
+        (Unlabelled, "kineto", "1f1b", False),
+        (Unlabelled, "kineto", "interleaved-1f1b", False),
+        (Unlabelled, "nsight", "interleaved-1f1b", True),
     ],
     ids=str,
 )

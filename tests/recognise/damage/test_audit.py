@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from dashboards.store import Store
 from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.report import AuditEntry, Report
 from pptrace.model.damage import Damage
+from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
-from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost
+from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost, with_clock_off
+from tests.support.extent import by_turns
 from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
 SAMPLE, STEP = SAMPLES / "gpu_1f1b_p2_tp2", 3
@@ -47,10 +49,15 @@ def computes(report: Report) -> list[int | None]:
     return [rank.compute_ns for rank in step.ranks]
 
 
+@cache
+def recorded(sample: str) -> Report:
+    """A sample as it is."""
+    return load([SAMPLES / sample], cache=False, as_recorded=True).report
+
+
 @pytest.fixture(scope="module")
 def whole() -> Report:
-    """The sample as it is."""
-    return load([SAMPLE], cache=False, as_recorded=True).report
+    return recorded(SAMPLE.name)
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +101,11 @@ def test_what_damage_does_to_computing_is_nothing_or_null(
         assert after[RANK] == pytest.approx(before[RANK], rel=0.05)
 
 
-@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2"])
-@pytest.mark.parametrize("change", OF_RUN)
+@pytest.mark.parametrize(("change", "sample"), by_turns(list(OF_RUN), ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2"]))
 def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
     change: str, sample: str, tmp_path: Path
 ) -> None:
-    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    before = recorded(sample)
     report = load([damaged(SAMPLES / sample, tmp_path, OF_RUN[change])], cache=False, as_recorded=True).report
     kinds = {entry.kind for entry in damage_in(report.recording) if RANK in entry.ranks}
     assert kinds & {MISSING_RANGES, UNMATCHED_MESSAGES, Damage.EARLY_ENDS}
@@ -111,6 +117,34 @@ def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
         for rank in step.ranks:
             assert rank.bubble_ns is None or rank.bubble_ns == pytest.approx(bubbles[rank.rank], rel=0.01)
         assert any(rank.bubble_ns is None for rank in step.ranks)
+
+
+@pytest.mark.parametrize("ranks", [(RANK,), (0, RANK)])
+@pytest.mark.parametrize("off_us", [-2_000, 2_000])
+@pytest.mark.parametrize(("sample", "is_known"), [("gpu_nccl_experts_pp2_ep2", True), ("gpu_nccl_1f1b_p4", False)])
+def test_a_device_whose_clock_is_off_is_named_and_makes_no_figure_wrong(
+    sample: str, is_known: bool, off_us: int, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    folder = damaged(SAMPLES / sample, tmp_path, partial(with_clock_off, microseconds=off_us), ranks)
+    report = load([folder], cache=False, as_recorded=True).report
+    (entry,) = damage_in(report.recording)
+    assert entry.kind == (Damage.KERNELS_BEFORE_LAUNCH if off_us < 0 else Damage.KERNELS_AFTER_WAIT)
+    assert entry.ranks == ranks
+    for info in report.inputs:
+        lines = [line for line in info.warnings if "device" in line]
+        assert bool(lines) == (info.rank in ranks)
+        assert all(("shifted back" if is_known else "are left out") in line for line in lines)
+    lacking = [line for line in report.warnings if line.startswith("no device events")]
+    assert [UNKNOWN_CLOCK in line and "record with" not in line for line in lacking] == [True] * (not is_known)
+    for step, whole in zip(report.steps, before.steps, strict=True):
+        for rank, expected in zip(step.ranks, whole.ranks, strict=True):
+            for name in ("compute_ns", "exposed_comm_ns", "bubble_ns"):
+                found = getattr(rank, name)
+                assert (found is None) <= (not is_known)
+                assert found is None or found == pytest.approx(getattr(expected, name), rel=0.05, abs=100_000)
+            if rank.rank in ranks and not is_known:
+                assert rank.compute_ns is None
 
 
 def test_a_rank_without_labelled_ops_at_the_ends_of_the_plan_leaves_no_step_and_bubble_of_its_pipeline(
@@ -136,7 +170,7 @@ def test_waits_whose_ranges_are_lost_make_the_exposed_communication_of_both_side
         return [event for event in events if not re.match("pp1:wait.*RECV", event.get("name", ""))]
 
     path = SAMPLES / "gpu_1f1b_p4"
-    before = load([path], cache=False, as_recorded=True).report
+    before = recorded("gpu_1f1b_p4")
     report = load([damaged(path, tmp_path, change)], cache=False, as_recorded=True).report
     assert RANK in audit_of(report)[Damage.EARLY_ENDS].ranks
     assert report.clock.offsets_ns == before.clock.offsets_ns

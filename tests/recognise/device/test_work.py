@@ -54,28 +54,6 @@ def test_each_nanosecond_belongs_to_one_category_in_order(
     assert result.overlap_ratio == expected
 
 
-def test_communication_kernels_are_told_by_their_names() -> None:
-    carriers = ["ncclDevKernel_SendRecv", "ncclKernel_AllGather_RING_LL", "rcclGenericKernel", "userbuffers_fp16_sum"]
-    carriers += [
-        "void cross_device_reduce_2stage<float>",
-        "nvshmemi_transfer",
-        "internode::dispatch",
-        "intranode::combine",
-    ]
-    others = ["ampere_sgemm", "void at::native::vectorized_elementwise_kernel", "flash_fwd_kernel", "reduce_kernel"]
-    others += [
-        "deep_ep::layout::get_dispatch_layout",
-        "void deep_ep::internode::get_dispatch_layout<256, 32, 8>",  # where it stood at first
-        "deep_ep::internode_ll::query_mask_buffer",
-        "hybrid_ep::scan",
-        "deep_ep::elastic::dispatch_copy_epilogue_impl",
-    ]
-    rows = [Event(Category.KERNEL, name, index, index + 1, 0, 7) for index, name in enumerate(carriers + others)]
-    work = device_work(make_trace(rows).events)
-    assert work.is_communication.tolist() == [True] * len(carriers) + [False] * len(others)
-    assert work.is_compute.tolist() == (~work.is_communication).tolist()
-
-
 def test_work_finds_its_launch_by_correlation() -> None:
     rows = [
         Event(Category.RUNTIME, "cudaLaunchKernel", 5, 6, thread=1, correlation=11),

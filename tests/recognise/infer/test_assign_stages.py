@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.model.tables import COMPUTE_KINDS, OPS, empty_table
+from pptrace.model.tables import OPS, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.infer.candidates import match_by_kinds
@@ -16,10 +16,10 @@ from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges
 from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, KINDS, NONE, Range, Ranges
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble
+from tests.support.found_ops import cells
 from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 
@@ -29,16 +29,6 @@ def paper(name: str, pp: int, microbatches: int, chunks: int | None = None) -> P
 
 def recognise_run(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> RecognisedRun:
     return recognise([make_trace(events_of(style, run, rank, 1), rank) for rank in ranks], num_ranks=num_ranks)
-
-
-def cells(run: RecognisedRun, rank: int) -> list[str]:
-    ops = run.ops[(run.ops["rank"] == rank) & run.ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
-
-
-def test_chunks_lie_on_a_loop_or_on_a_zigzag() -> None:
-    assert [loop(chunk, 1, 4) for chunk in range(3)] == [1, 5, 9]
-    assert [zigzag(chunk, 1, 4) for chunk in range(3)] == [1, 6, 9]
 
 
 class Silent(ZeroBubble):
@@ -261,10 +251,6 @@ def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     assert actions(ranges_of_step) == ["?0F0", "?0F1", "?0B0", "?0B1"]
     rows = ranges_of_step.in_time_order()["range"]
     assert ranges_of_step.ranges.start_ns[rows].tolist() == [30, 40, 50, 60]
-
-
-def test_ops_that_name_nothing_are_numbered_in_order() -> None:
-    assert actions(resolved(named("F", "B", "F", "B"))) == ["?0F0", "?0B0", "?0F1", "?0B1"]
 
 
 @pytest.mark.parametrize(("name", "pp"), [("gpipe", None), ("1f1b", 4)])

@@ -16,7 +16,7 @@ from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from tests.support.extent import ALL
+from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
 
 NODE = "autograd::engine::evaluate_function: {}Backward0"
@@ -210,8 +210,7 @@ def test_evaluation_between_steps_is_of_none(name: str) -> None:
     assert run.schedule.mismatches == ()
 
 
-@pytest.mark.parametrize("peers", [True, False])
-@pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 2, 0)])
+@pytest.mark.parametrize(("order", "peers"), by_turns([(2, 1, 0), (0, 2, 1), (1, 2, 0)], [True, False]))
 def test_stages_need_not_lie_on_the_ranks_in_their_order(order: tuple[int, ...], peers: bool) -> None:
     program = Program(build("1f1b", 3, 6), 2, peers=peers, order=order)
     run = recognise(program.traces())

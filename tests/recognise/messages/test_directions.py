@@ -10,6 +10,7 @@ import pytest
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
+from tests.support.extent import by_turns
 from tests.support.synthetic import record
 
 SHAPES = [("1f1b", 3, 4, 1), ("interleaved-1f1b", 2, 4, 2), ("interleaved-1f1b", 4, 4, 2), ("dualpipe-v", 2, 6, 2)]
@@ -29,8 +30,7 @@ def in_order(comms: pd.DataFrame) -> pd.DataFrame:
     return p2p.sort_values(["rank", "start_ns", "kind", "stage", "microbatch"]).reset_index(drop=True)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("names_peers", [True, False])
+@pytest.mark.parametrize(("shape", "names_peers"), by_turns([*SHAPES, SHAPES[1]], [True, False]), ids=str)
 def test_messages_without_directions_match_by_their_stages_and_what_is_known_of_their_peers(
     shape: tuple[str, int, int, int], names_peers: bool, tmp_path: Path
 ) -> None:

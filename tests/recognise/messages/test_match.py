@@ -208,13 +208,6 @@ def test_a_collective_that_lacks_a_member_is_not_matched() -> None:
     assert matched["match"].tolist()[1] == matched["match"].tolist()[2] >= 0
 
 
-def test_the_collectives_of_replicas_and_the_transfers_have_numbers_of_their_own() -> None:
-    comms = recognise(RECORDINGS["replicas"].traces()).comms
-    reduces = comms[comms["kind"] == "all_reduce"]
-    assert sorted(reduces.groupby("match")["rank"].agg(tuple)) == [(0, 1, 2), (3, 4, 5)]
-    assert not set(reduces["match"]) & set(comms.loc[comms["kind"] != "all_reduce", "match"])
-
-
 def test_transfers_to_a_rank_without_a_trace_stay_unmatched() -> None:
     comms = recognise(without(RECORDINGS["1f1b"].traces(), 2), num_ranks=4).comms
     to_missing = comms["peer"] == 2

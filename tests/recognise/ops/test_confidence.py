@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, make_table
+from pptrace.model.tables import COMM_ARGS, make_table
 from pptrace.model.traces import Category
 from pptrace.recognise.ops.infer_from_operators import confidence, is_one_stage, peers_of
 from pptrace.recognise.run import RecognisedRun, recognise
@@ -15,17 +15,12 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
-from tests.roundtrip.styles import Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled
+from tests.roundtrip.styles import Host, MegatronNvtx, Style, TorchOneFOneB
+from tests.support.found_ops import cells
 from tests.support.synthetic import MAIN_THREAD, Event, PaperRun, make_trace, run_on_paper
 
 INTERLEAVED = run_on_paper(build("interleaved-1f1b", 4, 8, 2), lambda action: 500, latency=130)
 ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)
-
-
-def cells(run: RecognisedRun, rank: int) -> list[str]:
-    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == 0) & run.ops["kind"].isin(COMPUTE_KINDS)]
-    ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 def recognise_run(style: Style, run: PaperRun) -> RecognisedRun:
@@ -97,15 +92,9 @@ def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
     run = recognise_run(InterleavedOperators(), INTERLEAVED)
     assert run.schedule.name == "interleaved-1f1b"
     for rank in range(4):
-        assert cells(run, rank) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
+        assert cells(run, rank, 0) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
     check_messages(run)
     assert any("not those of one stage per rank" in line for line in run.warnings)
-
-
-def test_messages_of_one_stage_per_rank_give_high_confidence() -> None:
-    run = recognise_run(TorchOneFOneB(), ONE_STAGE)
-    assert (run.comms["match"] >= 0).all()
-    assert all("high confidence" in line for line in run.warnings if line.startswith("rank "))
 
 
 class OneFunction(MegatronNvtx):
@@ -156,13 +145,6 @@ def test_a_function_without_a_kernel_moved_nothing() -> None:
     assert (result.comms["match"] >= 0).all()
 
 
-def test_one_rank_alone_does_not_tell_its_pipeline() -> None:
-    run = recognise([make_trace(events_of(Unlabelled(), ONE_STAGE, 1, 2), 0)])
-    assert run.mesh.pp is None
-    assert run.schedule.plan is None
-    assert any("its length and the stages are null" in line for line in run.warnings)
-
-
 class KernelsOfOptimizers(TorchOneFOneB):
     """No range names the optimizer, whose operators and kernels come at the end of a step."""
 
@@ -177,4 +159,4 @@ def test_steps_are_told_by_the_kernels_of_optimizers_beside_operators() -> None:
     run = recognise_run(KernelsOfOptimizers(), ONE_STAGE)
     assert set(run.ops.loc[run.ops["kind"] == "F", "step"]) == {0, 1}
     for rank in range(4):
-        assert cells(run, rank) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]
+        assert cells(run, rank, 0) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]

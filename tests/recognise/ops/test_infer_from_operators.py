@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, Host, Style, TorchBatched, TorchOneFOneB
+from tests.support.found_ops import cells
 from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
 
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
@@ -17,12 +17,6 @@ RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 
 def recognise_run(style: Style) -> RecognisedRun:
     return recognise([make_trace(events_of(style, RUN, rank, 2), rank) for rank in range(RUN.plan.pp)])
-
-
-def cells(run: RecognisedRun, rank: int, step: int) -> list[str]:
-    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == step) & run.ops["kind"].isin(COMPUTE_KINDS)]
-    ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 class SeveralTensors(TorchOneFOneB):

@@ -8,9 +8,8 @@ from functools import cache
 import pytest
 
 from pptrace.analysis.result import StepReport
-from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Trace
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.roundtrip.files import step_begins
@@ -45,12 +44,6 @@ def traces_of(style: Style, runs: Sequence[PaperRun]) -> list[Trace]:
     return [make_trace(events_of(style, runs, rank), rank) for rank in range(runs[0].plan.pp)]
 
 
-def cells(run: RecognisedRun, rank: int, step: int) -> list[str]:
-    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == step) & run.ops["kind"].isin(COMPUTE_KINDS)]
-    ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
-
-
 @cache
 def step_alone(schedule: str, num_microbatches: int, chunks: int) -> StepReport:
     """A step in a trace of its own, in which labels tell the ops."""
@@ -60,7 +53,6 @@ def step_alone(schedule: str, num_microbatches: int, chunks: int) -> StepReport:
 @pytest.mark.parametrize(
     ("style", "schedule", "counts", "chunks"),
     [
-        (TorchLabels(), "1f1b", [3, 6, 5], 1),
         (TorchLabels(), "interleaved-1f1b", [3, 9, 6], 2),
         (TorchLabels(), "zb-h1", [4, 8], 1),
         (WithStepRanges(), "1f1b", [3, 6, 5], 1),

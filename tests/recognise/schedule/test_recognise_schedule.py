@@ -58,13 +58,6 @@ def test_one_rank_that_leaves_the_order_leaves_the_schedule_its_name() -> None:
     assert run.mismatches == ("rank 2: op 14 is 2B6 where 1f1b has 2F7",)
 
 
-def test_a_step_that_differs_is_named() -> None:
-    rows = to_rows(build("gpipe", 2, 4))
-    run = recognised([rows, rows, swapped(rows, 1, 5)], num_ranks=2)
-    assert (run.name, len(run.mismatches)) == ("gpipe", 1)
-    assert run.mismatches[0].endswith("(in step 2)")
-
-
 @pytest.mark.parametrize("num_microbatches", [3, 6])
 def test_backwards_from_the_last_microbatch_to_the_first_are_no_other_schedule(num_microbatches: int) -> None:
     order = range(num_microbatches)

@@ -32,6 +32,7 @@ from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_cha
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.charts.steps import blame_chart, causes_chart, steps_chart
 from pptrace.workflow.load import load
+from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 MS = 1_000_000
@@ -338,8 +339,7 @@ def test_the_axis_of_gains_begins_where_the_interval_of_the_run_as_it_was_does()
     changes = (scenario("best", 20, 8), scenario("worse", -10, 8), scenario("wild", -400, 2, on_pareto_front=True))
     lacking = scenario("lacking", 60, 8, standing=Standing.LACKING)
     result = WhatIf(100 * MS, 100 * MS, 0.0, (*changes, lacking), scenario("as it was", 0, 4, num_chunks=1), 5)
-    figure = changes_chart(result)
-    assert figure is not None
+    figure = not_none(changes_chart(result))
     names = {point[0] for part in figure.data for point in part.customdata or ()}  # type: ignore[union-attr]
     assert names == {"best", "worse", "as it was"}
     low, high = figure.layout.yaxis.range

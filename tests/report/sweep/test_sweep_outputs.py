@@ -33,12 +33,8 @@ def test_a_row_has_a_schedule_and_v_and_the_longest_axis_is_the_columns() -> Non
     (table,) = sweep_tables(swept("1f1b,interleaved-1f1b", pp="4,8", microbatches="8..32:8", chunks="1,2,4"))
     assert table.columns == ("schedule", "v", "p", "holds", "m=8", "m=16", "m=24", "m=32")
     assert [row[:3] for row in table.rows] == [
-        ("1f1b", "1", "4"),
-        ("interleaved-1f1b", "2", "4"),
-        ("interleaved-1f1b", "4", "4"),
-        ("1f1b", "1", "8"),
-        ("interleaved-1f1b", "2", "8"),
-        ("interleaved-1f1b", "4", "8"),
+        *(("1f1b", "1", "4"), ("interleaved-1f1b", "2", "4"), ("interleaved-1f1b", "4", "4")),
+        *(("1f1b", "1", "8"), ("interleaved-1f1b", "2", "8"), ("interleaved-1f1b", "4", "8")),
     ]
     assert table.rows[0][4:] == ("0.375", "0.188", "0.125", "0.094")
 

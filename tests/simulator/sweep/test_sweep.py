@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +12,6 @@ from pptrace.simulator import peak_inflight, simulate, uniform
 from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts
 from pptrace.simulator.sweep.run import Sweep, SweptPoint, run_sweep
 from pptrace.simulator.sweep.values import Microbatches
-from tests.schedule.test_closed_forms import value
 
 IDEAL = SweepCosts(1000, 2000, 1000)
 COSTS = (IDEAL, SweepCosts(800, 1500, 700), SweepCosts(1000, 2200, 800), SweepCosts(900, 2000, 1100, 130))
@@ -37,33 +34,6 @@ def of(swept: SweptPoint) -> tuple[str, int, int, int]:
 
 def fixed(*numbers: int) -> tuple[Microbatches, ...]:
     return tuple(Microbatches(0, number) for number in numbers)
-
-
-def test_bubbles_are_the_closed_forms_of_the_catalogue_wherever_it_states_them() -> None:
-    names = tuple(SCHEDULES)
-    sweep = run_sweep(grid(names, (2, 4, 6), fixed(8, 12, 16, 24), (None, 2, 3, 4), COSTS))
-    checked: set[str] = set()
-    for swept in sweep.simulated:
-        entry, costs, p, m = (
-            SCHEDULES[swept.point.schedule],
-            swept.point.costs,
-            swept.point.pp,
-            swept.point.num_microbatches,
-        )
-        f, w = costs.forward_ns, costs.wgrad_ns
-        i = costs.backward_ns - w
-        near = ("f = i = w" not in entry.condition or f == i == w) and ("if f = i" not in entry.condition or f == i)
-        if entry.bubble is None or costs.p2p_ns or m < 2 * p or not near or (entry.takes_group_size and m % p):
-            continue
-        assert swept.step is not None
-        expected = value(entry.bubble, p=p, m=m, v=swept.num_chunks, f=f, i=i, w=w, b=i + w, o=f + i + w)
-        found = swept.step.inner_bubble_ratio if "within a rank" in entry.condition else swept.step.bubble_ratio
-        if entry.bubble.startswith("≤"):
-            assert found <= float(expected), of(swept)
-        else:
-            assert found == pytest.approx(float(max(expected, Fraction(0))), abs=1e-12), of(swept)
-        checked.add(entry.name)
-    assert checked == {name for name, entry in SCHEDULES.items() if entry.bubble is not None}
 
 
 def test_throughput_per_rank_of_1f1b_is_m_over_m_plus_p_minus_1() -> None:

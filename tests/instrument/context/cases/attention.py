@@ -17,11 +17,10 @@ from torch.utils.checkpoint import checkpoint
 import instrument.context.ring
 from instrument.context.attention import ContextAttention, make_context_groups
 from instrument.context.kernels import CpuFlash, Exact, Gradients, Kernel
-from instrument.context.shard import ContextShape, positions, shard_sequence
+from instrument.context.shard import ContextShape, shard_sequence
 from instrument.mesh import fit_shape, make_mesh
 from instrument.recorder import Recorder
 from instrument.route import Route
-from pptrace.errors import UsageError
 from pptrace.marks import Mark
 from tests.instrument.cases.collectives import Listening, heard_by
 
@@ -203,37 +202,3 @@ def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
             instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
         result.append(kernel.num_scores)
     return result
-
-
-def rotated_by_position(cases: Sequence[ContextCase]) -> list[float]:
-    """Of every case the largest difference when queries and keys are turned by their position ids, by shard or as a whole."""
-    make = maker(cases[0].shape.size)
-    return [_rotated(case, make) for case in cases]
-
-
-def _rotated(case: ContextCase, make: Maker) -> float:
-
-    def turn(tensor: Tensor, places: Tensor) -> Tensor:
-        angle = places.to(case.dtype)[:, None] / torch.arange(1, HEAD_DIM // 2 + 1)
-        pairs = torch.view_as_complex(tensor.view(*tensor.shape[:-1], HEAD_DIM // 2, 2).contiguous())
-        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
-
-    attention, rank = make(case)
-    shards = [shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole()[:3]]
-    places = positions(case.shape, case.sequence, rank)
-    result = attention(turn(shards[0], places), turn(shards[1], places), shards[2])
-    q, k, v = (tensor.transpose(1, 2) for tensor in case.whole()[:3])
-    everywhere = torch.arange(case.sequence)
-    wanted = F.scaled_dot_product_attention(turn(q, everywhere), turn(k, everywhere), v, is_causal=case.causal)
-    return float((result - shard_sequence(wanted, case.shape, rank, dim=2)).abs().max())
-
-
-def refused(case: ContextCase) -> str:
-    """Return the error that a rank gets of a case that cannot run."""
-    try:
-        attention, rank = make_attention(case)
-        run_layer(attention, case, rank)
-    except UsageError as error:
-        dist.barrier()  # others may still be connecting their groups, which this rank is about to destroy
-        return str(error)
-    return ""

@@ -173,34 +173,6 @@ def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> O
     return Outcome(errors, forward, backward, weights, sync)
 
 
-def switched(sequence: bool, whole_numbers: bool) -> dict[str, tuple[Tensor, Tensor]]:
-    """Results that overlap leaves as they were: of both layers, output and gradients without it and with it."""
-    result = {}
-    for name, parts in (("column", _ColumnOf()), ("row", _RowOf())):
-        off, on = (_results(parts, sequence, overlap, whole_numbers) for overlap in (False, True))
-        result |= {f"{name}'s {what}": (off[what], on[what]) for what in off}
-    return result
-
-
-def _results(parts: _ColumnOf | _RowOf, sequence: bool, overlap: bool, whole_numbers: bool) -> dict[str, Tensor]:
-    region = Region(axis_of_all_ranks(), sequence, overlap)
-
-    def values(*shape: int, seed: int) -> Tensor:
-        return (draw(*shape, seed=seed) * 4).round() if whole_numbers else draw(*shape, seed=seed)
-
-    plain = nn.Linear(HIDDEN, HIDDEN, dtype=torch.float64)
-    with torch.no_grad():
-        plain.weight.copy_(values(HIDDEN, HIDDEN, seed=3))
-        plain.bias.copy_(values(HIDDEN, seed=4))
-    layer = parts.layer(plain, region)
-    x = parts.of_input(values(BATCH, SEQUENCE, HIDDEN, seed=5), region).requires_grad_()
-    output = layer(x)
-    output.backward(parts.of_output(values(BATCH, SEQUENCE, HIDDEN, seed=6), region))
-    assert x.grad is not None
-    assert layer.weight.grad is not None
-    return {"output": output.detach(), "input": x.grad, "weight": layer.weight.grad}
-
-
 class _Gemms(TorchDispatchMode):
     """Puts every GEMM among the names that a recorder hears, and keeps the first word of the others."""
 

@@ -1,0 +1,242 @@
+"""The clock of a device against that of its host: a shift of all device work, told by the calls that waited for it.
+
+A recorder writes times of the device as times of its host, and may be off by milliseconds. A call that waits for the device
+returns some microseconds after what it waited for has ended, whatever other ranks do. Where several waits agree by how much
+their returns are off, the work is shifted back by that. Where they are off and do not agree, or are too few, it is not known
+when the device worked, and its work is left out. So it is where work begins before its launches: how long it waited in a queue
+is not known.
+
+A call that waits for an event or a stream may wait for earlier work than the last. Where work seems to end after such calls, it
+is shifted only if launches tell the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.intervals import earliest_from
+from pptrace.model.damage import Damage, RankDamage
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Bool, Category, Events, Trace
+from pptrace.model.wording import counted
+
+Rows = npt.NDArray[np.intp]
+_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_LAUNCHES = re.compile(r"Launch|Mem(?:cpy|set)|Stream(?:WaitValue|BatchMemOp)")
+"""Calls that put something on a stream. Without device work of its own it is not known when that was over."""
+_FOR_ALL = re.compile(r"^(?:(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize)")
+_FOR_SOME = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Event)Synchronize")
+_TO_HOST = re.compile(r"DtoH.*Pageable", re.IGNORECASE)
+"""Copies whose calls return when they are over."""
+_WAITED_NS = 100_000
+"""Calls as long as that have waited."""
+_RETURN_NS = 15_000
+"""Usual time from the end of device work to the return of the call that waits for it (4 to 26 µs on an H200)."""
+_AGREE_NS, _OFF_NS, _CLOCKS_NS = 100_000, 300_000, 100_000
+"""Within how much waits agree, how much they return late at least, and the errors between the clocks of device and host."""
+_PROMPT_NS = 60_000
+"""Work for an idle device begins so soon after its launch."""
+_FEWEST_WAITS, _FEWEST_MISPLACED = 3, 10
+"""Waits that agree by chance are fewer, and so is work that something else than the clock has put elsewhere."""
+_FAR_NS = 600 * 10**9
+"""Work this far from all events of its host has no time at all."""
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class ClockError:
+    """By how much the times of device work are too early (positive) or too late, ns; None: it is not known by how much."""
+
+    kind: Damage
+    early_ns: int | None
+    reason: str
+
+
+def with_host_clock(trace: Trace) -> Trace:
+    """The trace with its device work on the clock of its host, without that work if it is not known how far off it is."""
+    if not trace.format.has_all_calls or not len(trace.events):
+        return trace
+    rows = np.flatnonzero(trace.events.is_of(*_WORK))
+    error = clock_error(trace.events, rows)
+    if error is None:
+        return trace
+    if error.early_ns is None:
+        line = (
+            f"the clock of the device is not that of the host: {error.reason}. How far it is off is not known: "
+            f"{counted(len(rows), 'piece')} of device work are left out, and what follows from them is null"
+        )
+        events = trace.events.take(np.flatnonzero(trace.events.category < Category.HOST_LIMIT))
+        damage = RankDamage.of(error.kind, trace.events.start_ns[rows])
+    else:
+        line = (
+            f"the clock of the device is off the host's by {abs(error.early_ns) / 1e6:,.2f} ms: {error.reason}; "
+            f"{counted(len(rows), 'piece')} of device work are shifted back by that"
+        )
+        events = _shifted(trace.events, error.early_ns)
+        damage = RankDamage.of(error.kind, trace.events.start_ns[rows] + error.early_ns)
+    return replace(
+        trace,
+        events=events,
+        warnings=(*trace.warnings, line),
+        damage=RankDamage.joined((trace.damage, damage)),
+    )
+
+
+def _shifted(events: Events, by_ns: int) -> Events:
+    moves = events.is_of(*_WORK, Category.DEVICE_ANNOTATION)
+    moved = replace(events, start_ns=events.start_ns + np.where(moves, by_ns, 0))
+    return moved.take(np.argsort(moved.start_ns, kind="stable"))
+
+
+def clock_error(events: Events, rows: Rows) -> ClockError | None:
+    """The error of the clock of the device work ``rows``; None where nothing shows one."""
+    launched = _Launched.of(events, rows)
+    if launched is None:
+        return None
+    begun_ns = launched.start_ns - launched.launch_ns
+    least_ns, num_early = int(begun_ns.min()), int((begun_ns < -_CLOCKS_NS).sum())
+    every = _Waits.of(events, launched)
+    waits = every.chosen(every.has_waited)
+    sure = waits.chosen(waits.is_exact)
+    error = _agreed_error(sure if len(sure) >= _FEWEST_WAITS else waits, least_ns)
+    if error is None and num_early >= _FEWEST_MISPLACED:
+        error = _agreed_error(every, least_ns, is_doubtful=True)  # a wait may seem to begin after what it waited for
+        reason = f"{num_early:,} pieces of its work begin before their launches"
+        return error or ClockError(Damage.KERNELS_BEFORE_LAUNCH, None, reason)
+    if error is None and (num_late := _num_late(events, launched)) >= _FEWEST_MISPLACED:
+        reason = f"{num_late:,} pieces of its work begin after their host has waited for them"
+        return ClockError(Damage.KERNELS_AFTER_WAIT, None, reason)
+    if error is None and len(sure) and sure.gap_ns.min() > _OFF_NS and not _is_prompt(least_ns):
+        reason = f"it seems idle for {sure.gap_ns.min() / 1e6:,.2f} ms and more while its host still waits for it"
+        return ClockError(Damage.KERNELS_BEFORE_LAUNCH, None, reason)
+    return error
+
+
+def _num_late(events: Events, launched: _Launched) -> int:
+    """Number of pieces of work that begin after a call has returned that waited for them."""
+    waits = events.rows_named(_FOR_ALL, Category.RUNTIME)
+    ended = np.append(earliest_from(events.ends_of(waits)), _NEVER)  # of each wait and all later ones
+    first = np.searchsorted(events.start_ns[waits], launched.launch_end_ns)
+    return int((launched.start_ns - _CLOCKS_NS > ended[first]).sum())
+
+
+def _agreed_error(waits: _Waits, least_ns: int, *, is_doubtful: bool = False) -> ClockError | None:
+    """The error that several waits agree on and launches allow; ``least_ns`` is from a launch to its work, at least.
+
+    Where waits are doubtful, or may have been for earlier work than the last, launches have to tell the same.
+    """
+    gap_ns = _agreed(waits.gap_ns)
+    if gap_ns is None or -_CLOCKS_NS <= gap_ns <= _OFF_NS:
+        return None
+    early_ns = gap_ns - _RETURN_NS
+    is_early = gap_ns > 0
+    least_then_ns = least_ns + early_ns
+    if least_then_ns < -_CLOCKS_NS or (is_early and _is_prompt(least_ns)):
+        return None
+    if (is_doubtful or not (is_early or waits.is_exact.all())) and least_then_ns > _CLOCKS_NS:
+        return None
+    kind, reason = (
+        (Damage.KERNELS_BEFORE_LAUNCH, "it seems idle while its host still waits for it")
+        if is_early
+        else (Damage.KERNELS_AFTER_WAIT, "it seems at work after its host has waited for it")
+    )
+    is_right = (waits.gap_ns >= 0) & (waits.gap_ns < _AGREE_NS)
+    if is_right.any() or (waits.gap_ns[waits.is_exact] < gap_ns - _AGREE_NS).any():
+        return ClockError(kind, None, f"{reason}, by more at some waits than at others")
+    return ClockError(kind, early_ns, reason)
+
+
+def _is_prompt(least_ns: int) -> bool:
+    """Return whether some work begins right after its launch, which work of a clock that is behind does before it."""
+    return 0 <= least_ns < _PROMPT_NS
+
+
+def _agreed(gap_ns: Int64) -> int | None:
+    """The least of the gaps that agree: most of them, and several."""
+    gaps = np.sort(gap_ns)
+    number = np.searchsorted(gaps, gaps + _AGREE_NS, side="right") - np.arange(len(gaps))
+    if not len(gaps) or number.max() < max(_FEWEST_WAITS, len(gaps) / 2):
+        return None
+    return int(gaps[number.argmax()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """Device work whose launch was recorded, in the order of the launches; ``calls_ns`` are the starts of all calls that put
+    something on a stream, in order, ``has_work`` whether something of it was recorded.
+    """
+
+    rows: Rows
+    calls: Rows
+    launch_ns: Int64
+    launch_end_ns: Int64
+    start_ns: Int64
+    end_ns: Int64
+    calls_ns: Int64
+    has_work: Bool
+
+    @classmethod
+    def of(cls, events: Events, rows: Rows) -> _Launched | None:
+        """The work; None where there is none, or of several devices, or nothing tells what launched it."""
+        calls = events.rows_named(_LAUNCHES, Category.RUNTIME)
+        calls = calls[events.correlation[calls] >= 0]
+        if not len(rows) or not len(calls) or (events.device[rows] != events.device[rows[0]]).any():
+            return None
+        on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
+        first, last = int(events.start_ns[on_host[0]]), int(events.ends_of(on_host).max())
+        start = events.start_ns[rows]
+        rows = rows[(start > first - _FAR_NS) & (start < last + _FAR_NS)]
+        by_number = calls[np.argsort(events.correlation[calls], kind="stable")]
+        numbers, own = events.correlation[by_number], events.correlation[rows]
+        index = np.minimum(np.searchsorted(numbers, own), len(numbers) - 1)
+        is_known = numbers[index] == own
+        rows, of_rows = rows[is_known], by_number[index[is_known]]
+        if not len(rows):
+            return None
+        order = np.argsort(events.start_ns[of_rows], kind="stable")
+        rows, of_rows = rows[order], of_rows[order]
+        has_work = np.isin(events.correlation[calls], events.correlation[rows])
+        launched = (events.start_ns[of_rows], events.ends_of(of_rows))
+        return cls(
+            rows, of_rows, *launched, events.start_ns[rows], events.ends_of(rows), events.start_ns[calls], has_work
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Calls that waited for the device: how long after the end of what had been launched before them they returned, ns; whether
+    it is sure that they waited for all of that; whether some of it ended after they began.
+    """
+
+    gap_ns: Int64
+    is_exact: Bool
+    has_waited: Bool
+
+    def __len__(self) -> int:
+        return len(self.gap_ns)
+
+    def chosen(self, which: Bool) -> _Waits:
+        return _Waits(self.gap_ns[which], self.is_exact[which], self.has_waited[which])
+
+    @classmethod
+    def of(cls, events: Events, launched: _Launched) -> _Waits:
+        for_all, for_some = (events.rows_named(pattern, Category.RUNTIME) for pattern in (_FOR_ALL, _FOR_SOME))
+        calls, is_exact = np.append(for_all, for_some), np.arange(len(for_all) + len(for_some)) < len(for_all)
+        begin, end = events.start_ns[calls], events.ends_of(calls)
+        before, first = (np.searchsorted(times, begin) for times in (launched.launch_ns, launched.calls_ns))
+        # Another thread may launch meanwhile.
+        is_alone = ~is_exact | (first == np.searchsorted(launched.calls_ns, end))
+        is_alone &= before == np.searchsorted(np.maximum.accumulate(launched.launch_end_ns), begin, side="right")
+        known = (before > 0) & launched.has_work[first - 1] & is_alone
+        calls, is_exact, before = calls[known], is_exact[known], before[known]
+        ended = np.maximum.accumulate(launched.end_ns)[before - 1]
+        copies = np.flatnonzero(events.named(_TO_HOST)[events.name_id[launched.rows]])
+        calls = np.append(calls, launched.calls[copies])
+        ended = np.append(ended, launched.end_ns[copies])
+        begin, end = events.start_ns[calls], events.ends_of(calls)
+        is_exact = np.append(is_exact, np.ones(len(copies), dtype=np.bool_))
+        return cls(end - ended, is_exact, ended > begin).chosen(end - begin >= _WAITED_NS)
