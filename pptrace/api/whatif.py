@@ -156,7 +156,9 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
         order=analysis.order,
     )
     sizes = gpt_of_run(analysis.facts.values(), analysis.schedule)
-    return study if sizes is None else replace(study, sequences=sizes.microbatch_size)
+    if sizes is None:
+        return study
+    return replace(study, sequences=sizes.microbatch_size, tells_shapes=sizes.varies)
 
 
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
@@ -269,6 +271,8 @@ def _require_fits(wishes: Wishes, study: Study) -> None:
     layers, number = study.costs.layers, wishes.recompute_layers
     if layers is not None and number is not None and number > max(layers) and not (wishes.chunks or wishes.split):
         raise UsageError(f"--recompute-layers {number}: stages have at most {counted(max(layers), 'layer')}")
+    if number == 0 and not study.costs.recompute.any():
+        raise UsageError("--recompute-layers 0: backwards of this run recompute nothing, so that it changes nothing")
 
 
 def _repaired(wishes: Wishes, study: Study) -> Plan:

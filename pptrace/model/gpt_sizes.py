@@ -19,7 +19,9 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True)
 class GptSizes:
-    """``layers_per_stage`` are those of the stages of the model; ``experts`` is None of a model without."""
+    """``layers_per_stage`` are those of the stages of the model; ``experts`` is None of a model without. ``varies``: microbatches
+    have sequences of other lengths, of ``sequence`` tokens at most.
+    """
 
     hidden: int
     sequence: int
@@ -27,6 +29,7 @@ class GptSizes:
     item_bytes: int
     layers_per_stage: tuple[int, ...]
     experts: ExpertSizes | None
+    varies: bool = False
 
 
 def read_gpt_sizes(model: object) -> GptSizes | None:
@@ -41,7 +44,8 @@ def read_gpt_sizes(model: object) -> GptSizes | None:
     if not all(_is_count(size) and size for size in sizes) or (model.get("experts") and experts is None):
         return None
     hidden, sequence, microbatch_size = sizes
-    return GptSizes(hidden, sequence, microbatch_size, item_bytes, tuple(layers), experts)  # type: ignore[arg-type]
+    known = (hidden, sequence, microbatch_size, item_bytes, tuple(layers), experts)
+    return GptSizes(*known, varies=model.get("shortest_sequence") is not None)  # type: ignore[arg-type]
 
 
 def _read_experts(model: Mapping[str, Any]) -> ExpertSizes | None:

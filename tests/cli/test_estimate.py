@@ -74,6 +74,16 @@ def test_what_a_layer_keeps_is_listed_tensor_by_tensor() -> None:
         assert json.loads(pptrace_here(*RUN, *options, "--json", "-").out)["layer_tensors"] == {}
 
 
+def test_gradients_that_replicas_share_and_sum_once_a_step_are_said_to_be_whole_until_then() -> None:
+    """Four bytes of each parameter of rank 0, of which two replicas have a half: 258.4 MB."""
+    words = "keeps 258.4 MB more until then"
+    two = (*RUN, "--dp", "2", "--zero")
+    assert words in " ".join(pptrace_here(*two, "2").out.split())
+    assert "until then" not in pptrace_here(*two, "1").out
+    alone = [option if option != "8" else "1" for option in two]
+    assert "until then" not in pptrace_here(*alone, "2").out, "the first microbatch is the last one"
+
+
 def test_a_family_is_named_as_it_is_written() -> None:
     mlp = json.loads(pptrace_here(*RUN, "--family", "llama", "--json", "-").out)["layer_tensors"]
     assert "gelu" not in mlp

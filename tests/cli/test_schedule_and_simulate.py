@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.schedule.registry import SCHEDULES
-from tests.support.programs import one_line, pptrace_here
+from tests.support.programs import ROOT, one_line, pptrace_here
 
 
 def test_the_list_names_every_schedule() -> None:
@@ -201,6 +201,29 @@ def test_a_plan_by_hand_is_explained_slot_by_slot(tmp_path: Path) -> None:
         '1,5,7,1B0,"1F0 (rank 1, ended 2)",,',
         "1,7,11,,,drain,has run all its actions",
     ]
+
+
+def test_a_published_table_by_hand_deadlocks_and_the_page_says_where(tmp_path: Path) -> None:
+    """Four ranks, two chunks, eight microbatches; a backward has two of the text's 60 slots, of which 12 are empty."""
+    section = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8").split("(published-slips)=")[1]
+    table = section.split("```\n")[1]
+    rows = [line.split(",") for line in table.splitlines()]
+    assert [60 - sum(1 + ("B" in cell) for cell in row) for row in rows] == [12] * 4
+    order = [(3, "F"), (7, "F"), (7, "B"), (3, "B")]
+    last = [f"{stage}{kind}{i}" for half in (range(4), range(4, 8)) for stage, kind in order for i in half]
+    repaired = "".join(f"{','.join(row)}\n" for row in [*rows[:3], last])
+    for name, plan in (("hand", table), ("repaired", repaired)):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(plan, encoding="utf-8")
+        refused = one_line(pptrace_here("schedule", "explain", file), 1)
+        assert refused.split("deadlock: ")[1] in " ".join(section.split())
+
+
+def test_the_order_that_can_run_in_its_place_takes_57_slots() -> None:
+    out = pptrace_here("schedule", "explain", "interleaved-1f1b", "--pp", "4", "--microbatches", "8").out
+    assert "57 slots" in out.splitlines()[0]
+    (total,) = (line.split() for line in out.splitlines() if line.startswith("all"))
+    assert total[-1] == "36", "9 slots of each rank"
 
 
 def test_one_rank_of_an_explained_plan_is_shown_with_the_sums_of_all(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_sizes_are_those_of_the_first_rank_that_trains_our_model() -> None:
     assert (
         gpt_of_run([{"model": {**MODEL, "layers_per_stage": [3]}}], FOLLOWED) is None
     )  # one stage's layers, and two stages
+    assert read_gpt_sizes({**MODEL, "shortest_sequence": 2}) == replace(sizes, varies=True)
     assert read_gpt_sizes({**MODEL, **EXPERTS}) == replace(sizes, experts=ExpertSizes("padded", 32))
     assert read_gpt_sizes({**MODEL, **EXPERTS, "experts_width": 6}) == replace(sizes, experts=ExpertSizes("padded", 6))
 

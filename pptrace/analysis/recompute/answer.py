@@ -71,7 +71,11 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
 def answer(asked: Asked) -> Mapping[str, Any]:
     """Parts of the backwards of all ranks; nothing where no rank tells anything and none says that it recomputes."""
     stated = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
-    of_ranks = {rank: _with_fact(part, stated.get(rank, "")) for rank, part in asked.of_ranks.items()}
+    models = {rank: facts.get("model") for rank, facts in asked.run.facts.items()}
+    of_ranks = {
+        rank: _with_fact(part, "none" if _has_no_layer(part, models.get(rank)) else stated.get(rank, ""))
+        for rank, part in asked.of_ranks.items()
+    }
     asleep = {rank: _asleep_for_weights(facts.get("model")) for rank, facts in asked.run.facts.items()}
     of_ranks = {rank: _with_sleep(part, asleep.get(rank)) for rank, part in of_ranks.items()}
     granularity = next(filter(None, stated.values()), "")
@@ -99,6 +103,12 @@ def _granularity(model: object) -> str:
     if not isinstance(model, Mapping) or not isinstance(granularity := model.get("recompute"), str):
         return ""
     return "full" if granularity == "none" and model.get("recompute_microbatches_beyond") is not None else granularity
+
+
+def _has_no_layer(part: OfRank, model: object) -> bool:
+    """Return whether a run of this project says that the rank has ends of the model alone, of which nothing runs again."""
+    layers = model.get("layers_per_stage") if isinstance(model, Mapping) else None
+    return bool(layers) and isinstance(layers, list) and all(layers[one.stage % len(layers)] == 0 for one in part.ops)
 
 
 def _with_fact(part: OfRank, granularity: str) -> OfRank:

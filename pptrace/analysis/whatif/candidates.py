@@ -36,7 +36,7 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
         changes += [(name, change) for name, change in _sizes(study) if _built(study, change) is not None]
     if costs.transfer.any():
         changes.append(("links twice as fast", Change(link_speed=2.0)))
-    if study.baseline.messaging is not Messaging.AHEAD:
+    if study.baseline.messaging is not Messaging.AHEAD and not study.tells_shapes:
         depths = [depth for depth in _PREFETCH_DEPTHS if depth < max(map(len, plan.ranks))]
         changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in depths]
     if study.order is not None:

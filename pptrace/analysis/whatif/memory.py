@@ -62,13 +62,15 @@ def uses_with_recompute(
     for rank in memory.ranks if memory is not None else ():
         if rank.pp_rank is None or rank.pp_rank not in uses or rank.pp_rank in found or rank.predicted is None:
             continue
+        if not rank.predicted.stages:
+            return {}
         kept, again_before, again_after = 0.0, 0.0, 0.0
         for of_stage in rank.predicted.stages:
             none, full = of_stage.without_recompute_bytes, of_stage.full_recompute_bytes
             if none is None or full is None:
                 return {}
             at, before = plan.model_stage(of_stage.stage), of_stage.bytes_per_microbatch
-            after, of_layer = none + (full - none) * float(parts[at]), (none - full) / layers[at]
+            after, of_layer = none + (full - none) * float(parts[at]), (none - full) / max(layers[at], 1)
             kept += after - before
             again_before = max(again_before, of_layer * (before < none))
             again_after = max(again_after, of_layer * (after < none))

@@ -70,7 +70,8 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
     if does_other_parts and _is_late(costs, _MUCH_DELAY):
         yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
     if change.prefetch is not None:
-        yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
+        without = ", which --negotiate and Megatron-LM's --p2p-calls refuse" if change.prefetch else ""
+        yield f"--prefetch {change.prefetch} of this project's runtime{without}; sends are taken to hold up nobody"
     if change.order is not None:
         yield "--csv FILE.csv writes it with its sends and receives, and ops keep their order"
     if change.microbatch_size != change.link_speed and costs.num_stages > 1:

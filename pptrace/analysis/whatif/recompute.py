@@ -73,10 +73,12 @@ def _share(ops: Sequence[BackwardOps], parts: Sequence[int | None]) -> float:
 
 
 def layers_that_recompute(recompute: RecomputeReport | None, layers: Sequence[int] | None) -> tuple[float, ...]:
-    """The part of each stage's layers that recomputes fully today; () where something else recomputes, or that is not known."""
+    """The part of each stage's layers that recomputes fully today, all of them in a stage without any; () where something else
+    recomputes, or that is not known.
+    """
     if recompute is None or recompute.granularity != "full" or layers is None or not recompute.of_every_microbatch:
         return ()
-    return tuple(min(of_stage, recompute.num_layers or of_stage) / of_stage for of_stage in layers)
+    return tuple(min(of_stage, recompute.num_layers or of_stage) / of_stage if of_stage else 1.0 for of_stage in layers)
 
 
 def parts_after(costs: StageCosts, num_layers: int, num_stages: int) -> Floats:

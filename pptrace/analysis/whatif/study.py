@@ -85,6 +85,8 @@ class Study:
     memory: MemoryReport | None = None
     sequences: int | None = None
     """Sequences of a microbatch, where that is known."""
+    tells_shapes: bool = False
+    """Each message tells its shape first, as where lengths of sequences vary, so that no receive can be posted ahead of it."""
     outside: OutsideTimes = field(default_factory=OutsideTimes)
     gains: MeasuredGains = field(default_factory=MeasuredGains)
     framework: Framework | None = None

@@ -7,6 +7,7 @@ thread was done. Calls that no mark covers stay as they are.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.intervals import find_interval, union
+from pptrace.intervals import find_interval
 from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
@@ -49,9 +50,7 @@ def calls_with_marks(
     described_ns = (marks.start_ns[described], marks.end_ns[described])
     host_ns = calls["host_ns"].to_numpy()
     described_by = find_interval(*described_ns, host_ns, until=host_ns)
-    with_calls = described[np.unique(described_by[described_by >= 0])]
-    late = [_are_late_works(calls, marks, posted, with_calls) for posted in (marks.collectives, marks.links)]
-    outside = calls[(described_by < 0) & ~np.logical_or.reduce(late)]
+    outside = calls[(described_by < 0) & ~_are_late_works(calls, marks, marks.collectives, marks.links)]
     if not len(marks.calls):
         return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
     watched = marks.calls.where(_innermost(marks))
@@ -69,7 +68,7 @@ def calls_with_marks(
     if failed:
         succeeded[:] = [call not in failed for call in zip(*columns, strict=True)]
     table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
-    is_late = _are_late_works(outside, marks, watched, watched["at"][first_of])
+    is_late = _are_late_works(outside, marks, watched)
     unmarked = _as_hooks_describe(outside[(mark_of_call < 0) & ~is_late], metadata)
     known = table[(table["worker"] >= 0) & (table["group_id"] != "")].groupby("worker")["group_id"]
     sure = known.first()[known.nunique() == 1]  # of worker threads with one group
@@ -80,22 +79,40 @@ def calls_with_marks(
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
 
 
-def _are_late_works(
-    calls: pd.DataFrame, marks: MarkedRanges, posted: Slice, with_calls: Int64
-) -> npt.NDArray[np.bool_]:
+def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) -> npt.NDArray[np.bool_]:
     """Mask of the works of ``posted`` collectives that begin on the backend's thread after these were posted.
 
-    A light recording has no record of the posting: of a collective without any (``with_calls`` are the ranges with one) the work
-    is a call of its own, between the posting and the end of the wait.
+    A light recording has no record of the posting: a work is a call of its own there, between the posting and the end of the
+    wait, or of the trace where that has no wait. Works begin in the order of their postings, so that one may begin within the
+    range of the next: each is of the earliest posting that has none yet. Messages have their own records, and so has what posts
+    them.
     """
-    awaited = last_like([posted["handle"]], [marks.awaits["handle"]])
-    is_late = (posted["handle"] >= 0) & (awaited >= 0) & ~np.isin(posted["at"], with_calls)
-    if not is_late.any():
-        return np.zeros(len(calls), dtype=np.bool_)
-    starts, waits = posted["at"][is_late], marks.awaits["at"][awaited[is_late]]
-    windows, host_ns = union(marks.start_ns[starts], marks.end_ns[waits]), calls["host_ns"].to_numpy()
-    is_host_collective: npt.NDArray[np.bool_] = ((calls["clock"] == "host") & ~calls["kind"].isin(P2P)).to_numpy()
-    return is_host_collective & (find_interval(windows[:, 0], windows[:, 1], host_ns, until=host_ns) >= 0)
+    is_late = np.zeros(len(calls), dtype=np.bool_)
+    at, first = np.unique(np.concatenate([one["at"] for one in posted]), return_index=True)
+    handle = np.concatenate([one["handle"] for one in posted])[first]
+    if not (handle >= 0).any():
+        return is_late
+    awaited = last_like([handle], [marks.awaits["handle"]])
+    never = np.iinfo(np.int64).max
+    ends = np.append(marks.end_ns[marks.awaits["at"]], never)[awaited]
+    ends = np.where(handle >= 0, ends, marks.end_ns[at])
+    host_ns, is_message = calls["host_ns"].to_numpy(), calls["kind"].isin(P2P).to_numpy()
+    of_messages = find_interval(marks.start_ns[at], marks.end_ns[at], host_ns[is_message], until=host_ns[is_message])
+    waits = ~np.isin(np.arange(len(at)), of_messages)
+    postings = sorted(zip(marks.start_ns[at][waits].tolist(), ends[waits].tolist(), strict=True), reverse=True)
+    is_of_host = (calls["clock"] == "host").to_numpy()
+    waiting: deque[int] = deque()
+    works = np.flatnonzero(~is_message)
+    for work in works[np.argsort(host_ns[works], kind="stable")].tolist():
+        begin = host_ns[work]
+        while postings and postings[-1][0] <= begin:
+            waiting.append(postings.pop()[1])
+        while waiting and waiting[0] < begin:
+            waiting.popleft()
+        if waiting:
+            waiting.popleft()
+            is_late[work] = is_of_host[work]
+    return is_late
 
 
 def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:

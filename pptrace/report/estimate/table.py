@@ -47,6 +47,14 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
         notes.append(f"a layer keeps {size(sum(tensors.values()))} of a microbatch: {parts}")
     if (again := estimate.recomputed_bytes) > 0:
         notes.append(f"a layer that is computed again has {size(again)} more while that lasts, which is not counted")
+    fullest = estimate.fullest
+    if (
+        whole := fullest.num_parameters * each.gradients - fullest.gradients_bytes
+    ) and estimate.plan.num_microbatches > 1:
+        notes.append(
+            "gradients are shared from the first microbatch on, as in arXiv 1910.02054; where replicas sum them once a step, as "
+            f"the bytes below are counted, rank {fullest.rank} keeps {size(whole)} more until then"
+        )
     if len(shown) < len(ranks):
         notes.append(f"… {counted(len(ranks) - len(shown), 'more rank')}: --csv and --json have all")
     columns: dict[str, Callable[[RankEstimate], str]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -50,7 +50,7 @@ def with_recompute(
     return [*host_events(run, rank, pipeline, step, at), *ranges]
 
 
-def analysed(again: int = AGAIN, model: dict[str, object] | None = None) -> Analysis:
+def analysed(again: int = AGAIN, model: Mapping[str, object] | None = None) -> Analysis:
     run = run_on_paper(build("1f1b", 2, 4), lambda action: FORWARD if action.kind is Kind.F else BACKWARD, 0)
     traces = Recording(Job(build("1f1b", 2, 4), 1, STEPS), run, partial(with_recompute, again)).traces()
     if model is not None:
@@ -128,6 +128,11 @@ def test_more_layers_than_stages_have_are_refused(run: Analysis) -> None:
         predict_changes(run, Wishes(recompute_layers=3, layers=(2, 2)))
 
 
+def test_a_run_that_recomputes_nothing_is_not_predicted_without_recompute() -> None:
+    with pytest.raises(UsageError, match="--recompute-layers 0: backwards of this run recompute nothing"):
+        predict_changes(analysed(0, {"recompute": "none"}), Wishes(recompute_layers=0))
+
+
 def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
     model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1}
     run = analysed(model=model)
@@ -155,6 +160,15 @@ def test_what_a_run_says_of_itself_counts_where_its_trace_does_not_tell() -> Non
     some = not_none(analysed(0, {"recompute": "none", "recompute_microbatches_beyond": 1}).report.recompute)
     assert (some.granularity, some.of_every_microbatch) == ("full", False), "those beyond recompute fully"
     assert layers_that_recompute(some, (2, 2)) == ()
+
+
+def test_stages_of_the_ends_alone_recompute_nothing() -> None:
+    """Both stages of the model have no layer, and no range says that anything runs again."""
+    model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1, "layers_per_stage": [0, 0]}
+    recompute = analysed(0, model).report.recompute
+    assert recompute is not None
+    assert (recompute.ops, recompute.recompute_reason) == ((), None)
+    assert layers_that_recompute(recompute, (0, 2)) == (1.0, 0.5)
 
 
 def test_without_knowing_what_is_recomputed_no_other_recompute_is_predicted() -> None:
@@ -185,6 +199,11 @@ def test_memory_of_other_recompute_is_what_layers_keep_with_and_without() -> Non
     after = {part: uses_with_recompute(uses, memory, plan, (2,), np.array([part]))[0] for part in (0.0, 0.5, 1.0)}
     assert [use.per_activation for use in after.values()] == [90.0, 60.0, 30.0]
     assert [use.start for use in after.values()] == [470, 500, 500]
+    of_ends = replace(predicted, stages=(StageActivations(0, 5, 5, 5),))
+    of_no_layer = MemoryReport((replace(rank, predicted=of_ends),), ())
+    assert uses_with_recompute(uses, of_no_layer, plan, (0,), np.array([0.0])) == uses
     unknown = replace(predicted, stages=(StageActivations(0, 55),))
     of_unknown = MemoryReport((replace(rank, predicted=unknown),), ())
     assert uses_with_recompute(uses, of_unknown, plan, (2,), np.array([0.0])) == {}
+    of_no_stage = MemoryReport((replace(rank, predicted=replace(predicted, stages=())),), ())
+    assert uses_with_recompute(uses, of_no_stage, plan, (2,), np.array([0.0])) == {}

@@ -101,6 +101,7 @@ def test_receives_posted_ahead_are_a_change_only_where_they_are_not() -> None:
     study = study_of(costs, messaging=Messaging.BLOCKING_RECEIVES)
     assert study.baseline.messaging is Messaging.BLOCKING_RECEIVES
     assert posted <= names_of(study)
+    assert not names_of(replace(study, tells_shapes=True)) & posted, "a receive needs the shape that its message tells"
 
 
 @pytest.mark.parametrize(("transfers", "found"), [(33, Messaging.AHEAD), (34, Messaging.BLOCKING_RECEIVES)])

@@ -71,6 +71,25 @@ def test_a_work_that_begins_late_is_no_further_call_where_nothing_shows_who_post
         assert sorted(comms["end_ns"] - START) == [190, 190, 380, 380]
 
 
+def test_works_of_which_each_begins_within_the_next_range_are_no_further_calls() -> None:
+    """Of the last one nothing in the trace waits, as for gathers of parameters."""
+    last = CollectiveMark(Collective.ALL_GATHER, Axis.DP, 2, 4096, 3, 9)
+    events = [
+        marked(SpanMark(SpanKind.STEP, 3), START, START + 1000),
+        marked(CollectiveMark(Collective.ALL_GATHER, Axis.TP, 2, 4096, 3, 7), START + 100, START + 120),
+        marked(CollectiveMark(Collective.REDUCE_SCATTER, Axis.TP, 2, 4096, 3, 8), START + 130, START + 150),
+        Event(Category.ANNOTATION, "gloo:all_gather", START + 140, START + 170, thread=WORKER),
+        marked(AwaitMark(Axis.TP, 3, 7), START + 160, START + 175),
+        marked(AwaitMark(Axis.TP, 3, 8), START + 180, START + 230),
+        Event(Category.ANNOTATION, "gloo:all_reduce", START + 190, START + 220, thread=WORKER + 1),
+        marked(last, START + 300, START + 320),
+        Event(Category.ANNOTATION, "gloo:all_gather", START + 325, START + 380, thread=WORKER),
+        Event(Category.ANNOTATION, "gloo:all_gather", START + 415, START + 480, thread=WORKER),
+    ]
+    calls = recognise_rank(make_trace(events, 0, {"rank": 0, **FACTS})).calls
+    assert (calls["start_ns"] - START).tolist() == [415], "all others have marks of the runtime"
+
+
 def test_a_work_of_a_ring_that_begins_late_is_no_further_call() -> None:
     posted = ExchangeMark((Link(True, 1, 32), Link(False, 1, 32)), Axis.CP, 3, 7)
     events = [
