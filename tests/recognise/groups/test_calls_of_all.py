@@ -20,19 +20,27 @@ LATER = [0, 900_000, 2_400_000, 300_000]
 """How much later each rank comes to a collective, by turns, ns."""
 
 
-def traces(members: list[list[int]], skipped: int | None = None, later: Sequence[int] = LATER) -> list[Trace]:
+def traces(
+    members: list[list[int]],
+    skipped: int | None = None,
+    later: Sequence[int] = LATER,
+    then: list[list[int]] | None = None,
+) -> list[Trace]:
     """DDP as torch 2.0 records it: kernels and calls of collectives of these groups, none of which is named.
 
     Each rank has its own clock, and computes for a time of its own before a collective, which ends on all of a group ``ENDED``
-    ns after its last rank came.
+    ns after its last rank came. In the second step groups are those of ``then``.
     """
-    group_of = {rank: group for group in members for rank in group}
+    of_steps = [{rank: group for group in groups for rank in group} for groups in (members, then or members)]
     made = [Rank(rank, {"backend": "nccl", "world_size": RANKS}, correlation=100) for rank in range(RANKS)]
     for step, call in itertools.product(range(STEPS), range(CALLS)):
         delays = [later[(rank + step + call) % RANKS] for rank in range(RANKS)]
         for rank, trace in enumerate(made):
             at = 50 + step * STEP + call * APART + CLOCK * rank
-            begin, end = (at + 20 + delays[rank], at + 20 + max(delays[other] for other in group_of[rank]) + ENDED)
+            begin, end = (
+                at + 20 + delays[rank],
+                at + 20 + max(delays[other] for other in of_steps[step][rank]) + ENDED,
+            )
             if call == 0:
                 trace.events.append(marked(SpanMark(SpanKind.STEP, step), START + at, START + at + STEP - 100))
             trace.kernel("gemm", at + 5, at + 10, begin - 10, stream=7)
@@ -60,8 +68,14 @@ def test_collectives_that_end_together_on_all_ranks_are_theirs_and_waits_are_kno
 
 @pytest.mark.parametrize(
     "made",
-    [traces(HALVES), traces(ALL, skipped=2), traces(ALL)[:3], traces(HALVES, later=[0] * RANKS)],
-    ids=["halves", "one call missing", "one rank missing", "halves in lockstep"],
+    [
+        traces(HALVES),
+        traces(ALL, skipped=2),
+        traces(ALL)[:3],
+        traces(HALVES, later=[0] * RANKS),
+        traces(ALL, then=HALVES),
+    ],
+    ids=["halves", "one call missing", "one rank missing", "halves in lockstep", "all, then halves"],
 )
 def test_collectives_of_fewer_ranks_or_another_order_stay_unknown(made: list[Trace]) -> None:
     report = analyse(made).report
