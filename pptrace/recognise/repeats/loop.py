@@ -188,6 +188,8 @@ _ENDS = re.compile(r"StreamEndCapture")
 _CAPTURES = re.compile(r"Stream(?:Begin|End)Capture|GraphInstantiate")
 _AHEAD = 0.1
 """Share of a step by which its work ends after its range, at the median, before the host counts as ahead."""
+_FAR_AHEAD = 0.5
+"""The same where graphs are not most of the step: a device that lags behind by less still works in its host's ranges."""
 _MOST_BETWEEN = 0.5
 """Steps of which the next one begins later than this share of a step after the end are not taken as adjacent."""
 
@@ -252,14 +254,16 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     rows, starts, ends = rows[order], starts[order], ends[order]
     launched = work.launch_order
     low, high = (np.searchsorted(work.launch_ns[launched], times) for times in (starts, ends))
+    ahead = _AHEAD
     if (low < high).all() and not _mostly_graphs(work, launched, low, high):
+        ahead = _FAR_AHEAD
         launched = launched[work.stream[launched] == _busiest_stream(work)]
         low, high = (np.searchsorted(work.launch_ns[launched], times) for times in (starts, ends))
     if (low == high).any():
         return ops
     begins = reduce_ranges(np.minimum, work.start_ns[launched], low, high)
     last = reduce_ranges(np.maximum, work.end_ns[launched], low, high)
-    if np.median(last - ends) <= _AHEAD * np.median(last - begins) or (np.diff(begins) <= 0).any():
+    if np.median(last - ends) <= ahead * np.median(last - begins) or (np.diff(begins) <= 0).any():
         return ops
     is_next = starts[1:] - ends[:-1] <= _MOST_BETWEEN * np.median(last - begins)
     until = np.where(np.append(is_next, False), np.append(begins[1:], 0), np.maximum(last, ends))

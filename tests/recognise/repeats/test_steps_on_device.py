@@ -14,9 +14,11 @@ HOST, KERNEL, COPY = 100_000, 25_000, 40_000
 """Times in ns: the range of a step, one of its kernels, the copy of the next step's data."""
 
 
-def report_of(kernel: int, pause: int = 0, with_copies: bool = False) -> Report:
-    """Steps in which a host launches kernels, one every 10 µs, and waits for ``pause`` at the end of each."""
-    made, free = Rank(0), 0
+def report_of(kernel: int, pause: int = 0, with_copies: bool = False, lag: int = 0) -> Report:
+    """Steps in which a host launches kernels, one every 10 µs, and waits for ``pause`` at the end of each; the device begins
+    ``lag`` later.
+    """
+    made, free = Rank(0), lag
     for step in range(STEPS):
         begin = step * (HOST + pause)
         made.add(Category.ANNOTATION, f"ProfilerStep#{step + 3}", begin, begin + HOST + pause, thread=1)
@@ -44,6 +46,13 @@ def test_steps_at_whose_ends_the_host_has_waited_for_the_device_are_those_of_the
     for step in report_of(KERNEL, pause).steps:
         assert step.span_ns == HOST + pause
         assert step.ranks[0].compute_ns == KERNELS * KERNEL
+
+
+def test_steps_of_a_device_that_lags_behind_a_part_of_a_step_are_those_of_the_host() -> None:
+    first, *others = report_of(kernel=13_000, pause=30_000, lag=50_000).steps
+    assert {step.span_ns for step in (first, *others)} == {HOST + 30_000}
+    assert first.ranks[0].compute_ns == KERNELS * 13_000 - 50_000
+    assert {step.ranks[0].compute_ns for step in others} == {KERNELS * 13_000}
 
 
 def test_steps_of_a_device_that_waits_for_its_host_are_those_of_the_host() -> None:
