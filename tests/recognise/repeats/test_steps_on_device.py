@@ -59,3 +59,13 @@ def test_steps_of_a_device_that_waits_for_its_host_are_those_of_the_host() -> No
     for step in report_of(kernel=2_000).steps:
         assert step.span_ns == HOST
         assert step.ranks[0].compute_ns == KERNELS * 2_000
+
+
+def test_the_range_behind_the_last_iteration_is_no_step() -> None:
+    made = Rank(0)
+    for step in range(3):
+        begin = step * HOST
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + (HOST if step < 2 else 500), thread=1)
+        if step < 2:
+            made.kernel("gemm", begin + 10, begin + 20, begin + 60_000, thread=1, stream=7)
+    assert [step.step for step in analyse([made.trace()]).report.steps] == [0, 1]
