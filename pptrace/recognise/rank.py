@@ -37,7 +37,7 @@ from pptrace.recognise.repeats.loop import (
     without_steps,
 )
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
-from pptrace.slices import rows_among
+from pptrace.slices import rows_among, rows_where
 
 
 def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
@@ -187,7 +187,7 @@ def _without_empty_end(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     begun, over = (np.searchsorted(launches, ops[name].to_numpy()[rows]) for name in ("start_ns", "end_ns"))
     if begun[-1] < over[-1] or (begun >= over)[:-1].any():
         return ops
-    return ops.drop(index=ops.index[rows[-1]]).reset_index(drop=True)
+    return rows_where(ops, np.arange(len(ops)) != rows[-1]).reset_index(drop=True)
 
 
 def without_other_numbers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[RecognisedRank], tuple[int, ...]]:
