@@ -38,7 +38,7 @@ from pptrace.recognise.repeats.loop import (
     without_steps,
 )
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
-from pptrace.slices import rows_among
+from pptrace.slices import rows_among, rows_where
 
 
 def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
@@ -156,7 +156,7 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     ops, teardown = tables.ops, trace.metadata.get("teardown")
     if isinstance(teardown, int):  # the range of a step that was only the end of the script
         ops = ops[~((ops["kind"] == "STEP") & (ops["step"] == teardown))].reset_index(drop=True)
-    ops = with_places_on_device(ops, tables.comms, work)
+    ops = with_places_on_device(_without_empty_end(ops, work), tables.comms, work)
     tables = replace(tables, ops=with_named_ranges(with_steps_on_device(ops, work), trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     # Those that are inferred here may turn out to be no pipeline's.
@@ -176,6 +176,21 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
         spans = table[~rows_among(table["kind"], ("STEP",))].reset_index(drop=True)
         repeats = replace(repeats, spans=spans)
     return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)
+
+
+def _without_empty_end(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
+    """The ops without the range of a last step that launched nothing, where all before it did: what torch's profiler begins with
+    the ``step()`` behind the last iteration, and ends with the recording.
+    """
+    rows = np.flatnonzero(rows_among(ops["kind"], ("STEP",)))
+    if len(rows) < 2 or not len(work):
+        return ops
+    rows = rows[np.argsort(ops["start_ns"].to_numpy()[rows], kind="stable")]
+    launches = np.sort(work.launch_ns[work.launch_ns >= 0])
+    begun, over = (np.searchsorted(launches, ops[name].to_numpy()[rows]) for name in ("start_ns", "end_ns"))
+    if begun[-1] < over[-1] or (begun >= over)[:-1].any():
+        return ops
+    return rows_where(ops, np.arange(len(ops)) != rows[-1]).reset_index(drop=True)
 
 
 def without_other_numbers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[RecognisedRank], tuple[int, ...]]:

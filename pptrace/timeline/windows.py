@@ -86,14 +86,17 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
     """The bounds of all steps that STEP ranges mark; they end with the last range that is in them.
 
     On a device a step neither begins nor ends before the work is over that was launched until then, as an event of CUDA would
-    show: a host may run ahead.
+    show: a host may run ahead. Ranges in the device's own time stay as they are.
 
     Args:
         ops: on the common clock.
         work: the device work of ranks, each on its own clock.
     """
     marks = rows_where(ops, rows_among(ops["kind"], ("STEP",)))
-    of_ranks = marks.groupby(["rank", "step"], as_index=False).agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    marks = marks.assign(is_host=marks["clock"] != "device")
+    of_ranks = marks.groupby(["rank", "step"], as_index=False).agg(
+        begin=("start_ns", "min"), end=("end_ns", "max"), is_host=("is_host", "all")
+    )
     ranges = rows_where(ops, ~rows_among(ops["kind"], COMPUTE_KINDS))
     last = ranges.groupby(["rank", "step"])["end_ns"].max()
     of_ranks["end"] = last.reindex(pd.MultiIndex.from_frame(of_ranks[["rank", "step"]])).to_numpy(dtype=np.int64)
@@ -102,7 +105,7 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
     for number, of_rank in of_ranks.groupby("rank"):
         rank = int(str(number))
         bounds = [of_rank[name].to_numpy() for name in ("begin", "end")]
-        if rank in work:
+        if rank in work and of_rank["is_host"].all():
             bounds = _after_work(bounds, work[rank], clock, rank)
         for step, begin, end in zip(of_rank["step"].tolist(), *(times.tolist() for times in bounds), strict=True):
             begin_ns[step] = min(begin, begin_ns.get(step, begin))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
-from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
+from pptrace.analysis.result import Finding, RankDevice, RankStep, Severity, StepReport
 from pptrace.analysis.whole_run import OUTSIDE
 
 _WORTH_NAMING = 0.02
@@ -187,9 +187,14 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
         sums[name] = sums.get(name, 0) + part.ns
     outside = {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
     if exposed is None or bubble is None:
-        launching = min(starved, window - compute)
+        communicating = _communicating(ranks)
+        launching = min(starved, window - compute - (communicating or 0))
         shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **outside}
         first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
+        if communicating is not None:
+            shares[_WITH_WAITING] = communicating / window
+            shares[_GAPS] = (window - compute - communicating - launching) / window
+            return f"{first}{length}: {_shares_text(shares)}{largest}."
         rest = "the rest is waiting and exposed communication, which these traces do not separate"
         return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
     shares = {"compute": compute / window, "exposed communication": exposed / window}
@@ -211,7 +216,20 @@ def _rest_name(step: StepReport, num_ranks: int) -> str:
     """Name of what is neither compute nor communication nor launching: a rank alone waits for no other one."""
     if num_ranks > 1:
         return "waiting for other ranks, input and Python"
-    return "copies and gaps between kernels" if step.has_devices else "waiting for input and Python"
+    return _GAPS if step.has_devices else "waiting for input and Python"
+
+
+_GAPS = "copies and gaps between kernels"
+_WITH_WAITING = "communication that no compute hides, with the waiting in it"
+
+
+def _communicating(ranks: Sequence[RankStep]) -> int | None:
+    """Time in which the devices of these ranks only communicate or wait inside of that, ns; None where their device work is not
+    what the ranks computed.
+    """
+    if any(rank.device.compute_ns is None or rank.device.compute_ns != rank.compute_ns for rank in ranks):
+        return None
+    return _sum([rank.device.communication_ns for rank in ranks])
 
 
 def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:

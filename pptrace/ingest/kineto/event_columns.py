@@ -43,6 +43,8 @@ _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
 _P2P_OPS = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _NODE = "autograd::engine::evaluate_function: "
+_RANGES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
+"""How names of torch's own ranges begin: older versions write them as operators."""
 _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
 """Types of the columns of :class:`~pptrace.ingest.common.sort_events.EventColumns`, in their order."""
 _NAME = 1
@@ -53,7 +55,8 @@ _MAX_LABELS = 10_000  # per file or worker
 
 class _NameCodes(Codes):
     """Codes of names; ``p2p`` collects those of c10d's sends and receives, ``shaped`` those of communication whose shapes tell
-    its size, ``nodes`` those of autograd's nodes, ``counted`` those of operators whose FLOPs are counted.
+    its size, ``nodes`` those of autograd's nodes, ``counted`` those of operators whose FLOPs are counted, ``ranges`` those of
+    ranges, whatever their category.
     """
 
     def __init__(self) -> None:
@@ -62,6 +65,7 @@ class _NameCodes(Codes):
         self.shaped: list[int] = []
         self.nodes: list[int] = []
         self.counted: list[int] = []
+        self.ranges: list[int] = []
 
     def __missing__(self, name: str | None) -> int:
         code = super().__missing__(name)
@@ -73,6 +77,8 @@ class _NameCodes(Codes):
             self.nodes.append(code)
         elif name in COUNTED:
             self.counted.append(code)
+        elif name is not None and name.startswith(_RANGES):
+            self.ranges.append(code)
         return code
 
 
@@ -167,6 +173,8 @@ class Collected:
         cats, names, pids, tids, ts, dur, args = zip(*map(astuple, events), strict=True)
         category = np.fromiter(map(self.categories.__getitem__, cats), np.int8, len(cats))
         name_id = self.names.of(names)
+        if self.names.ranges:
+            category[(category == Category.CPU_OP) & np.isin(name_id, self.names.ranges)] = Category.ANNOTATION
         lane = self._integers(tids)
         device, correlation = np.full(len(events), -1, dtype=np.int32), np.full(len(events), -1, dtype=np.int64)
         on_device = category > Category.HOST_LIMIT

@@ -224,6 +224,19 @@ def _is_json(text: bytes | bytearray) -> bool:
     return False
 
 
+_OTHERS = (
+    (
+        {"rocprofiler-sdk-tool"},
+        "rocprofv3's own JSON, which is not read; expected its database, which --output-format rocpd writes",
+    ),
+    (
+        {"schema", "nodes"},
+        "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace recorded beside it",
+    ),
+)
+"""What files of other tools are, by keys of theirs, and what to give in their place."""
+
+
 def _description(text: bytes) -> str:
     """Describe a file that begins like a JSON object and has no list of events."""
     try:
@@ -232,5 +245,8 @@ def _description(text: bytes) -> str:
         return 'damaged or truncated JSON without "traceEvents"; expected a list of trace events'
     if not keys:
         return "an empty JSON object; expected trace events"
+    for known, what in _OTHERS:
+        if known <= set(keys):
+            return what
     shown = ", ".join(f'"{key[:40]}"' for key in keys[:4]) + (", …" if len(keys) > 4 else "")
     return f'a JSON object with {shown}; expected a list of trace events under "traceEvents"'

@@ -18,6 +18,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, What
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
+from pptrace.recognise.groups.calls_of_all import with_group_of_all
 from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
@@ -173,6 +174,12 @@ def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) 
         {recognised.number: recognised.info.metadata for recognised in ranks},
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
+    calls, distributed, lines = members
+    configured = [info for info in distributed.values() if info.get("pg_config")]
+    worlds = {info.get("world_size") for info in distributed.values()}
+    if not configured and len(worlds) == 1 and isinstance(world := worlds.pop(), int):
+        calls, of_all = with_group_of_all(calls, world)
+        members = calls, distributed, (*lines, *of_all)
     groups = find_groups(
         *members[:2],
         {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},

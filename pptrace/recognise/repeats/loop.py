@@ -10,7 +10,7 @@ A wrong step is worse than none: where the backwards between updates differ, the
 update and after the last one, as no one knows where these began and end.
 
 CUDA graphs: what the host does in a capture is recorded into a graph and not run, so that it is no step; and steps of a host
-that runs ahead of its device, where graphs are the steps, last as long as the device takes.
+that runs ahead of its device last as long as the device takes.
 
 Launching a graph takes a host much less time than running it takes the device. Where nothing in the step waits for the device,
 the range of a step tells how long launching took, and later ranges, which wait until a launch can be queued, how long others
@@ -188,6 +188,8 @@ _ENDS = re.compile(r"StreamEndCapture")
 _CAPTURES = re.compile(r"Stream(?:Begin|End)Capture|GraphInstantiate")
 _AHEAD = 0.1
 """Share of a step by which its work ends after its range, at the median, before the host counts as ahead."""
+_FAR_AHEAD = 0.5
+"""The same where graphs are not most of the step: a device that lags behind by less still works in its host's ranges."""
 _MOST_BETWEEN = 0.5
 """Steps of which the next one begins later than this share of a step after the end are not taken as adjacent."""
 
@@ -240,8 +242,9 @@ def without_steps(table: pd.DataFrame, steps: tuple[int, ...]) -> pd.DataFrame:
 def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     """The ops with ranges of steps from the first work that each launched to the first work of the next.
 
-    They stay as they are where ops tell the times of steps, where graphs make up less than half of the device time, where the
-    host waits for the device in each step, and where a step launched nothing.
+    They stay as they are where ops tell the times of steps, where the host waits for the device in each step, and where a step
+    launched nothing. Where graphs make up less than half of the device time, works of the busiest stream alone tell: copies of
+    the next step's data, on a stream of their own, need not wait for this one.
     """
     rows = np.flatnonzero(rows_among(ops["kind"], ("STEP",)))
     if len(rows) < 2 or not len(work) or rows_among(ops["kind"], COMPUTE_KINDS).any():
@@ -251,11 +254,16 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     rows, starts, ends = rows[order], starts[order], ends[order]
     launched = work.launch_order
     low, high = (np.searchsorted(work.launch_ns[launched], times) for times in (starts, ends))
-    if (low == high).any() or not _mostly_graphs(work, launched, low, high):
+    ahead = _AHEAD
+    if (low < high).all() and not _mostly_graphs(work, launched, low, high):
+        ahead = _FAR_AHEAD
+        launched = launched[work.stream[launched] == _busiest_stream(work)]
+        low, high = (np.searchsorted(work.launch_ns[launched], times) for times in (starts, ends))
+    if (low == high).any():
         return ops
     begins = reduce_ranges(np.minimum, work.start_ns[launched], low, high)
     last = reduce_ranges(np.maximum, work.end_ns[launched], low, high)
-    if np.median(last - ends) <= _AHEAD * np.median(last - begins) or (np.diff(begins) <= 0).any():
+    if np.median(last - ends) <= ahead * np.median(last - begins) or (np.diff(begins) <= 0).any():
         return ops
     is_next = starts[1:] - ends[:-1] <= _MOST_BETWEEN * np.median(last - begins)
     until = np.where(np.append(is_next, False), np.append(begins[1:], 0), np.maximum(last, ends))
@@ -263,6 +271,12 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     clock = ops["clock"].astype(object).to_numpy(copy=True)
     new_starts[rows], new_ends[rows], clock[rows] = begins, until, "device"
     return ops.assign(start_ns=new_starts, end_ns=new_ends, clock=as_category(clock))
+
+
+def _busiest_stream(work: DeviceWork) -> int:
+    """The stream with the most time of work."""
+    streams, index = np.unique(work.stream, return_inverse=True)
+    return int(streams[np.argmax(np.bincount(index.reshape(-1), weights=work.end_ns - work.start_ns))])
 
 
 def _mostly_graphs(work: DeviceWork, launched: Int64, low: Int64, high: Int64) -> bool:

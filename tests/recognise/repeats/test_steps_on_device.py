@@ -1,0 +1,71 @@
+"""Steps whose ranges are the host's: they last as long as the device takes where the host runs ahead of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.analysis.report import Report
+from pptrace.model.traces import Category
+from pptrace.workflow.analyse import analyse
+from tests.recognise.kineto_calls import Rank
+
+STEPS, KERNELS = 4, 10
+HOST, KERNEL, COPY = 100_000, 25_000, 40_000
+"""Times in ns: the range of a step, one of its kernels, the copy of the next step's data."""
+
+
+def report_of(kernel: int, pause: int = 0, with_copies: bool = False, lag: int = 0) -> Report:
+    """Steps in which a host launches kernels, one every 10 µs, and waits for ``pause`` at the end of each; the device begins
+    ``lag`` later.
+    """
+    made, free = Rank(0), lag
+    for step in range(STEPS):
+        begin = step * (HOST + pause)
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step + 3}", begin, begin + HOST + pause, thread=1)
+        if with_copies:
+            made.kernel("copy_of_next_batch", begin + 1, begin + 5, begin + 5 + COPY, thread=1, stream=9)
+        for number in range(KERNELS):
+            launch = begin + 10 + number * HOST // KERNELS
+            free = max(free, launch + 5)
+            made.kernel("gemm", launch, free, free + kernel, thread=1, stream=7)
+            free += kernel
+    return analyse([made.trace()]).report
+
+
+@pytest.mark.parametrize("with_copies", [False, True])
+def test_steps_of_a_host_that_runs_ahead_are_as_long_as_their_work_on_the_device(with_copies: bool) -> None:
+    report = report_of(KERNEL, with_copies=with_copies)
+    assert [step.step for step in report.steps] == [3, 4, 5, 6]
+    for step in report.steps:
+        assert step.span_ns == step.length_ns == KERNELS * KERNEL
+        assert step.ranks[0].compute_ns == KERNELS * KERNEL
+
+
+def test_steps_at_whose_ends_the_host_has_waited_for_the_device_are_those_of_the_host() -> None:
+    pause = KERNELS * KERNEL
+    for step in report_of(KERNEL, pause).steps:
+        assert step.span_ns == HOST + pause
+        assert step.ranks[0].compute_ns == KERNELS * KERNEL
+
+
+def test_steps_of_a_device_that_lags_behind_a_part_of_a_step_are_those_of_the_host() -> None:
+    first, *others = report_of(kernel=13_000, pause=30_000, lag=50_000).steps
+    assert {step.span_ns for step in (first, *others)} == {HOST + 30_000}
+    assert first.ranks[0].compute_ns == KERNELS * 13_000 - 50_000
+    assert {step.ranks[0].compute_ns for step in others} == {KERNELS * 13_000}
+
+
+def test_steps_of_a_device_that_waits_for_its_host_are_those_of_the_host() -> None:
+    for step in report_of(kernel=2_000).steps:
+        assert step.span_ns == HOST
+        assert step.ranks[0].compute_ns == KERNELS * 2_000
+
+
+def test_the_range_behind_the_last_iteration_is_no_step() -> None:
+    made = Rank(0)
+    for step in range(3):
+        begin = step * HOST
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + (HOST if step < 2 else 500), thread=1)
+        if step < 2:
+            made.kernel("gemm", begin + 10, begin + 20, begin + 60_000, thread=1, stream=7)
+    assert [step.step for step in analyse([made.trace()]).report.steps] == [0, 1]
