@@ -13,12 +13,14 @@ import pandas as pd
 from pptrace.model.damage import CLOCK_KINDS
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.join_tables import concat_tables
+from pptrace.model.pieces import Pieces
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_events
 from pptrace.recognise.backward_parts import backward_parts
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
+from pptrace.recognise.device.lost_calls import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
 from pptrace.recognise.infer.evidence import find_host_order
 from pptrace.recognise.infer.match_ranks import without_inferred
@@ -75,6 +77,26 @@ def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedR
     ]
 
 
+def with_missing_devices(ranks: Sequence[RecognisedRank]) -> Sequence[RecognisedRank]:
+    """The ranks, those of a pipeline without device events marked as such where others of its ranks have some.
+
+    The pipeline of a run computes on devices or on hosts: what such ranks have are the times of launching.
+    """
+    with_devices = [rank.number for rank in ranks if len(rank.work) and len(rank.ops)]
+    if not with_devices:
+        return ranks
+    proof = f"device events of rank {min(with_devices)}"
+    return [
+        replace(rank, work=replace(rank.work, missing_device_events=proof, pieces=Pieces()), host_work=HostWork())
+        if len(rank.ops)
+        and not len(rank.work)
+        and not rank.work.missing_device_events
+        and not (rank.ops["clock"] == "device").any()
+        else rank
+        for rank in ranks
+    ]
+
+
 def recognise_rank(trace: Trace) -> RecognisedRank:
     """Recognise the ops, the communication and the device work of one rank.
 
@@ -122,11 +144,13 @@ def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
     calls, lost = kernel_launches(events, rows)
     lost = outside_captures(events, lost) if len(lost) else lost
     in_graphs = lost_in_graphs(events, rows)
-    lost = np.sort(np.concatenate((lost, in_graphs)))
+    without_calls = outside_captures(events, with_lost_calls(events))
+    lost = np.sort(np.concatenate((lost, in_graphs, without_calls)))
     unrelated = unrelated_work(events, rows, work)
     if not len(lost) and not len(unrelated):
         return work
-    found = lost_kernels(events.start_ns[lost], max(len(calls), len(rows) if len(in_graphs) else 0), work)
+    num_launches = max(len(calls), len(rows) if len(in_graphs) else 0) + len(without_calls)
+    found = lost_kernels(events.start_ns[lost], num_launches, work)
     return replace(work, lost=found.with_unrelated(events.start_ns[unrelated], events.ends_of(unrelated)))
 
 

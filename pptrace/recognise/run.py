@@ -36,7 +36,12 @@ from pptrace.recognise.messages.messages_from_plan import (
     with_peers,
 )
 from pptrace.recognise.ops.host_compute import HostWork
-from pptrace.recognise.rank import recognise_rank, without_disagreeing_ops, without_other_numbers
+from pptrace.recognise.rank import (
+    recognise_rank,
+    with_missing_devices,
+    without_disagreeing_ops,
+    without_other_numbers,
+)
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import (
@@ -93,7 +98,7 @@ def recognise_ranks(
     """
     spanned = [recognised.number for recognised in ranks if recognised.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(without_disagreeing_ops(ranks))
-    ranks, unlabelled = without_other_numbers(ranks)
+    ranks, unlabelled = without_other_numbers(with_missing_devices(ranks))
     ranks, captured = without_capturing_steps(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)

@@ -13,7 +13,7 @@ from pptrace.analysis.audit import audit_events, audit_report
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.report import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
-from pptrace.model.damage import Damage, RankDamage
+from pptrace.model.damage import CLOCK_KINDS, Damage, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.recording.graph import RankGraph
 from pptrace.recognise.recording.rank import STEP_TIMES, RankRecording
@@ -60,6 +60,10 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     undone = _undone(analysis, recordings, why_recorded)
     settings = {rank: recording.settings for rank, recording in recordings.items()}
     damage = {rank: recording.damage for rank, recording in recordings.items() if len(recording.damage)}
+    for rank, work in analysis.data.work.items():
+        known = damage.get(rank, RankDamage())
+        if work.missing_device_events and not known.has(Damage.NO_DEVICE_EVENTS, *CLOCK_KINDS):
+            damage[rank] = RankDamage.joined((known, RankDamage.counted(Damage.NO_DEVICE_EVENTS, 1)))
     clock, block = analysis.data.clock, undone.report
     for rank, ends in clock.early_ends.items():
         damage[rank] = RankDamage.joined((damage.get(rank, RankDamage()), RankDamage.of(Damage.EARLY_ENDS, ends)))

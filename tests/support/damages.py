@@ -264,6 +264,27 @@ def _middle(events: Events) -> float:
     return (min(times) + max(times)) / 2
 
 
+def lost_buffer(events: Events) -> Events:
+    """A buffer of CUPTI that was dropped, with calls and kernels."""
+    numbers = sorted(call["args"]["correlation"] for cat in ("cuda_runtime", "cuda_driver") for call in of(events, cat))
+    gone = set(numbers[len(numbers) // 3 : len(numbers) // 2])
+    of_cupti = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
+    return [e for e in events if e.get("cat") not in of_cupti or e["args"].get("correlation") not in gone]
+
+
+def no_device_records(events: Events) -> Events:
+    """A rank recorded without its device: activities=[CPU]."""
+    of_cupti = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "ac2g", "cuda_runtime", "cuda_driver")
+    return [event for event in events if event.get("cat") not in of_cupti]
+
+
+def other_names(events: Events) -> Events:
+    """Kernels of a library of communication whose names nobody knows."""
+    for kernel in of(events, "kernel", "nccl"):
+        kernel["name"] = "void (anonymous namespace)::move<float>(Args)"
+    return events
+
+
 OF_CLOCK: dict[str, Change] = {
     "device 0.5 ms behind": partial(with_clock_off, microseconds=-500),
     "device 10 ms ahead": partial(with_clock_off, microseconds=10_000),
@@ -271,6 +292,8 @@ OF_CLOCK: dict[str, Change] = {
     "device drifts 4 ms ahead": partial(with_clock_off, microseconds=0, drift=4_000),
 }
 """Other errors of a device's clock than that of 2 ms, which is a kind for each direction."""
+OF_DEVICE: dict[str, Change] = {"lost_buffer": lost_buffer, "no_device_records": no_device_records}
+"""Changes that take calls and device work together, by what is done."""
 OF_RUN: dict[str, Change] = {
     "without_ranges": without_ranges,
     "half_of_ranges": half_of_ranges,

@@ -141,20 +141,22 @@ class SpanColumns:
             self.num_lost += len(made) - len(spans)
         for span in spans:
             start, end = _number(span.start_time_unix_nano), _number(span.end_time_unix_nano)
-            if self.keeps_ids(span.name):
-                self.ids_of_span[len(self.name)] = (span.trace_id, span.span_id, span.parent_span_id)
-            self._add_span(span.name, start, end, resource, span.attributes)
+            is_added = self._add_span(span.name, start, end, resource, span.attributes)
+            if is_added and self.keeps_ids(span.name):
+                self.ids_of_span[len(self.name) - 1] = (span.trace_id, span.span_id, span.parent_span_id)
 
-    def _add_span(self, name: str, start_ns: int, end_ns: int, resource: int, attributes: msgspec.Raw) -> None:
+    def _add_span(self, name: str, start_ns: int, end_ns: int, resource: int, attributes: msgspec.Raw) -> bool:
+        """Return whether the span has a time that can be."""
         if not 0 < start_ns <= end_ns <= LIMIT_NS:
             self.num_lost += 1
-            return
+            return False
         if len(attributes) > 2 and self.keeps_attributes(name) and (attributes_of_span := attributes_of(attributes)):
             self.attributes_of_span[len(self.name)] = attributes_of_span
         self.name.append(self.names.setdefault(name, len(self.names)))
         self.start_ns.append(start_ns)
         self.end_ns.append(end_ns)
         self.resource.append(resource)
+        return True
 
     def arrays(self) -> tuple[Int32, Int64, Int64, Int32]:
         """(name, start, end, resource) of every span."""

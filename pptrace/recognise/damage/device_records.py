@@ -18,6 +18,7 @@ from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Rows
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
+from pptrace.recognise.device.lost_calls import with_lost_calls
 from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls, lost_in_graphs
 from pptrace.recognise.repeats.loop import outside_captures
 
@@ -47,9 +48,11 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     if not len(rows):
         return
     in_graphs = lost_in_graphs(events, rows)
-    lost = np.concatenate((outside_captures(events, kernel_launches(events, rows)[1]), in_graphs))
+    without_calls = with_lost_calls(events) if has_all_calls else rows[:0]
+    lost = np.concatenate((kernel_launches(events, rows)[1], without_calls))
+    lost = np.sort(np.concatenate((outside_captures(events, lost), in_graphs)))
     # Else as many kernels are there, under other numbers.
-    if len(in_graphs) or (has_all_calls and len(lost) > len(unrelated_work(events, rows, work))):
+    if len(in_graphs) or len(without_calls) or (has_all_calls and len(lost) > len(unrelated_work(events, rows, work))):
         yield RankDamage.of(Damage.LOST_KERNELS, events.start_ns[lost])
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL

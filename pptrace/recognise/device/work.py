@@ -167,8 +167,6 @@ def communication_rows(events: Events) -> Rows:
     if not len(events):
         return np.empty(0, dtype=np.intp)
     rows = device_rows(events)
-    named = events.named(COMMUNICATION_KERNEL, rows)[events.name_id[rows]]
-    rows = rows[named | (events.category[rows] == Category.MEMCPY)]
     carrying: Rows = rows[_communicates(events, rows, launch_calls(events, rows))]
     return carrying
 
@@ -196,7 +194,36 @@ def _communicates(events: Events, rows: Rows, calls: Rows) -> Bool:
         ranges = events.rows_named(_NCCL_CALL, Category.CPU_OP, Category.ANNOTATION)
         launches = calls[copies]
         communicates[copies] = events.are_within(ranges, events.thread[launches], events.start_ns[launches])
+    if not communicates.any():
+        communicates = (category == Category.KERNEL) & _are_of_calls(events, rows, calls)
     return communicates
+
+
+def _are_of_calls(events: Events, rows: Rows, calls: Rows) -> Bool:
+    """Mark the device rows whose name only ranges of communication launch, outside of operators in them: of a library with
+    other names.
+    """
+    is_range = events.named(_BACKEND_RANGE)[events.name_id] & events.is_of(Category.CPU_OP, Category.ANNOTATION)
+    known = np.flatnonzero(calls >= 0)
+    if not is_range.any() or not len(known):
+        return np.zeros(len(rows), dtype=np.bool_)
+    around = np.full(len(known), -1, dtype=np.intp)
+    on_host = np.flatnonzero(events.is_of(Category.CPU_OP, Category.ANNOTATION))
+    for thread, of_thread in events.rows_by_thread(on_host).items():
+        chosen = np.flatnonzero(events.thread[calls[known]] == thread)
+        inner = events.intervals_of(of_thread).innermost(events.start_ns[calls[known[chosen]]])
+        around[chosen] = np.where(inner >= 0, of_thread[inner], -1)
+    around[~is_range[around]] = -1
+    _, number, times = np.unique(around, return_inverse=True, return_counts=True)
+    is_inside = (around >= 0) & (times[number] <= _MOST_OF_CALL)
+    names = events.name_id[rows]
+    of_calls = np.setdiff1d(names[known[is_inside]], names[known[~is_inside]])
+    return np.isin(names, of_calls)
+
+
+_BACKEND_RANGE = re.compile(r"^\w*ccl\w*:", re.ASCII)
+_MOST_OF_CALL = 4
+"""Kernels that a call launches at most: the range of a batch that never ended has all that came later."""
 
 
 def launch_calls(events: Events, rows: Rows) -> Rows:

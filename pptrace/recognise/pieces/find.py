@@ -177,6 +177,7 @@ def _flops(events: Events, calls: Rows, lengths: Int64, piece: Rows, chosen: Row
     flops = np.where((operator[chosen] < 0) & ~around[chosen], -1, 0)
     of_one = np.lexsort((-lengths, operator))
     of_one = of_one[(np.diff(operator[of_one], prepend=-1) != 0) & (operator[of_one] >= 0)]
+    of_one = of_one[piece[of_one] >= 0]  # a kernel without a length, before all others, is in no piece
     known = number[operator[of_one]] >= 0
     flops[piece[of_one[known]]] = np.maximum(flops[piece[of_one[known]]], 0)
     np.add.at(flops, piece[of_one[known]], number[operator[of_one[known]]])

@@ -107,6 +107,20 @@ def test_a_forward_without_its_thread_is_left_out_and_counted(tmp_path: Path) ->
     assert len(traces[0].ops) == len(BATCHES)
 
 
+@pytest.mark.parametrize("end", ["0", str(START - 1)])
+def test_forwards_that_never_ended_are_left_out_and_counted(tmp_path: Path, end: str) -> None:
+    spans = serve(BATCHES)
+    whole = read_otlp(spans.write(tmp_path / "whole.json"))
+    forwards = [span for span in spans.spans if span["name"] == "pp_forward" and span["traceId"].endswith("b00")]
+    for span in (*forwards, spans.spans[-1]):
+        span["endTimeUnixNano"] = end
+    traces = read_otlp(spans.write(tmp_path / "spans.json"))
+    assert traces[0].warnings == (f"left out {len(forwards) + 1} spans without a name or with impossible times",)
+    assert [len(trace.ops) for trace in traces] == [
+        len(trace.ops) for trace in whole
+    ]  # by the other request of the batch
+
+
 @pytest.mark.parametrize("name", ["prefill_forward", "decode_loop"])
 def test_spans_of_one_stage_are_no_pipeline(tmp_path: Path, name: str) -> None:
     spans = Spans()

@@ -25,7 +25,7 @@ from pptrace.model.damage import Damage
 from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
-from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost, with_clock_off
+from tests.support.damages import FEW, KINDS, MANY, OF_DEVICE, OF_RUN, RANK, damaged, lost, with_clock_off
 from tests.support.extent import by_turns
 from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
@@ -99,6 +99,26 @@ def test_what_damage_does_to_computing_is_nothing_or_null(
         assert after[index] == pytest.approx(before[index], rel=0.1)
     if after[RANK] is not None and kind not in (Damage.EMPTY_KERNELS, Damage.NO_CORRELATION):
         assert after[RANK] == pytest.approx(before[RANK], rel=0.05)
+
+
+@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_nccl_torch_1f1b_p4"])
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [("lost_buffer", Damage.LOST_KERNELS), ("no_device_records", Damage.NO_DEVICE_EVENTS)],
+)
+def test_kernels_that_were_lost_together_with_their_launches_are_missed(
+    change: str, kind: Damage, sample: str, tmp_path: Path
+) -> None:
+    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    report = load([damaged(SAMPLES / sample, tmp_path, OF_DEVICE[change])], cache=False, as_recorded=True).report
+    assert kind not in audit_of(before)
+    assert audit_of(report)[kind].ranks == (RANK,)
+    known = 0
+    for step, whole in zip(report.steps, before.steps, strict=True):
+        now, then = step.ranks[RANK].compute_ns, whole.ranks[RANK].compute_ns
+        known += now is not None
+        assert now is None or now == pytest.approx(then, rel=0.05)
+    assert known < len(report.steps)
 
 
 @pytest.mark.parametrize(("change", "sample"), by_turns(list(OF_RUN), ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2"]))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
+from tests.support.damages import damaged, other_names
+from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
 NAMES = {
@@ -98,3 +103,24 @@ def test_launches_and_device_libraries_show_a_device_of_which_nothing_was_record
     assert device_work(make_trace([call]).events, backend).missing_device_events == (name if shows else "")
     kernel = Event(Category.KERNEL, "gemm", 3, 4, 0, 7)
     assert device_work(make_trace([call, kernel]).events, backend).missing_device_events == ""
+
+
+@pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_experts_pp2_ep2"])
+def test_kernels_of_unknown_names_communicate_if_only_calls_of_communication_launch_them(
+    sample: str, tmp_path: Path
+) -> None:
+    folder = damaged(SAMPLES / sample, tmp_path, other_names, ranks=range(4))
+    for rank in range(4):
+        whole = read_kineto(SAMPLES / sample / f"rank{rank}.json.gz").events
+        renamed = read_kineto(folder / f"rank{rank}.json").events
+        assert device_work(renamed).is_communication.tolist() == device_work(whole).is_communication.tolist()
+        assert device_work(whole).is_communication.any()
+
+
+def test_kernels_in_the_range_of_a_batch_that_never_ended_compute() -> None:
+    times = [(at, 10 * at) for at in range(1, 20)]
+    calls = [Event(Category.RUNTIME, "cudaLaunchKernel", ns, ns + 2, thread=1, correlation=at) for at, ns in times]
+    kernels = [Event(Category.KERNEL, "triton_mm", ns + 5, ns + 9, 0, 7, correlation=at) for at, ns in times]
+    batch = Event(Category.ANNOTATION, "nccl:coalesced", 5, 1_000, thread=1)
+    assert device_work(make_trace([batch, *calls, *kernels]).events).is_compute.all()
+    assert device_work(make_trace([batch, *calls[:2], *kernels[:2]]).events).is_communication.all()

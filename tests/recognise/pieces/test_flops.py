@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pptrace.ingest.kineto.flops import UNKNOWN, ShapeArgs, flops_of
 from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.pieces import CLASSES, WorkClass
 from pptrace.recognise.rank import recognise_rank
+from tests.support.programs import SAMPLES
 
 SHAPE = (2, 4, 16, 8)
 
@@ -82,3 +84,17 @@ def test_products_without_shapes_are_unknown_and_all_else_multiplies_nothing(tmp
 )
 def test_shapes_that_do_not_fit_tell_nothing(name: str, dims: str) -> None:
     assert flops_of(name, ShapeArgs(dims=dims.encode())) == UNKNOWN  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_kernels_without_a_length_before_all_others_are_in_no_piece(tmp_path: Path, share: float) -> None:
+    content = json.loads(gzip.decompress((SAMPLES / "gpu_1f1b_p4" / "rank0.json.gz").read_bytes()))
+    kernels = sorted((e for e in content["traceEvents"] if e.get("cat") == "kernel"), key=lambda event: event["ts"])
+    for kernel in kernels[: int(share * len(kernels))]:
+        kernel["dur"] = 0
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(content))
+    whole = recognise_rank(read_kineto(SAMPLES / "gpu_1f1b_p4" / "rank0.json.gz")).work.pieces
+    pieces = recognise_rank(read_kineto(path)).work.pieces
+    assert len(pieces.flops) <= (1 - share) * len(whole.flops) + 1
+    assert pieces.flops.tolist() == whole.flops[len(whole.flops) - len(pieces.flops) :].tolist()

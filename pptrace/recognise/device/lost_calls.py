@@ -1,0 +1,57 @@
+"""Operators whose launches were lost together with their kernels.
+
+CUPTI writes calls and kernels into the same buffers, and drops whole ones. Operators are written by torch: some in a row that
+launch elsewhere launch nothing there, and the numbers of the calls before and after them, which count all calls of a process,
+are far apart. Products of a host, or of tensors without data, make no calls.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from pptrace.model.device import Rows
+from pptrace.model.traces import Category, Events
+
+_PRODUCTS = re.compile(
+    r"^aten::(?:mm|bmm|addmm|baddbmm|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
+    r"|cudnn_convolution|miopen_convolution|_(?:flash|efficient|cudnn)_attention_(?:forward|backward))$"
+)
+"""Operators that always launch where their tensors are a device's, and do not call one another."""
+_FEWEST = 3
+_USUAL = 0.5
+"""Part of the operators of a name that launch, from which on those that do not have lost it."""
+
+
+def with_lost_calls(events: Events) -> Rows:
+    """The operators of which both the launch and the kernel are missing, by start."""
+    operators = events.rows_named(_PRODUCTS, Category.CPU_OP)
+    calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
+    if not len(operators) or not len(calls):
+        return operators[:0]
+    launches = np.zeros(len(events), dtype=np.bool_)
+    for thread, of_thread in events.rows_by_thread(operators).items():
+        begun = events.start_ns[calls[events.thread[calls] == thread]]
+        first, beyond = (np.searchsorted(begun, at) for at in (events.start_ns[of_thread], events.ends_of(of_thread)))
+        launches[of_thread] = first < beyond
+    names = events.name_id[operators]
+    number = np.bincount(names, minlength=len(events.names))
+    launching = np.bincount(names[launches[operators]], minlength=len(events.names))
+    operators = operators[(launching > np.maximum(_USUAL * number, _FEWEST - 1))[names]]
+    found = [operators[:0]]
+    for of_thread in events.rows_by_thread(operators).values():
+        turn = np.flatnonzero(np.diff(launches[of_thread], prepend=True))
+        in_a_row = [row for row in np.split(of_thread, turn) if len(row) >= _FEWEST and not launches[row[0]]]
+        found += [row for row in in_a_row if _num_missing(events, calls, row) >= len(row)]
+    return np.sort(np.concatenate(found))
+
+
+def _num_missing(events: Events, calls: Rows, row: Rows) -> int:
+    """The number of calls that were made around some operators and not recorded; 0 where it is not known."""
+    first = np.searchsorted(events.start_ns[calls], events.start_ns[row[0]])
+    beyond = np.searchsorted(events.start_ns[calls], events.ends_of(row[-1:])[0])
+    if first == 0 or beyond == len(calls):
+        return 0
+    number = events.correlation[calls]
+    return int(number[beyond] - number[first - 1] - (beyond - first + 1))
