@@ -56,7 +56,7 @@ from pptrace.model.predicted import RankPrediction, predictions_of
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
-from pptrace.model.wording import numbered
+from pptrace.model.wording import as_ranges
 from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, is_much
 from pptrace.recognise.messages.match import (
@@ -410,7 +410,7 @@ def lacking_ranks(run: RecognisedRun) -> frozenset[int]:
 def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     selected = tuple(window for window in windows if window.step == step)
     if not selected:
-        present = numbered({window.step for window in windows}) or "none"
+        present = as_ranges({window.step for window in windows}) or "none"
         raise UsageError(f"step {step}: the trace has no such step; it has {present}")
     return selected
 

@@ -223,7 +223,7 @@ def report_of_group(
         of_rank: their windows; a rank that is in none has no steps.
     """
     ranks = dict(zip(numbers, map(whole_rank, parts), strict=True))
-    times = pd.concat(map(_numbered_in_run, range(len(timed)), timed), ignore_index=True)
+    times = pd.concat(map(_with_run_numbers, range(len(timed)), timed), ignore_index=True)
     times = times.sort_values("row", ignore_index=True)
     comms = comms.assign(**{name: times[name] for name in ("match", "transfer_start_ns", "transfer_end_ns")})
     recognised = RecognisedRun(
@@ -262,7 +262,7 @@ _MOST_MATCHES = 1 << 40
 """Matches of one block are fewer."""
 
 
-def _numbered_in_run(block: int, timed: pd.DataFrame) -> pd.DataFrame:
+def _with_run_numbers(block: int, timed: pd.DataFrame) -> pd.DataFrame:
     """The rows of a block with numbers of matches that no other block has."""
     match = timed["match"].to_numpy()
     return timed.assign(match=np.where(match >= 0, match + block * _MOST_MATCHES, match))

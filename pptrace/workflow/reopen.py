@@ -205,8 +205,8 @@ def run_store(
         states = [f"{path} {stat_key(path)}" for path in files]
     except (OSError, PptraceError):
         return None
-    asked = [*map(str, paths), str(schedule), str(step), str(as_recorded)]
-    return RunStore(cache, key_of(code_version(ANY_CODE), *asked, "", *states))
+    arguments = [*map(str, paths), str(schedule), str(step), str(as_recorded)]
+    return RunStore(cache, key_of(code_version(ANY_CODE), *arguments, "", *states))
 
 
 def _present(paths: Iterable[Path], caches: Sequence[Path]) -> Iterator[Path]:

@@ -15,15 +15,15 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.slices import Slice, distinct_of
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 _MOST_PAIRS = 1_000
 _KINDS = tuple(Kind)
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The receives of a run that held up something, those with most time first."""
-    early = asked.early
+    early = inputs.early
     return {} if early is None else {"early_receives": early_receives(early)}
 
 

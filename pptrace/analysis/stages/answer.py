@@ -36,7 +36,7 @@ from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 _LEAST_MORE = 0.02
 """Part of an op by which a stage has to take longer than another for the difference to be reported."""
@@ -260,18 +260,18 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
     return tuple(sorted(_largest_first(entries), key=lambda part: -abs(part.ns)))
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The work of the stages; the finding of a heavy stage says of which kinds of work it has more, or that it has no more."""
-    totals = sums_of_run(asked.of_ranks.values())
-    compute = stage_compute(totals, predicted_by_run(asked.run.facts.values()))
+    totals = sums_of_run(inputs.of_ranks.values())
+    compute = stage_compute(totals, predicted_by_run(inputs.run.facts.values()))
     if compute is None:
         return {}
-    sizes = gpt_of_run(asked.run.facts.values(), asked.run.schedule)
-    layers = None if sizes is None or asked.experts is not None else sizes.layers_per_stage
-    findings = tuple(_with_reason(one, compute.differences, totals, layers) for one in asked.report.findings)
+    sizes = gpt_of_run(inputs.run.facts.values(), inputs.run.schedule)
+    layers = None if sizes is None or inputs.experts is not None else sizes.layers_per_stage
+    findings = tuple(_with_reason(one, compute.differences, totals, layers) for one in inputs.report.findings)
     answers = {"stages": compute, "findings": findings}
     if any("same_work" in one.evidence for one in findings):  # they tell a slow rank from a heavy stage
-        missing = tuple(one for one in asked.report.missing_evidence if one.findings != ("straggler",))
+        missing = tuple(one for one in inputs.report.missing_evidence if one.findings != ("straggler",))
         answers["missing_evidence"] = missing
     return answers
 
