@@ -244,7 +244,9 @@ def report_of_group(
     answers = ask_ranks(data, {number: steps_of(part) for number, part in of_rank.items()}, {})
     reports = {
         number: RankReport(
-            _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
+            [replace(step, ops=()) for step in report_rank_steps(of_rank[number], data, run.mesh)]
+            if number in of_rank
+            else [],
             device_of_rank(number, rank.work, own.get(number, none), rank.host_work),
             tuple(_times(plan, number, data) for plan in run.plans),
             axes_inside_ops(data.rows.of_rank(number).comms),
@@ -280,10 +282,6 @@ def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
     comms = shift(timed, run.clock).assign(**{str(name): transfers[name] for name in transfers})
     ops = tag_ops(shift(recognised.ops, run.clock), run.schedule.plan_of, run.schedule.has_phases)
     return with_lanes(recognised, ops, comms, run.clock, run.predicted, run.incomplete)
-
-
-def _steps_of_rank(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
-    return [replace(step, ops=()) for step in report_rank_steps(windows, data, mesh)]
 
 
 def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:

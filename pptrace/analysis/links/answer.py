@@ -163,12 +163,10 @@ def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:
 def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The links between ranks, how often each was late, the peaks of their devices' links, and how fast collectives are."""
     ranks, facts, mesh = list(inputs.of_ranks.values()), inputs.run.facts, inputs.run.mesh
-    interconnect, numbers = interconnect_of(inputs.report, ranks, facts, mesh), [traffic.rank for traffic in ranks]
+    report, numbers = inputs.report, [traffic.rank for traffic in ranks]
+    interconnect = interconnect_of(report, ranks, facts, mesh)
     collectives = collectives_of((traffic.sizes for traffic in ranks), numbers, facts, mesh)
-    on_hosts, findings = (
-        findings_on_hosts(collectives, inputs.report.steps, numbers, facts, mesh),
-        inputs.report.findings,
-    )
+    on_hosts, findings = findings_on_hosts(collectives, report.steps, numbers, facts, mesh), report.findings
     num_critical = sum(finding.severity is Severity.CRITICAL for finding in findings)
     return {
         "links": links_of(ranks, facts),

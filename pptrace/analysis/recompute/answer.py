@@ -88,9 +88,8 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
         ops = ()  # nothing is recomputed, and no more is known
     of_steps = tuple(StepRecompute(step, ns) for step, ns in sorted(steps.items()))
     reasons = [_first(part.no_recompute for part in parts), _first(part.no_weights for part in parts)]
-    model: Mapping[str, Any] = next(
-        (facts["model"] for rank, facts in inputs.run.facts.items() if stated.get(rank)), {}
-    )
+    models = (facts["model"] for rank, facts in inputs.run.facts.items() if stated.get(rank))
+    model: Mapping[str, Any] = next(models, {})
     layers, beyond = (model.get(name) for name in ("recompute_num_layers", "recompute_microbatches_beyond"))
     by_number = layers if isinstance(layers, int) and model.get("recompute_method") == "block" else None
     return {"recompute": RecomputeReport(ops, of_steps, granularity, by_number, beyond is None, *reasons)}
