@@ -18,19 +18,19 @@ def require_callback(body: bytes, callbacks: Mapping[str, Any]) -> None:
     Callbacks that the browser answers itself are none of the server's.
     """
     try:
-        asked = json.loads(body, parse_constant=_refuse_constant)
+        call = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         abort(400, "expected JSON")
     callback = (
-        callbacks.get(output) if isinstance(asked, dict) and isinstance(output := asked.get("output"), str) else None
+        callbacks.get(output) if isinstance(call, dict) and isinstance(output := call.get("output"), str) else None
     )
     if callback is None or "callback" not in callback:
         abort(400, "expected a call of a callback of this dashboard")
     is_call = (
-        _are_dependencies(asked.get("outputs"), None)
-        and _are_dependencies(asked.get("inputs"), callback["inputs"])
-        and _are_dependencies(asked.get("state", []), callback["state"])
-        and isinstance(changed := asked.get("changedPropIds", []), list)
+        _are_dependencies(call.get("outputs"), None)
+        and _are_dependencies(call.get("inputs"), callback["inputs"])
+        and _are_dependencies(call.get("state", []), callback["state"])
+        and isinstance(changed := call.get("changedPropIds", []), list)
         and all(isinstance(name, str) for name in changed)
     )
     if not is_call:

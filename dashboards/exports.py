@@ -16,7 +16,7 @@ from flask import Response, abort, request
 from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.paper import PAPER_TABLES, on_paper
-from dashboards.tables import TABLES, Asked
+from dashboards.tables import TABLES, TableRequest
 from dashboards.wishes import wishes_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.to_files import csv_of, json_of
@@ -48,7 +48,7 @@ def register(app: Dash, answers: Answers) -> None:
             if table in PAPER_TABLES:
                 rows = list(PAPER_TABLES[table](on_paper(options)))
             elif table in TABLES:
-                rows = list(TABLES[table].rows(Asked(answers, None if step is None else _whole(step), options)))
+                rows = list(TABLES[table].rows(TableRequest(answers, None if step is None else _whole(step), options)))
             else:
                 raise LookupError("there is no such file")
         except (PptraceError, ValueError) as err:

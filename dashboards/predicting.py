@@ -46,12 +46,12 @@ class Predicting:
         self._error: PptraceError | None = None
         self._all: Progress | None = None
         self._is_running = self._is_paused = False
-        self._asked_s = 0.0
+        self._last_call_s = 0.0
 
     def go_on(self) -> None:
         """Predict what is left, if anything is."""
         with self._changed:
-            self._asked_s, self._is_paused = monotonic(), False
+            self._last_call_s, self._is_paused = monotonic(), False
             if not (self._is_running or self._has_ended):
                 self._is_running = True
                 threading.Thread(target=self._run, name="predictions", daemon=True).start()
@@ -68,7 +68,7 @@ class Predicting:
             PptraceError: it cannot be predicted.
         """
         with self._changed:
-            self._asked_s = monotonic()
+            self._last_call_s = monotonic()
             if self._error is not None:
                 raise self._error
             if self._study is None:
@@ -120,8 +120,8 @@ class Predicting:
     def _is_wanted(self) -> bool:
         """Return whether to predict another change; if not, the thread ends."""
         with self._changed:
-            is_asked = monotonic() - self._asked_s <= _IDLE_S and not self._is_paused
-            self._is_running = is_asked and not self._has_ended
+            is_wanted = monotonic() - self._last_call_s <= _IDLE_S and not self._is_paused
+            self._is_running = is_wanted and not self._has_ended
             self._changed.notify_all()
             return self._is_running
 

@@ -16,7 +16,7 @@ from pptrace.analysis.result import StepReport
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TableRequest:
     """A request for a table: the run, the step, and options."""
 
     answers: Answers
@@ -48,7 +48,7 @@ def _frame(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _differences(wanted: Asked) -> Iterable[Any]:
+def _differences(wanted: TableRequest) -> Iterable[Any]:
     series = wanted.report.step_series
     entries: tuple[Any, ...] = () if series is None else (*series.outliers, *series.changes)
     for entry in entries:
@@ -57,35 +57,35 @@ def _differences(wanted: Asked) -> Iterable[Any]:
             yield fixed | ({} if cause is None else asdict(cause))
 
 
-def _comms(wanted: Asked) -> Iterable[Any]:
+def _comms(wanted: TableRequest) -> Iterable[Any]:
     for rank in wanted.the_step().ranks:
         for comm in rank.comms:
             yield {"rank": rank.rank, "stage": rank.stage} | asdict(comm)
 
 
-def _comm_totals(wanted: Asked) -> Iterable[Any]:
+def _comm_totals(wanted: TableRequest) -> Iterable[Any]:
     for entry in wanted.report.device:
         for comm in entry.comms:
             yield {"rank": entry.rank} | asdict(comm)
 
 
-def _blame(wanted: Asked) -> Iterable[Any]:
+def _blame(wanted: TableRequest) -> Iterable[Any]:
     blame = wanted.the_step().blame
     if blame is not None:
         for of, charged in (("rank", blame.by_rank), ("stage", blame.by_stage), ("kind", blame.by_kind)):
             yield from ({"of": of, "name": name, "ns": ns} for name, ns in charged.items())
 
 
-def _phases(wanted: Asked) -> Iterable[Any]:
+def _phases(wanted: TableRequest) -> Iterable[Any]:
     for rank in wanted.the_step().ranks:
         for name, phase in rank.phases.items():
             yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | asdict(phase)
 
 
-def _of_report(path: str) -> Callable[[Asked], Iterable[Any]]:
+def _of_report(path: str) -> Callable[[TableRequest], Iterable[Any]]:
     """The rows that a report has at a path of attributes; none where it lacks a part of it."""
 
-    def rows(wanted: Asked) -> Iterable[Any]:
+    def rows(wanted: TableRequest) -> Iterable[Any]:
         value: Any = wanted.report
         for name in path.split("."):
             value = None if value is None else getattr(value, name)
@@ -98,7 +98,7 @@ def _of_report(path: str) -> Callable[[Asked], Iterable[Any]]:
 class Table:
     """A table by its rows; ``meaning`` is one line, ``is_of_step`` whether a step is chosen."""
 
-    rows: Callable[[Asked], Iterable[Any]]
+    rows: Callable[[TableRequest], Iterable[Any]]
     meaning: str
     is_of_step: bool = False
 

@@ -38,8 +38,8 @@ def address_of(form: Mapping[str, object]) -> str:
 
 def command_of(wishes: Wishes) -> str:
     """The options of ``pptrace whatif`` that ask for the same."""
-    asked = ((option, getattr(wishes, option.name)) for option in FORM.values())
-    return " ".join(f"--{option.flag} {_text(value)}" for option, value in asked if value not in (None, ()))
+    values = ((option, getattr(wishes, option.name)) for option in FORM.values())
+    return " ".join(f"--{option.flag} {_text(value)}" for option, value in values if value not in (None, ()))
 
 
 def _text(value: float | Sequence[object]) -> str:

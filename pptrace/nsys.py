@@ -139,19 +139,15 @@ def run_program(command: Sequence[str], timeout_s: float | None = None) -> tuple
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except BaseException as err:
-            _kill(process, group=timeout_s is not None)
+            with suppress(ProcessLookupError, PermissionError):
+                if timeout_s is None:
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(err, subprocess.TimeoutExpired):
                 raise
             raise TraceError(f"{Path(command[0]).name} took longer than {timeout_s:.0f} s and was ended") from err
     return process.returncode, output
-
-
-def _kill(process: subprocess.Popen[bytes], *, group: bool) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        if group:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
 
 
 def last_line(output: bytes) -> str:

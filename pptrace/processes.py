@@ -54,11 +54,11 @@ class SharedTasks(Generic[Result]):
 
     def results(self) -> list[Result]:
         """The results of all tasks, in their order; the last tasks that no process has begun with are done here."""
-        own = {index: self._tasks[index]() for index in reversed(range(len(self._tasks))) if self._is_free(index)}
+        own = {}
+        for index in reversed(range(len(self._tasks))):
+            if not self._begun or self._begun[index].cancel():
+                own[index] = self._tasks[index]()
         return [own[index] if index in own else self._result(index) for index in range(len(self._tasks))]
-
-    def _is_free(self, index: int) -> bool:
-        return not self._begun or self._begun[index].cancel()
 
     def _result(self, index: int) -> Result:
         try:

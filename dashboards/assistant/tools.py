@@ -14,7 +14,7 @@ import msgspec
 from dashboards.answers import Answers
 from dashboards.assistant.paging import Query, page_of_frame, page_of_rows
 from dashboards.evidence import evidence_of, place_of
-from dashboards.tables import TABLES, Asked
+from dashboards.tables import TABLES, TableRequest
 from dashboards.wishes import wishes_of
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
@@ -58,7 +58,7 @@ class Tools:
         }
 
     def _step(self, number: int) -> dict[str, Any]:
-        step = Asked(self._answers, number, {}).the_step()
+        step = TableRequest(self._answers, number, {}).the_step()
         return {
             "step": step.step,
             "period_ns": step.period_ns,
@@ -114,7 +114,7 @@ class Tools:
         if name not in TABLES or name in _ONLY_PAGES:
             known = [*(name for name in TABLES if name not in _ONLY_PAGES), *_FRAMES]
             raise UsageError(f"table {name[:40]!r} is not known; expected one of {', '.join(known)}")
-        wanted = Asked(self._answers, step, {})
+        wanted = TableRequest(self._answers, step, {})
         table = TABLES[name]
         try:
             page = page_of_rows(table.rows(wanted), query if table.is_of_step else self._of_step(step, query))

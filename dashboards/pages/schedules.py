@@ -49,8 +49,8 @@ _REFUSED = "plan-refused"
 def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     """The page, with the schedule and sizes of the address, or those of the run, where it has them."""
     name, *values = _of_run(loaded)
-    if (asked := choice_of(query, "schedule", list(SCHEDULES))) is not None:
-        name, values = asked, [None for _ in values]
+    if (chosen := choice_of(query, "schedule", list(SCHEDULES))) is not None:
+        name, values = chosen, [None for _ in values]
     values = [
         number_of(query, key) if key in query else value for (key, *_), value in zip(_NUMBERS, values, strict=True)
     ]

@@ -72,8 +72,8 @@ def _slider(name: str) -> str:
 
 def _controls(loaded: Loaded, query: Query) -> Node:
     names = [{"label": "as it was", "value": ""}, *({"label": name, "value": name} for name in SCHEDULES)]
-    asked = choice_of(query, "schedule", list(SCHEDULES)) or ""
-    schedule = dcc.Dropdown(id=field("schedule"), options=names, value=asked, clearable=False, searchable=False)
+    chosen = choice_of(query, "schedule", list(SCHEDULES)) or ""
+    schedule = dcc.Dropdown(id=field("schedule"), options=names, value=chosen, clearable=False, searchable=False)
     fields: list[Node] = [html.Label([html.Span(FORM["schedule"].label), schedule], className="plan-schedule")]
     plan = None if loaded.analysis is None else loaded.analysis.schedule.plan
     sizes = {} if plan is None else {"chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
@@ -124,10 +124,10 @@ def _layers_today(loaded: Loaded) -> Sequence[int]:
 def _borders(layers: Sequence[int], query: Query) -> Node:
     """A slider with a handle for each border between two stages, which moves layers from one to the other."""
     try:
-        asked = wishes_of({"split": query.get("split")}).split or layers
+        chosen = wishes_of({"split": query.get("split")}).split or layers
     except PptraceError:
-        asked = layers
-    shown = asked if len(asked) == len(layers) and sum(asked) == sum(layers) else layers
+        chosen = layers
+    shown = chosen if len(chosen) == len(layers) and sum(chosen) == sum(layers) else layers
     return dcc.RangeSlider(
         id=_slider("split"),
         min=0,

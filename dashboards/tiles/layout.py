@@ -51,18 +51,18 @@ class Layout:
                 (self._stage_label(place), at)
                 for place, at in self._groups([row.pp_rank for row in rows], [row.pipeline for row in rows])
             ),
-            "pipeline": self._numbered("pipeline", [row.pipeline for row in rows]),
+            "pipeline": self._groups_of("pipeline", [row.pipeline for row in rows]),
         }
         known = {frozenset(at for _, at in groups) for groups in orders.values()}
         for axis in AXES:
             name = _NAMES.get(axis, str(axis))
-            groups = self._numbered(name, [row.coordinates.get(axis, -1) for row in rows])
+            groups = self._groups_of(name, [row.coordinates.get(axis, -1) for row in rows])
             if len(groups) > 1 and (members := frozenset(at for _, at in groups)) not in known:
                 orders[name] = groups
                 known.add(members)
         return orders
 
-    def _numbered(self, name: str, number: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _groups_of(self, name: str, number: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Groups of equal numbers, in each the ranks in order of their place in their pipeline."""
         groups = self._groups(number, [row.pp_rank for row in self.rows])
         return tuple((f"no {name}" if key < 0 else f"{name} {key}", at) for key, at in groups)

@@ -36,7 +36,8 @@ class RankRows:
         return dict(zip(step[first].tolist(), np.diff(np.r_[first, len(step)]).tolist(), strict=True))
 
     def of_step(self, step: int) -> RankRows:
-        return RankRows(*(_of_step(rows, step) for rows in (self.ops, self.spans, self.comms)))
+        tables = (self.ops, self.spans, self.comms)
+        return RankRows(*(rows.where(slice(*np.searchsorted(rows["step"], (step, step + 1)))) for rows in tables))
 
 
 class RowsByRank:
@@ -53,11 +54,6 @@ class RowsByRank:
 
     def of_rank(self, rank: int) -> RankRows:
         return RankRows(*(parts.get(rank, none) for parts, none in self._parts))
-
-
-def _of_step(rows: Slice, step: int) -> Slice:
-    first, last = np.searchsorted(rows["step"], (step, step + 1))
-    return rows.where(slice(first, last))
 
 
 @dataclass(frozen=True, slots=True)

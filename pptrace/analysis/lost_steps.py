@@ -10,7 +10,7 @@ import pandas as pd
 
 from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
-from pptrace.model.wording import counted, numbered
+from pptrace.model.wording import as_ranges, counted
 from pptrace.recognise.device.work import is_much
 from pptrace.slices import Slice, rows_among, slices_by_int
 
@@ -110,21 +110,21 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         of_steps = "step" if len(affected) == 1 else "steps"
         yield (
             f"rank {rank}: {_words(lost)}: its compute, bubbles "
-            f"and transfers, and why its device was idle, are not known in {of_steps} {numbered(affected)}; the profiler lost "
+            f"and transfers, and why its device was idle, are not known in {of_steps} {as_ranges(affected)}; the profiler lost "
             "them, or wrote no times that can be: record fewer steps or fewer activities, and warm it up for a step"
         )
     if len(much) > _FEW:
         yield f"kernels of {counted(len(much) - _FEW, 'more rank')} are not in the traces"
     for rank in sorted(steps.keys() - losing.keys())[:_FEW]:
         yield (
-            f"rank {rank}: ops of step {numbered(sorted(steps[rank]))} have no work on the device, and there is work that no "
+            f"rank {rank}: ops of step {as_ranges(sorted(steps[rank]))} have no work on the device, and there is work that no "
             "recorded call launched: its compute, bubbles and transfers, and why its device was idle, are not known there; "
             "record from before the first step on"
         )
     if little := {rank: of_rank for rank, of_rank in losing.items() if rank not in much}:
         total = sum(len(of_rank.lost) for of_rank in little.values())
         yield (
-            f"{counted(total, 'launched kernel')} of rank {numbered(sorted(little))} "
+            f"{counted(total, 'launched kernel')} of rank {as_ranges(sorted(little))} "
             f"{'is' if total == 1 else 'are'} not in the traces, outside of all steps, or fewer than one in a thousand"
         )
 

@@ -121,9 +121,11 @@ def op_samples(data: AlignedRun) -> tuple[OpSample, ...]:
         for key, ranks in sorted(computed_by_op(data).items())
     }
     most = max(MOST_POINTS // max(len(costs), 1), _FEWEST_POINTS)
-    return tuple(
-        OpSample(stage, kind, _quantiles(all_ns, most), two_groups(all_ns)) for (stage, kind), all_ns in costs.items()
-    )
+    samples = []
+    for (stage, kind), all_ns in costs.items():
+        quantiles = np.linspace(0, len(all_ns) - 1, min(len(all_ns), most)).round().astype(np.int64)
+        samples.append(OpSample(stage, kind, all_ns[quantiles], two_groups(all_ns)))
+    return tuple(samples)
 
 
 def two_groups(costs_ns: Int64) -> tuple[OpGroup, ...]:
@@ -148,10 +150,3 @@ def two_groups(costs_ns: Int64) -> tuple[OpGroup, ...]:
     if not is_large or high < _LEAST_APART * low or in_the_middle > _MOST_BETWEEN * count:
         return ()
     return OpGroup(cut, round(low)), OpGroup(count - cut, round(high))
-
-
-def _quantiles(costs_ns: Int64, most: int) -> Int64:
-    if len(costs_ns) <= most:
-        return costs_ns
-    chosen: Int64 = costs_ns[np.linspace(0, len(costs_ns) - 1, most).round().astype(np.int64)]
-    return chosen

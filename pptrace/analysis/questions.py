@@ -2,7 +2,7 @@
 
     types.py    what the JSON has of the answer, as a dataclass
     answer.py   of_rank(rank, steps, data): what one rank answers, made where its trace was read; picklable, None: nothing
-                answer(asked): fields of the report and their values, from what all ranks answered
+                answer(inputs): fields of the report and their values, from what all ranks answered
     show.py     tables(report, amount): its tables; FILES: the rows of the files that the dashboard offers, by name
 
 There is no ``of_rank`` where ranks are not asked, no ``answer.py`` where other analyses need the answer before (``stragglers``),
@@ -43,7 +43,7 @@ QUESTIONS = tuple(dict.fromkeys(field.metadata[ANSWER_OF] for field in _FIELDS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class QuestionInputs:
     """The input of a question: the report so far, and what each rank answered, in order of their numbers.
 
     ``costs`` are those of whole steps; ``experts`` are None in a run without experts, ``early`` in one without messages.
@@ -104,7 +104,7 @@ def with_answers(
     for name in QUESTIONS:
         of_ranks = _answers_to(name, answers)
         if (of_ranks or _applies(name, run.comms, run.facts)) and (module := _part_of(name, "answer")):
-            report = replace(report, **module.answer(Asked(report, of_ranks, run, costs, experts, early)))
+            report = replace(report, **module.answer(QuestionInputs(report, of_ranks, run, costs, experts, early)))
     return report
 
 

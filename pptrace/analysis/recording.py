@@ -68,9 +68,12 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
         missing = (*others, MissingEvidence(_OF_HOST, _reason(recording)))
     most, of_mean = _most_gain([report.typical_step]), _most_gain(report.steps)
     if most is not None and of_mean is not None:
-        findings = [
-            _limited(finding, of_mean if _OF_SOME_STEPS & finding.evidence.keys() else most) for finding in findings
-        ]
+        limited = []
+        for finding in findings:
+            limit = of_mean if _OF_SOME_STEPS & finding.evidence.keys() else most
+            gains = {name: getattr(finding, name) for name in ("gain_ns", "gain_low_ns", "gain_high_ns")}
+            limited.append(replace(finding, **{name: min(ns, limit) for name, ns in gains.items() if ns is not None}))
+        findings = limited
     return with_verdict(replace(report, findings=tuple(findings), missing_evidence=missing))
 
 
@@ -103,13 +106,6 @@ def _most_gain(steps: Sequence[StepReport | None]) -> int | None:
         if len(computes) == len(step.ranks):
             excess.append(step.length_ns - sum(computes) // len(step.ranks))
     return max(sum(excess) // len(excess), 0) if excess else None
-
-
-def _limited(finding: Finding, most: int) -> Finding:
-    gain, low, high = (
-        None if ns is None else min(ns, most) for ns in (finding.gain_ns, finding.gain_low_ns, finding.gain_high_ns)
-    )
-    return replace(finding, gain_ns=gain, gain_low_ns=low, gain_high_ns=high)
 
 
 @dataclass(frozen=True, slots=True)

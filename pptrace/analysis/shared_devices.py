@@ -20,7 +20,7 @@ from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.whole_run import CoreWait
 from pptrace.intervals import Int64, intersect, length, union
 from pptrace.model.traces import HOST_NAME
-from pptrace.model.wording import numbered
+from pptrace.model.wording import as_ranges
 from pptrace.timeline.lanes import Lane
 
 DEVICE_ID = "device_id"
@@ -51,7 +51,7 @@ OWN_DEVICE = "give each rank a GPU of its own, as torch.cuda.set_device(local_ra
 
 def who_shares(sharing: Sequence[SharedDevice]) -> str:
     """The ranks that share a GPU, with how that is known where no recorder wrote it."""
-    who = f"{' and '.join(f'ranks {numbered(device.ranks)}' for device in sharing)} share a GPU, where their work takes turns"
+    who = f"{' and '.join(f'ranks {as_ranges(device.ranks)}' for device in sharing)} share a GPU, where their work takes turns"
     chance = next((device.by_chance for device in sharing if device.by_chance is not None), None)
     if chance is None:
         return who

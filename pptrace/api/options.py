@@ -130,16 +130,11 @@ def _describe(function: Any, question: Any, *before: str) -> inspect.Signature:
     parameters = [*own, *inspect.signature(question).parameters.values()]
     result = inspect.signature(function.__wrapped__).return_annotation
     function.__signature__ = signature = inspect.Signature(parameters, return_annotation=result)
-    lines = [
-        textwrap.fill(f"{one.name}: {_help(one)}", 120, initial_indent="    ", subsequent_indent="        ")
-        for one in options_of(question).values()
-    ]
+    lines = []
+    for one in options_of(question).values():
+        choices = f" One of {', '.join(one.choices)}." if one.choices else ""
+        text = f"{one.name}: {one.help}{choices}{' In ms.' if one.takes is Value.MILLISECONDS else ''}"
+        lines.append(textwrap.fill(text, 120, initial_indent="    ", subsequent_indent="        "))
     text, raises, errors = inspect.cleandoc(function.__doc__).partition("Raises:\n")
     function.__doc__ = "\n".join([f"{text}Args:", *lines, "", raises + errors])
     return signature
-
-
-def _help(option: Option) -> str:
-    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
-    unit = " In ms." if option.takes is Value.MILLISECONDS else ""
-    return option.help + choices + unit

@@ -101,11 +101,11 @@ def command(paths: tuple[Path, ...], **given: Any) -> None:
     network_gbps = None if options.network is None else read_rate(options.network)
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
     with _engine(options) as engine, reading_bar() as on_progress:
-        asked = (paths, options.schedule, options.step, options.jobs, on_progress)
+        arguments = (paths, options.schedule, options.step, options.jobs, on_progress)
         if options.is_reopened:
-            analysis = reopen(*asked, as_recorded=options.as_recorded).analysis
+            analysis = reopen(*arguments, as_recorded=options.as_recorded).analysis
         else:
-            analysis = load(*asked, not options.no_cache, engine, options.is_report_only, options.as_recorded)
+            analysis = load(*arguments, not options.no_cache, engine, options.is_report_only, options.as_recorded)
     if network_gbps is not None:
         analysis = analysis.with_report(with_network(analysis.report, network_gbps))
     run = Run(analysis)

@@ -30,19 +30,6 @@ def report_console(width: int = 140) -> Console:
     return Console(width=None if Console().is_terminal else width, highlight=False)
 
 
-def _write_text(target: str | Path, parts: str | Iterable[str]) -> None:
-    """Write to a file, or to stdout for "-".
-
-    Raises:
-        PptraceError: the file cannot be written.
-    """
-    if str(target) == "-":
-        text = parts if isinstance(parts, str) else "".join(parts)
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        return
-    write_text(target, parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """The requested outputs by option: {"--json": a file, "-" for stdout, or None}.
@@ -73,8 +60,14 @@ class Outputs:
         """
         on_stdout = self._for_stdout()
         for option in (*(option for option in texts if option not in on_stdout), *on_stdout):
-            if (target := self.targets[option]) is not None:
-                _write_text(target, texts[option]())
+            if (target := self.targets[option]) is None:
+                continue
+            parts = texts[option]()
+            if str(target) != "-":
+                write_text(target, parts)
+                continue
+            text = parts if isinstance(parts, str) else "".join(parts)
+            sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
     def _for_stdout(self) -> list[str]:
         return [option for option, target in self.targets.items() if target is not None and str(target) == "-"]

@@ -57,12 +57,14 @@ def drop_contradicted(
     same = named.copy()
     labelled = ops[ops["source"] == "label"]
     bounds = with_op_ends(low, ranks, labelled, pipelines) if len(labelled) else low
-    spans = _spans([comms, ops])
+    rows = pd.concat([table[["rank", "start_ns", "end_ns"]] for table in (comms, ops)])
+    ends = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    spans = {int(str(rank)): (int(begin), int(end)) for rank, begin, end in ends.itertuples()}
     for members in {tuple(np.flatnonzero(row).tolist()) for row in named if row.any()}:
         inside = np.ix_(members, members)
         related = all(is_bounded(*bound) for bound in offset_ranges(low[inside]))
-        begins, ends = zip(*(spans.get(ranks[index], _ANY_TIME) for index in members), strict=True)
-        if bounds[inside].max() > READING_NS or not (related or max(begins) <= min(ends)):
+        begins, lasts = zip(*(spans.get(ranks[index], _ANY_TIME) for index in members), strict=True)
+        if bounds[inside].max() > READING_NS or not (related or max(begins) <= min(lasts)):
             same[inside] = False
     return same
 
@@ -74,10 +76,3 @@ def _name(facts: Mapping[str, object]) -> str | None:
 
 
 _ANY_TIME = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-
-
-def _spans(tables: Sequence[pd.DataFrame]) -> dict[int, tuple[int, int]]:
-    """Begin and end of each rank's rows, ns."""
-    rows = pd.concat([table[["rank", "start_ns", "end_ns"]] for table in tables])
-    spans = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
-    return {int(str(rank)): (int(begin), int(end)) for rank, begin, end in spans.itertuples()}

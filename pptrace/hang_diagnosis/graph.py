@@ -109,18 +109,14 @@ def _ring_through(targets: Targets, component: Collection[int], start: int) -> t
         node = queue.popleft()
         for other in sorted(targets.get(node, ())):
             if other == start:
-                return _path(came_from, start, node)
+                path = [node]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return tuple(reversed(path))
             if other in component and other not in came_from:
                 came_from[other] = node
                 queue.append(other)
     return ()
-
-
-def _path(came_from: Mapping[int, int], start: int, end: int) -> tuple[int, ...]:
-    path = [end]
-    while path[-1] != start:
-        path.append(came_from[path[-1]])
-    return tuple(reversed(path))
 
 
 _SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")

@@ -67,7 +67,12 @@ class _Matching:
     def __init__(self, ranks: Sequence[RankCalls], conflicting: Collection[tuple[Stream, int]]) -> None:
         self._ranks = {rank.rank: rank for rank in ranks}
         self._conflicting = set(conflicting)
-        self._made = {rank.rank: _num_made(rank) for rank in ranks}
+        self._made = {rank.rank: dict(rank.num_made) for rank in ranks}
+        for rank in ranks:
+            made = self._made[rank.rank]
+            for call in rank.calls:
+                stream = call.stream(rank.rank)
+                made[stream] = max(made.get(stream, 0), call.seq + 1)
         self._members = _members(ranks)
         self._open = {
             rank.rank: [call for call in rank.calls if call.state.is_open]
@@ -182,14 +187,6 @@ def _is_behind(call: Call, first: Call | None) -> bool:
 
 def _first(first: Call | None, call: Call) -> Call | None:
     return call if first is None and call.state is not CallState.OFFERED else first
-
-
-def _num_made(rank: RankCalls) -> dict[Stream, int]:
-    made = dict(rank.num_made)
-    for call in rank.calls:
-        stream = call.stream(rank.rank)
-        made[stream] = max(made.get(stream, 0), call.seq + 1)
-    return made
 
 
 def _num_wildcards(ranks: Sequence[RankCalls]) -> Mapping[tuple[int, str], int]:

@@ -18,7 +18,7 @@ def listed(items: Iterable[object], most: int | None = None, *, count: int | Non
     return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 
-def numbered(numbers: Iterable[int], most: int = 8) -> str:
+def as_ranges(numbers: Iterable[int], most: int = 8) -> str:
     """ "0, 3, 5 to 9 and 4 more": numbers in order, neighbours as one part; parts beyond so many are counted."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

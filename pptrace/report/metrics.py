@@ -70,14 +70,11 @@ def _gauge(name: str, meaning: str, samples: Samples) -> str:
     lines = []
     for labels, value in samples:
         if value is not None:
-            quoted = ",".join(f'{label}="{_quoted(str(text))}"' for label, text in labels.items())
+            texts = {label: _escaped(str(text)).replace('"', r"\"") for label, text in labels.items()}
+            quoted = ",".join(f'{label}="{text}"' for label, text in texts.items())
             lines.append(f"pptrace_{name}{f'{{{quoted}}}' if labels else ''} {float(value)!r}\n")
     head = f"# HELP pptrace_{name} {_escaped(meaning)}\n# TYPE pptrace_{name} gauge\n"
     return head + "".join(lines) if lines else ""
-
-
-def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', r"\"")
 
 
 def _escaped(text: str) -> str:

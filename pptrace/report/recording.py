@@ -13,7 +13,7 @@ from pptrace.analysis.report import KERNELS_MISSING, AuditEntry, RecordingReport
 from pptrace.model import units
 from pptrace.model.damage import Damage
 from pptrace.model.traces import InputFormat
-from pptrace.model.wording import counted, numbered
+from pptrace.model.wording import as_ranges, counted
 
 _SLOWED = 1.05
 """Steps after the recording that take so many times as long as those before are reported as slowed."""
@@ -43,8 +43,8 @@ def audit_line(recording: RecordingReport | None) -> str:
 
 def place_of(entry: AuditEntry) -> str:
     """The ranks and steps that damage is in."""
-    ranks = f"{'rank' if len(entry.ranks) == 1 else 'ranks'} {numbered(entry.ranks)}" if entry.ranks else ""
-    steps = f"{'step' if len(entry.steps) == 1 else 'steps'} {numbered(entry.steps)}" if entry.steps else ""
+    ranks = f"{'rank' if len(entry.ranks) == 1 else 'ranks'} {as_ranges(entry.ranks)}" if entry.ranks else ""
+    steps = f"{'step' if len(entry.steps) == 1 else 'steps'} {as_ranges(entry.steps)}" if entry.steps else ""
     return ", ".join(part for part in (ranks, steps) if part)
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.model.units import milliseconds, percent
-from pptrace.model.wording import numbered
+from pptrace.model.wording import as_ranges
 
 _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""
@@ -109,5 +109,5 @@ def _exposed(step: StepReport) -> Tile:
             "ranks together. Waiting for the other side is bubble"
         )
     elif unknown:
-        detail = f"not known of rank{'' if len(unknown) == 1 else 's'} {numbered(unknown)}"
+        detail = f"not known of rank{'' if len(unknown) == 1 else 's'} {as_ranges(unknown)}"
     return Tile("exposed", "Exposed communication", value, detail, meaning)

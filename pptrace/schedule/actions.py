@@ -148,8 +148,10 @@ def parse_action(text: str) -> Action:
     if match := _SIMPLE.fullmatch(text):
         kind = Kind(match[2])
         if bool(match[3]) == (kind in _WITHOUT_MICROBATCH):
-            problem = "takes no microbatch" if match[3] else "needs a microbatch"
-            raise ScheduleError(f"{text!r} is not an action: {kind} {problem}, such as {_example(kind)!r}")
+            problem = (
+                f"takes no microbatch, such as '0{kind}'" if match[3] else f"needs a microbatch, such as '0{kind}0'"
+            )
+            raise ScheduleError(f"{text!r} is not an action: {kind} {problem}")
         return Action(kind, int(match[1]), int(match[3]) if match[3] else None)
     if match := _OVERLAP.fullmatch(text):
         parts = (parse_action(match[1].strip()), parse_action(match[2].strip()))
@@ -158,10 +160,6 @@ def parse_action(text: str) -> Action:
         return Action(Kind.OVERLAP_F_B, parts[0].stage, parts[0].microbatch, parts=parts)
     quoted = repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}…")
     raise ScheduleError(f"{quoted} is not an action; expected stage, kind, microbatch, such as '2F0' or '3SEND_B1'")
-
-
-def _example(kind: Kind) -> str:
-    return f"0{kind}" if kind in _WITHOUT_MICROBATCH else f"0{kind}0"
 
 
 def iter_halves(actions: tuple[Action, ...]) -> Iterator[Action]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -21,12 +21,12 @@ def tag_phases(plan: Plan) -> Plan:
     rows = []
     for row in plan.ranks:
         phases = phases_by_order([action.kind for action in row])
-        rows.append(tuple(map(_tagged, row, phases)))
+        tagged = (
+            replace(action, phase=phase, parts=tuple(replace(part, phase=phase) for part in action.parts))
+            for action, phase in zip(row, phases, strict=True)
+        )
+        rows.append(tuple(tagged))
     return replace(plan, ranks=tuple(rows))
-
-
-def _tagged(action: Action, phase: Phase) -> Action:
-    return replace(action, phase=phase, parts=tuple(replace(part, phase=phase) for part in action.parts))
 
 
 def phases_by_order(kinds: list[Kind]) -> list[Phase]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pptrace.axes import Axis
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.plan import Plan
 from pptrace.simulator.costs import Costs
 from pptrace.simulator.simulation import Simulation, simulate
 from pptrace.sizes.estimate import Estimate, RankEstimate
@@ -53,7 +52,11 @@ def estimated_step(estimate: Estimate, speeds: Speeds) -> EstimatedStep:
     plan = estimate.plan.compute_only()
     simulation = simulate(plan, costs_of(estimate, speeds))
     ends = simulation.replayed.end[plan.table.rank_ptr[1:] - 1].tolist()
-    return EstimatedStep(simulation, max(end + _sum_ns(estimate, speeds, rank) for rank, end in enumerate(ends)))
+    lengths = []
+    for pp_rank, end in enumerate(ends):
+        gradients = estimate.volume.gradients_of(estimate.first_rank(pp_rank))
+        lengths.append(end + round(speeds.sending_ns(estimate, total(gradients.volumes()))))
+    return EstimatedStep(simulation, max(lengths))
 
 
 def costs_of(estimate: Estimate, speeds: Speeds) -> Costs:
@@ -64,10 +67,9 @@ def costs_of(estimate: Estimate, speeds: Speeds) -> Costs:
         to_experts = _to_experts_ns(estimate, speeds, rank)
         for stage in plan.stages_of(rank.rank):
             flops = stage_flops(facts, plan.model_stage(stage), mesh.tp, mesh.cp)
-            forward, backward = (
-                speeds.sending_ns(estimate, _within(volume)) + to_experts
-                for volume in (estimate.volume.forward(stage), estimate.volume.backward(stage, fully_recomputed=False))
-            )
+            every = (estimate.volume.forward(stage), estimate.volume.backward(stage, fully_recomputed=False))
+            inside = ({key: calls for key, calls in volume.items() if key[0] != Axis.PP} for volume in every)
+            forward, backward = (speeds.sending_ns(estimate, volume) + to_experts for volume in inside)
             products, again = flops.forward / speeds.flops_per_ns, flops.again / speeds.flops_per_ns
             stages |= {
                 (Kind.F, stage): round(products + forward),
@@ -76,11 +78,6 @@ def costs_of(estimate: Estimate, speeds: Speeds) -> Costs:
                 (Kind.W, stage): round(products),
             }
     return Costs(stages=stages, p2p_latency_ns=_message_ns(estimate, speeds))
-
-
-def _within(volume: Volume) -> Volume:
-    """The calls inside an op: all but messages of the pipeline."""
-    return {key: calls for key, calls in volume.items() if key[0] != Axis.PP}
 
 
 def _message_ns(estimate: Estimate, speeds: Speeds) -> int:
@@ -92,16 +89,8 @@ def _message_ns(estimate: Estimate, speeds: Speeds) -> int:
 def _to_experts_ns(estimate: Estimate, speeds: Speeds, rank: RankEstimate) -> float:
     """Bytes that each op of a rank sends to experts, which forwards and backwards send equally."""
     volume = {key: calls for key, calls in rank.volume.items() if key[0] in _OF_EXPERTS}
-    return speeds.sending_ns(estimate, volume) / max(1, _num_ops(estimate.plan, rank.rank))
-
-
-def _num_ops(plan: Plan, rank: int) -> int:
-    return 2 * sum(len(plan.microbatches_of(stage)) for stage in plan.stages_of(rank))
-
-
-def _sum_ns(estimate: Estimate, speeds: Speeds, pp_rank: int) -> int:
-    gradients = estimate.volume.gradients_of(estimate.first_rank(pp_rank))
-    return round(speeds.sending_ns(estimate, total(gradients.volumes())))
+    num_ops = 2 * sum(len(estimate.plan.microbatches_of(stage)) for stage in estimate.plan.stages_of(rank.rank))
+    return speeds.sending_ns(estimate, volume) / max(1, num_ops)
 
 
 @dataclass(frozen=True, slots=True)

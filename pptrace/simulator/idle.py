@@ -148,7 +148,9 @@ class _RankIdle:
         computed = min(max(self._computed[index], begin), end)
         action = self._actions[index]
         waiting = self._waits_in(index)
-        other, other_rank = self._awaited(index)
+        table, row = self._plan.table, self._producer[index]
+        other_rank = None if row < 0 else int(table.rank[row])
+        other = None if other_rank is None else self._plan.compute_actions(other_rank)[int(table.position[row])]
         for cause, first, last in ((waiting, begin, computed), (IdleCause.MESSAGE, computed, end)):
             if first < last:
                 yield IdlePart(self._rank, first, last, cause, action, other, other_rank)
@@ -160,13 +162,6 @@ class _RankIdle:
         if index <= self._first_backward:
             return IdleCause.WARMUP
         return IdleCause.COOLDOWN if index > self._last_forward else IdleCause.STEADY
-
-    def _awaited(self, index: int) -> tuple[Action | None, int | None]:
-        row = self._producer[index]
-        if row < 0:
-            return None, None
-        rank = int(self._plan.table.rank[row])
-        return self._plan.compute_actions(rank)[int(self._plan.table.position[row])], rank
 
     def _others(self, index: int, free: int) -> list[tuple[int, int, int]]:
         """(begin, end, index) of later actions that fit into the idle time before an action, one after the other."""

@@ -61,6 +61,7 @@ class ActivationSizes:
         """
         if recompute in FULLY:
             return {"input": self._between_bytes} if recompute == "full" else {}
+        keeps_mlp = has_mlp and "mlp" not in modules_of(recompute)
         return {
             "input": self._between_bytes,
             **self._norm("attention_norm"),
@@ -68,7 +69,7 @@ class ActivationSizes:
             **self._mask("attention_out.dropout"),
             "attention residual": self._between_bytes,
             **self._norm("mlp_norm"),
-            **(self._mlp() if has_mlp and "mlp" not in modules_of(recompute) else {}),
+            **(dict.fromkeys(self.facts.form.family.inner_tensors, self._wide) if keeps_mlp else {}),
             **self._mask("mlp_out.dropout"),
         }
 
@@ -136,9 +137,11 @@ class ActivationSizes:
 
         Of each linear layer its input and its output's gradient, however the forward ran; norms are done with I.
         """
-        ends = (self._embedding_work() if is_first else 0) + (self._head_work() if is_last else 0)
         if self.facts.form.numbers is not None:
             ends = self.ends(is_first, is_last)
+        else:
+            head = self.whole + self.held * self.facts.vocabulary_rows(self.tp) * self.facts.item_bytes
+            ends = self._embedding_work() * is_first + head * is_last
         return sum(self._layer_work(each) for each in of_experts) + ends
 
     def _layer_work(self, of_experts: int | None) -> int:
@@ -157,9 +160,6 @@ class ActivationSizes:
         positions = self.between // facts.microbatch_size * facts.hidden * facts.item_bytes + length * _INDEX_BYTES
         positions *= facts.form.family.has_positions
         return positions + self.whole + (self.held * _INDEX_BYTES if self.tp > 1 else 0)
-
-    def _head_work(self) -> int:
-        return self.whole + self.held * self.facts.vocabulary_rows(self.tp) * self.facts.item_bytes
 
     @property
     def whole(self) -> int:
@@ -191,9 +191,6 @@ class ActivationSizes:
     def _wide(self) -> int:
         """Bytes of a tensor as wide as the MLP's inner layer."""
         return self.held * self.facts.mlp_width // self.tp * self.facts.item_bytes
-
-    def _mlp(self) -> Mapping[str, int]:
-        return dict.fromkeys(self.facts.form.family.inner_tensors, self._wide)
 
     def _share(self, of_sequence: int) -> int:
         """Bytes of a rank's share of a microbatch, by those of a whole sequence."""

@@ -113,14 +113,11 @@ class ExpertTensors:
         return self.between * self.hidden * self.item_bytes
 
     @property
-    def _is_copied(self) -> bool:
-        """Return whether the tokens that a rank routes are a copy: of several sequences, whose tokens ranks of tp share out."""
-        return self.num_tokens != self.between and self.sequences > 1
-
-    @property
     def _reads_norm(self) -> bool:
         """Return whether the router reads the output of the norm itself."""
-        return not self._is_narrow and not self._is_copied
+        # Of several sequences ranks of tp share out the tokens, so that what a rank routes is a copy.
+        is_copied = self.num_tokens != self.between and self.sequences > 1
+        return not self._is_narrow and not is_copied
 
     def _router_input(self) -> int:
         """Bytes of what the router reads, where that is not the norm's output: widened, or a copy."""

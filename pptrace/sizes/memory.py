@@ -13,6 +13,7 @@ from functools import cache
 
 from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.sizes.activations import ActivationSizes
+from pptrace.sizes.expert_step import ExpertVolume
 from pptrace.sizes.gradients import GradientVolume
 from pptrace.sizes.step import StepVolume
 
@@ -134,34 +135,31 @@ class MemoryPrediction:
         facts, model_stage = self._volume.facts, self._volume.plan.model_stage(stage)
         how = facts.recompute_of(model_stage, fully=fully)
         how = how if every is None else (every,) * len(how)
-        first = facts.layers_of(model_stage).start
-        of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how[layer - first]))
+        first, in_pieces = facts.layers_of(model_stage).start, self._is_in_pieces
+        of_experts = self._of_layers(
+            stage, lambda experts, layer: experts.kept_bytes(rank, layer, how[layer - first], in_pieces=in_pieces)
+        )
         return None if of_experts is None else self.sizes.stage(of_experts, *self._ends(stage), how)
 
     def _weight_work(self, rank: int, stage: int) -> int | None:
         """Bytes of one microbatch of a stage from its I to its W; None where those of experts are not known."""
-        experts = self._volume.experts
-        of_experts = self._of_layers(stage, lambda layer: None if experts is None else experts.weight_work(rank, layer))
+        of_experts = self._of_layers(stage, lambda experts, layer: experts.weight_work(rank, layer))
         return None if of_experts is None else self.sizes.weight_work(of_experts, *self._ends(stage))
 
-    def _of_layers(self, stage: int, of_layer: Callable[[int], int | None]) -> list[int | None] | None:
+    def _of_layers(self, stage: int, of_layer: Callable[[ExpertVolume, int], int | None]) -> list[int | None] | None:
         """Bytes of the experts of each layer of a stage, None of one with an MLP; None where some are not known."""
-        facts = self._volume.facts
-        layers = facts.layers_of(self._volume.plan.model_stage(stage))
-        found = [of_layer(layer) if facts.experts_of(layer) else None for layer in layers]
-        is_known = all(
-            each is not None or not facts.experts_of(layer) for layer, each in zip(layers, found, strict=True)
-        )
-        return found if is_known else None
+        found: list[int | None] = []
+        for layer in self._volume.facts.layers_of(self._volume.plan.model_stage(stage)):
+            has_experts, experts = bool(self._volume.facts.experts_of(layer)), self._volume.experts
+            found.append(None if experts is None or not has_experts else of_layer(experts, layer))
+            if has_experts and found[-1] is None:
+                return None
+        return found
 
     def _ends(self, stage: int) -> tuple[bool, bool]:
         """Two facts of a stage: it has the embedding, it has the head."""
         index = self._volume.plan.model_stage(stage)
         return index == 0, index == len(self._volume.facts.layers_per_stage) - 1
-
-    def _of_experts(self, rank: int, layer: int, recompute: str) -> int | None:
-        experts = self._volume.experts
-        return None if experts is None else experts.kept_bytes(rank, layer, recompute, in_pieces=self._is_in_pieces)
 
     def _activations(self, rank: int, pp_rank: int) -> int | None:
         """The most along the plan, of forwards whose backward has not run and of I whose W has not; None where that of a stage is

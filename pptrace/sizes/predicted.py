@@ -17,21 +17,16 @@ def predicted_facts(volume: StepVolume, rank: int, steps: range, *, on_device: b
     ``communication`` has for each range of equal ``steps`` [first, beyond the last] the ``bytes`` by axis and kind, null where
     they depend on routes that were not counted. ``memory`` has bytes of the rank's parts, by ``stages`` of the plan what one
     microbatch keeps (``by_recompute``: if no layer recomputed, or all did), and the ``reason`` where the activations are null.
-    ``flops`` are those of an op.
+    ``flops`` are those of an op, by stage of the plan, kind, and kind of work.
     """
+    plan, pp_rank, mesh = volume.plan, volume.pp_rank(rank), volume.mesh
+    stages = [stage for stage, owner in enumerate(plan.placement) if owner == pp_rank]
+    flops = {str(stage): op_flops(volume.facts, plan.model_stage(stage), mesh.tp, mesh.cp) for stage in stages}
     return {
         "communication": _communication(volume, rank, steps),
         "memory": _memory(MemoryPrediction(volume, on_device=on_device), rank),
-        "flops": _flops(volume, rank),
+        "flops": {stage: of_kinds for stage, of_kinds in flops.items() if of_kinds},
     }
-
-
-def _flops(volume: StepVolume, rank: int) -> dict[str, dict[str, dict[str, int]]]:
-    """FLOPs of an op of each of the rank's stages, by stage of the plan, kind, and kind of work."""
-    plan, pp_rank, mesh = volume.plan, volume.pp_rank(rank), volume.mesh
-    stages = [stage for stage, owner in enumerate(plan.placement) if owner == pp_rank]
-    of_stages = {str(stage): op_flops(volume.facts, plan.model_stage(stage), mesh.tp, mesh.cp) for stage in stages}
-    return {stage: of_kinds for stage, of_kinds in of_stages.items() if of_kinds}
 
 
 def routes_of(rank: int, counts: Mapping[str, Any] | None) -> Routes:

@@ -77,7 +77,9 @@ class StepVolume:
         """Communication of a global rank in a step."""
         pp_rank, lengths = self.pp_rank(rank), self.lengths_of(rank, step)
         if rank not in self._every_step:
-            self._every_step[rank] = self._always(rank, pp_rank)
+            gradients, actions = self.gradients_of(rank), self._actions(pp_rank) if self._lengths is None else ()
+            every = (*self._batch(pp_rank), *actions, *gradients.volumes(), *self._loss(pp_rank))
+            self._every_step[rank] = total(every)
         varying = () if lengths is None else self._actions(pp_rank, lengths)
         every_step = self._every_step[rank]
         return total((every_step, *varying, *self._clipping(pp_rank, step), *self._routed(rank, pp_rank, step)))
@@ -100,11 +102,6 @@ class StepVolume:
     def pp_rank(self, rank: int) -> int:
         """The pipeline rank of a global rank."""
         return self.mesh.coordinates_of(rank)[0]
-
-    def _always(self, rank: int, pp_rank: int) -> Volume:
-        """Communication that is the same in every step."""
-        gradients, actions = self.gradients_of(rank), self._actions(pp_rank) if self._lengths is None else ()
-        return total((*self._batch(pp_rank), *actions, *gradients.volumes(), *self._loss(pp_rank)))
 
     @property
     def _tp(self) -> int:
@@ -288,6 +285,9 @@ class StepVolume:
         along = (Axis.DP, Axis.CP) if self._replica_axis is Axis.DP_CP else (self._replica_axis,)
         sizes = {axis: self.mesh.size_of(axis) for axis in axes.MESH_ORDER}
         group = axes.group_of(rank, along, sizes, self.mesh.order)
+        num_ends = (0 in model_stages) + (self.plan.chain_length - 1 in model_stages)
+        # The other end of a tied embedding is on another rank.
+        is_tied_apart = self.facts.tied and self.plan.pp > 1 and num_ends == 1
         return GradientVolume(
             self.facts,
             tuple(self._units(model_stage_index) for model_stage_index in model_stages),
@@ -295,15 +295,10 @@ class StepVolume:
             self._replica_axis,
             len(group),
             group.index(rank),
-            self._is_tied_apart(model_stages),
+            is_tied_apart,
             self._has_mirror(pp_rank),
             self.mesh.edp,
         )
-
-    def _is_tied_apart(self, model_stages: list[int]) -> bool:
-        """Return whether the other end of a tied embedding is on another rank."""
-        ends = (0 in model_stages) + (self.plan.chain_length - 1 in model_stages)
-        return self.facts.tied and self.plan.pp > 1 and ends == 1
 
     def _has_mirror(self, pp_rank: int) -> bool:
         return self.plan.num_chains > 1 and 2 * pp_rank != self.plan.pp - 1

@@ -53,10 +53,10 @@ from pptrace.model.device_idle import with_host_waits
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import RankPrediction, predictions_of
-from pptrace.model.schedule_info import Candidate, ScheduleInfo
+from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
-from pptrace.model.wording import numbered
+from pptrace.model.wording import as_ranges
 from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, is_much
 from pptrace.recognise.messages.match import (
@@ -410,7 +410,7 @@ def lacking_ranks(run: RecognisedRun) -> frozenset[int]:
 def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     selected = tuple(window for window in windows if window.step == step)
     if not selected:
-        present = numbered({window.step for window in windows}) or "none"
+        present = as_ranges({window.step for window in windows}) or "none"
         raise UsageError(f"step {step}: the trace has no such step; it has {present}")
     return selected
 
@@ -422,6 +422,11 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
         values = {getattr(plan, name) for plan in plans}
         return values.pop() if len(values) == 1 else None
 
+    candidates = []
+    for one in info.candidates:
+        pp_ranks = {str(rank): pp_rank for rank, pp_rank in one.pp_ranks.items()}
+        sizes = (one.pp, one.num_microbatches, one.num_stages, one.num_chunks)
+        candidates.append(ScheduleCandidate(one.name, *sizes, pp_ranks))
     return ScheduleSummary(
         name=info.name if info.plan is None or info.name in SCHEDULES else "custom",
         num_microbatches=common_size("num_microbatches"),
@@ -429,14 +434,7 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
         num_chunks=common_size("num_chunks"),
         source=str(info.source),
         mismatches=info.mismatches,
-        candidates=tuple(map(_candidate, info.candidates)),
-    )
-
-
-def _candidate(candidate: Candidate) -> ScheduleCandidate:
-    sizes = (candidate.pp, candidate.num_microbatches, candidate.num_stages, candidate.num_chunks)
-    return ScheduleCandidate(
-        candidate.name, *sizes, {str(rank): pp_rank for rank, pp_rank in candidate.pp_ranks.items()}
+        candidates=tuple(candidates),
     )
 
 

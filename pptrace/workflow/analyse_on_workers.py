@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ from pptrace.model.predicted import predictions_of
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import steps_of_unmatched, warn_unmatched
-from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import Matched, RecognisedRun, Unmatched, recognise_ranks
 from pptrace.schedule.message_graph import Graph
 from pptrace.timeline.phases import tag_ops
@@ -229,7 +229,7 @@ class _Shuffle:
             self._groups.append(_Group(numbers, files, comms))
         dealt = [engine.submit(dealt_by_step, group.comms, first_steps) for group in self._groups]
         self._blocks = [
-            engine.submit(_matched, shared, *(engine.submit(_item, rows, index) for rows in dealt))
+            engine.submit(_matched, shared, *(engine.submit(getitem, rows, index) for rows in dealt))
             for index in range(len(first_steps) + 1)
         ]
         without_devices = [rank.number for rank in self._ranks if rank.lean.work.missing_device_events]
@@ -247,7 +247,7 @@ class _Shuffle:
 
     def _require_unchanged(self, run: Unmatched) -> None:
         leans = self.leans
-        if run.is_partial or run.spanned or not _are_same(run.ranks, leans):
+        if run.is_partial or run.spanned or list(map(id, run.ranks)) != list(map(id, leans)):
             raise NotSplitError("ranks are cut or renumbered by what the others hold, or others have no trace")
         comms = join_ranks([(lean.number, lean.comms) for lean in leans], COMMS)
         if not comms.equals(run.placed.comms):
@@ -308,10 +308,6 @@ class _Shuffle:
         return engine.results(futures, [group.name for group in self._groups])
 
 
-def _are_same(ranks: Sequence[RecognisedRank], others: Sequence[RecognisedRank]) -> bool:
-    return len(ranks) == len(others) and all(rank is other for rank, other in zip(ranks, others, strict=True))
-
-
 def _first_steps(ops: pd.DataFrame, num_blocks: int) -> Int64:
     """The first step of each block but the first one, for about as many ops in each."""
     steps, counts = np.unique(ops["step"].to_numpy(), return_counts=True)
@@ -325,10 +321,6 @@ def _first_steps(ops: pd.DataFrame, num_blocks: int) -> Int64:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _item(values: Sequence[Any], index: int) -> Any:
-    return values[index]
 
 
 def _comms(numbers: Sequence[int], files: Any, shared: Any) -> pd.DataFrame:

@@ -9,7 +9,6 @@ from pptrace.analysis.compare.figures import figures_of
 from pptrace.analysis.compare.recording import recording_of
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.undisturbed import op_times, steadiness_of, usual_plan
-from pptrace.analysis.report import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
 from pptrace.ingest.inputs.several import runs_at
@@ -55,14 +54,9 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
             analysis.costs,
         ),
         str(path),
-        _period(report),
+        (min(step.start_ns for step in report.steps), max(step.end_ns for step in report.steps)),
         steadiness_of(costs, figures.lengths),
     )
-
-
-def _period(report: Report) -> tuple[int, int] | None:
-    """The first and the last time of its steps, ns."""
-    return min(step.start_ns for step in report.steps), max(step.end_ns for step in report.steps)
 
 
 def read_side(

@@ -57,7 +57,13 @@ class DaskEngine:
         """The same, but what a file holds stays on the worker: what is returned says where."""
         wholes = self._reads(files, read)
         leans = {index: self.submit(lean_ranks, whole) for index, whole in wholes.items()}
-        return [_with_parts(result, wholes[index]) for index, result in enumerate(self._done_with(leans, files, meter))]
+        results: list[FileResult[RemoteRank]] = []
+        for index, result in enumerate(self._done_with(leans, files, meter)):
+            if isinstance(result, PptraceError):
+                results.append(result)
+            else:
+                results.append(tuple(replace(rank, parts=((wholes[index], at),)) for at, rank in enumerate(result)))
+        return results
 
     def _reads(self, files: Sequence[InputFile], read: Callable[[InputFile], Any]) -> dict[int, Future[Any]]:
         """A call for each file, the largest first."""
@@ -168,12 +174,6 @@ class DaskEngine:
         for _, (token, path, change) in self.client.get_events(_READING):
             begun[path] += change if token == self.token else 0
         return max(begun, key=begun.__getitem__) if max(begun.values(), default=0) > 1 else ""
-
-
-def _with_parts(result: FileResult[RemoteRank], whole: Future[Any]) -> FileResult[RemoteRank]:
-    if isinstance(result, PptraceError):
-        return result
-    return tuple(replace(rank, parts=((whole, index),)) for index, rank in enumerate(result))
 
 
 class InvisibleFileError(PptraceError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pptrace.ingest import read_file
-from pptrace.model.traces import Events, InputFormat, Trace
+from pptrace.model.traces import Events, InputFormat
 from pptrace.workflow.analyse import Analysis
 
 EVENT_FORMATS = (
@@ -34,18 +34,15 @@ def events_of_rank(analysis: Analysis, rank: int) -> Events | None:
     Raises:
         TraceError: the file can no longer be read.
     """
-    given = [entry for entry in analysis.report.inputs if entry.rank == rank and entry.format in EVENT_FORMATS]
-    traces = [_trace_of(entry.path, InputFormat(entry.format), rank) for entry in given[:1]]
-    if not traces or not len(traces[0].events):
+    inputs = (entry for entry in analysis.report.inputs if entry.rank == rank and entry.format in EVENT_FORMATS)
+    if (given := next(inputs, None)) is None:
         return None
-    trace, clock = traces[0], analysis.data.clock
+    traces = read_file(Path(given.path), InputFormat(given.format))
+    trace = next((trace for trace in traces if trace.rank == rank), traces[0])
+    if not len(trace.events):
+        return None
     if analysis.corrections is not None:
         trace = analysis.corrections.corrected(trace)
     events = trace.events
-    start = clock.to_common_clock(rank, events.start_ns)
+    start = analysis.data.clock.to_common_clock(rank, events.start_ns)
     return replace(events, start_ns=start, dur_ns=np.maximum(events.dur_ns, 0))
-
-
-def _trace_of(path: str, name: InputFormat, rank: int) -> Trace:
-    traces = read_file(Path(path), name)
-    return next((trace for trace in traces if trace.rank == rank), traces[0])

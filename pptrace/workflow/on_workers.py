@@ -223,7 +223,7 @@ def report_of_group(
         of_rank: their windows; a rank that is in none has no steps.
     """
     ranks = dict(zip(numbers, map(whole_rank, parts), strict=True))
-    times = pd.concat(map(_numbered_in_run, range(len(timed)), timed), ignore_index=True)
+    times = pd.concat(map(_with_run_numbers, range(len(timed)), timed), ignore_index=True)
     times = times.sort_values("row", ignore_index=True)
     comms = comms.assign(**{name: times[name] for name in ("match", "transfer_start_ns", "transfer_end_ns")})
     recognised = RecognisedRun(
@@ -244,7 +244,9 @@ def report_of_group(
     answers = ask_ranks(data, {number: steps_of(part) for number, part in of_rank.items()}, {})
     reports = {
         number: RankReport(
-            _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
+            [replace(step, ops=()) for step in report_rank_steps(of_rank[number], data, run.mesh)]
+            if number in of_rank
+            else [],
             device_of_rank(number, rank.work, own.get(number, none), rank.host_work),
             tuple(_times(plan, number, data) for plan in run.plans),
             axes_inside_ops(data.rows.of_rank(number).comms),
@@ -262,7 +264,7 @@ _MOST_MATCHES = 1 << 40
 """Matches of one block are fewer."""
 
 
-def _numbered_in_run(block: int, timed: pd.DataFrame) -> pd.DataFrame:
+def _with_run_numbers(block: int, timed: pd.DataFrame) -> pd.DataFrame:
     """The rows of a block with numbers of matches that no other block has."""
     match = timed["match"].to_numpy()
     return timed.assign(match=np.where(match >= 0, match + block * _MOST_MATCHES, match))
@@ -280,10 +282,6 @@ def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
     comms = shift(timed, run.clock).assign(**{str(name): transfers[name] for name in transfers})
     ops = tag_ops(shift(recognised.ops, run.clock), run.schedule.plan_of, run.schedule.has_phases)
     return with_lanes(recognised, ops, comms, run.clock, run.predicted, run.incomplete)
-
-
-def _steps_of_rank(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
-    return [replace(step, ops=()) for step in report_rank_steps(windows, data, mesh)]
 
 
 def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:

@@ -245,14 +245,13 @@ def _unpacked_table(node: Sequence[tuple[str, Any]], name: str, arrays: Mapping[
         values: Any = arrays[f"{name}.{column}"]
         if packed_texts is not None:
             is_categorical, texts = packed_texts
-            values = pd.Categorical.from_codes(values, texts) if is_categorical else _texts(texts, values)
+            if is_categorical:
+                values = pd.Categorical.from_codes(values, texts)
+            else:
+                values = pd.Series(np.array(texts or [""], dtype=object)[values], dtype=object)
         columns[column] = values
     table = pd.DataFrame(columns)
     schema = _SCHEMAS.get(name.rpartition(".")[2])
     if schema is not None and list(table.columns) != list(schema):
         raise ValueError(f"{name}: a table of other columns")
     return table
-
-
-def _texts(distinct: Sequence[str], codes: npt.NDArray[Any]) -> pd.Series[Any]:
-    return pd.Series(np.array(distinct or [""], dtype=object)[codes], dtype=object)

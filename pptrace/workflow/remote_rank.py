@@ -66,22 +66,23 @@ class RemoteRank:
 
 def lean_ranks(result: FileResult[RecognisedRank]) -> FileResult[RemoteRank]:
     """Reduce the ranks of a file to what goes to the program; runs on the worker that has read it."""
-    return result if isinstance(result, PptraceError) else tuple(map(_lean, result))
-
-
-def _lean(rank: RecognisedRank) -> RemoteRank:
-    is_plain = not (len(rank.calls) or len(rank.host) or rank.by_gaps or rank.is_paired)
-    lean = replace(
-        rank,
-        comms=distinct_rows(rank.comms),
-        memory=rank.memory.head(1),
-        work=_one_event(rank.work),
-        calls=rank.calls.head(0),
-        host_work=HostWork(),
-        host=empty_table(HOST_ORDER),
-        recording=replace(rank.recording, graph=RankGraph()),
-    )
-    return RemoteRank(lean, is_plain and rank.info.format not in _OF_OTHERS)
+    if isinstance(result, PptraceError):
+        return result
+    ranks = []
+    for rank in result:
+        is_plain = not (len(rank.calls) or len(rank.host) or rank.by_gaps or rank.is_paired)
+        lean = replace(
+            rank,
+            comms=distinct_rows(rank.comms),
+            memory=rank.memory.head(1),
+            work=_one_event(rank.work),
+            calls=rank.calls.head(0),
+            host_work=HostWork(),
+            host=empty_table(HOST_ORDER),
+            recording=replace(rank.recording, graph=RankGraph()),
+        )
+        ranks.append(RemoteRank(lean, is_plain and rank.info.format not in _OF_OTHERS))
+    return tuple(ranks)
 
 
 def _one_event(work: DeviceWork) -> DeviceWork:

@@ -149,9 +149,10 @@ def reopen(
     before = run_store(paths, schedule, step, as_recorded)
     packed = None if before is None else before.read(_REPORT)
     if packed is not None:
+        marks = [(mark, path) for path, mark in reversed(_marks(paths))]
         try:
             with paused_gc():
-                kept, traffic = _unpack(Packed(_with_paths(packed.facts, paths), packed.arrays))
+                kept, traffic = _unpack(Packed(_replaced(packed.facts, marks), packed.arrays))
         except _DAMAGE:  # damaged, or from another version
             pass
         else:
@@ -161,24 +162,18 @@ def reopen(
         return Opened(analysis)  # the last: files changed meanwhile
     give_back_freed_memory()  # what is kept is copied first
     packed = _pack(analysis)
-    before.write(_REPORT, Packed(_without_paths(packed.facts, paths), packed.arrays))
+    # Whole paths may name a home directory.
+    before.write(_REPORT, Packed(_replaced(packed.facts, _marks(paths)), packed.arrays))
     return Opened(analysis, before)
 
 
 _REPORT = "report"
 
 
-def _without_paths(facts: str, paths: Sequence[Path]) -> str:
-    """The text with marks in place of whole paths, which may name a home directory."""
-    for path, mark in _marks(paths):
-        facts = facts.replace(path, mark)
-    return facts
-
-
-def _with_paths(facts: str, paths: Sequence[Path]) -> str:
-    for path, mark in reversed(_marks(paths)):
-        facts = facts.replace(mark, path)
-    return facts
+def _replaced(text: str, pairs: Iterable[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return text
 
 
 def _marks(paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -205,8 +200,8 @@ def run_store(
         states = [f"{path} {stat_key(path)}" for path in files]
     except (OSError, PptraceError):
         return None
-    asked = [*map(str, paths), str(schedule), str(step), str(as_recorded)]
-    return RunStore(cache, key_of(code_version(ANY_CODE), *asked, "", *states))
+    arguments = [*map(str, paths), str(schedule), str(step), str(as_recorded)]
+    return RunStore(cache, key_of(code_version(ANY_CODE), *arguments, "", *states))
 
 
 def _present(paths: Iterable[Path], caches: Sequence[Path]) -> Iterator[Path]:

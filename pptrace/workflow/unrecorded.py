@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,7 +97,7 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
         block,
         unrecorded_step_ns=measured.typical_ns,
         recorded_step_ns=recorded,
-        slowdown=_ratio(recorded, measured.typical_ns),
+        slowdown=recorded / measured.typical_ns if measured.typical_ns else None,
     )
     if prediction is None:
         return Undone(replace(block, reason=why_recorded or _NO_COST))
@@ -106,17 +105,12 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
 
 
 def measured_steps(analysis: Analysis) -> UnrecordedSteps:
-    """The steps of a run that were timed without being recorded."""
-    return unrecorded_steps(_step_times(analysis))
-
-
-def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:
-    """The times of steps that the ranks wrote: into run.json at their end, else into their traces."""
+    """The steps of a run that were timed without being recorded, as ranks wrote into run.json at their end, else into traces."""
     ranks = analysis.run.get("ranks")
     entries = [entry for entry in ranks if isinstance(entry, Mapping)] if isinstance(ranks, list) else []
     of_run = [entry[STEP_TIMES] for entry in entries if isinstance(entry.get(STEP_TIMES), Mapping)]
     of_traces = [facts[STEP_TIMES] for facts in analysis.facts.values() if isinstance(facts.get(STEP_TIMES), Mapping)]
-    return of_run or of_traces
+    return unrecorded_steps(of_run or of_traces)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,10 +171,6 @@ def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
         first[max(first) + 1] = first[max(first)][1], 0
     lengths = sorted(first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first)
     return lengths[(len(lengths) - 1) // 2]
-
-
-def _ratio(value: int | None, to: int | None) -> float | None:
-    return value / to if value is not None and to else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 from pptrace.analysis.aligned import StepsOfRank
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
-from pptrace.analysis.questions import Asked
+from pptrace.analysis.questions import QuestionInputs
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.stages.answer import OpSums, Sums, answer, of_rank, stage_compute, sums_of_run, words_of
 from pptrace.analysis.stages.same_work import same_work
@@ -160,9 +160,9 @@ def test_the_finding_of_a_heavy_stage_says_of_which_work_it_has_more() -> None:
     assert finding.detail.startswith(words_of(longest))
     bare = replace(run.report, findings=(replace(finding, detail="look"),))
     analysis: Any = run.analysis
-    (again,) = answer(Asked(bare, sums_of(run), analysis))["findings"]
+    (again,) = answer(QuestionInputs(bare, sums_of(run), analysis))["findings"]
     assert again.detail.endswith(" ms. Look")
-    assert answer(Asked(bare, {}, analysis)) == {}
+    assert answer(QuestionInputs(bare, {}, analysis)) == {}
 
 
 def sums_of(run: Run) -> dict[int, Sums]:
@@ -203,8 +203,8 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
     if not knows_layers:
         analysis = replace(analysis, facts={})
     bare, sums = replace(run.report, findings=(finding,)), sums_of(run)
-    asked = Asked(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, analysis)
-    report = replace(bare, **answer(asked))
+    inputs = QuestionInputs(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, analysis)
+    report = replace(bare, **answer(inputs))
     (found,) = report.findings
     assert (
         set(bare.missing_evidence) - set(report.missing_evidence)
@@ -228,7 +228,7 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
         more = {
             key: replace(one, pieces={name: 3 * n for name, n in one.pieces.items()}) for key, one in sums[2].items()
         }
-        (heavy,) = answer(replace(asked, of_ranks={**sums, 2: slower(more)}))["findings"]
+        (heavy,) = answer(replace(inputs, of_ranks={**sums, 2: slower(more)}))["findings"]
         assert heavy.detail.endswith(SLOW_RANK_ALIKE)
         assert "same_work" not in heavy.evidence
 
@@ -238,20 +238,20 @@ def test_a_slow_rank_beside_a_stage_that_is_as_heavy_is_named() -> None:
     look = WORDS["imbalance"].look
     finding = Finding(Severity.WARNING, "Imbalance", look, 9, {"cause": "imbalance", "where": {}}, 4, 12)
     bare, sums = replace(run.report, findings=(finding,)), sums_of(run)
-    asked = Asked(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, run.analysis)
-    (found,) = answer(asked)["findings"]
+    inputs = QuestionInputs(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, run.analysis)
+    (found,) = answer(inputs)["findings"]
     assert found.evidence["same_work_stages"] == [2]
     assert found.detail.startswith(f"{look}. Stage 2: it takes ")
     assert found.detail.endswith("for as many layers (1): its rank may be slow")
-    (other,) = answer(replace(asked, of_ranks=sums))["findings"]
+    (other,) = answer(replace(inputs, of_ranks=sums))["findings"]
     assert other == finding, "no stage takes longer for as much"
 
 
 def test_of_two_chains_of_stages_each_has_as_many_kernels_as_its_mirror() -> None:
     run = load(SAMPLES / "dualpipe_p4", as_recorded=True)
     finding = Finding(Severity.WARNING, "Imbalance", "", 9, {"cause": "imbalance", "where": {"stage": 7}}, 4, 12)
-    asked = Asked(replace(run.report, findings=(finding,)), sums_of(run), run.analysis)
-    (found,) = answer(asked)["findings"]
+    inputs = QuestionInputs(replace(run.report, findings=(finding,)), sums_of(run), run.analysis)
+    (found,) = answer(inputs)["findings"]
     assert "same_work" not in found.evidence
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pptrace.model.wording import counted, listed, milliseconds, numbered, signed_milliseconds
+from pptrace.model.wording import as_ranges, counted, listed, milliseconds, signed_milliseconds
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     ],
 )
 def test_neighbouring_numbers_are_one_part_of_a_list(numbers: Iterable[int], text: str) -> None:
-    assert numbered(numbers) == text
+    assert as_ranges(numbers) == text
 
 
 @pytest.mark.parametrize(

@@ -155,16 +155,14 @@ def _summed(parts: Parts, level: Level) -> dict[Place, Series]:
 
 def _or_nothing(series: Series | None, name: str, place: Place, run: StepFigures) -> Series | None:
     """The series; 0 where the run is known to have nothing of the kind, None where it is not."""
-    if series is None and _has_none(name, place, run):
-        return np.zeros(run.num_steps)
-    return series
-
-
-def _has_none(name: str, place: Place, run: StepFigures) -> bool:
-    """Return whether a run without this part has nothing of it, rather than that it is not known."""
+    if series is not None:
+        return series
     if name == EXPOSED:
-        return run.knows_communication
-    return name == CAUSE and CAUSE in run.parts and place in _RARE_CAUSES and (place != _HOST or IDLE in run.parts)
+        has_none = run.knows_communication
+    else:
+        is_rare = name == CAUSE and CAUSE in run.parts and place in _RARE_CAUSES
+        has_none = is_rare and (place != _HOST or IDLE in run.parts)
+    return np.zeros(run.num_steps) if has_none else None
 
 
 _HOST: Place = (("cause", "host"),)

@@ -79,13 +79,12 @@ class OpTimes:
 
     def _span(self, steps: Int64, level: float) -> float:
         """The length of the replayed step, ns; of several pipelines that of the longest."""
-        return max(
-            self._span_of(windows[np.searchsorted(self.step[windows], steps)], level) for windows in self.pipelines
-        )
-
-    def _span_of(self, windows: Int64, level: float) -> float:
-        ops, messages = (_level_of(values[windows], level)[np.newaxis] for values in (self.ops, self.messages))
-        return float(self.graph.ends(ops, messages).max())
+        lengths = []
+        for windows in self.pipelines:
+            chosen = windows[np.searchsorted(self.step[windows], steps)]
+            ops, messages = (_level_of(values[chosen], level)[np.newaxis] for values in (self.ops, self.messages))
+            lengths.append(float(self.graph.ends(ops, messages).max()))
+        return max(lengths)
 
 
 def least_disturbed(series: Int64) -> Typical | None:

@@ -15,15 +15,15 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.slices import Slice, distinct_of
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 _MOST_PAIRS = 1_000
 _KINDS = tuple(Kind)
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The receives of a run that held up something, those with most time first."""
-    early = asked.early
+    early = inputs.early
     return {} if early is None else {"early_receives": early_receives(early)}
 
 
@@ -36,7 +36,11 @@ def early_receives(early: EarlyOfRun) -> EarlyReceives:
         HeldRank(rank, count, total // steps, longest)
         for (rank,), count, total, longest, _ in _by(early.holds, ("rank",))
     ]
-    pairs = list(_pairs(early, steps))
+    pairs = []
+    for (rank, kind, stage, microbatch, peer, name, at, of), count, total, longest, _ in _by(early.holds, _PAIR):
+        receive, what = str(Action(_KINDS[kind], stage, microbatch)), early.names[name]
+        held = what if " " in what else f"{at}{what}{of}"
+        pairs.append(HeldCall(rank, receive, stage, microbatch, peer, held, count, total // steps, longest))
     return EarlyReceives(
         early.where,
         early.num_steps,
@@ -50,14 +54,6 @@ def early_receives(early: EarlyOfRun) -> EarlyReceives:
 
 
 _PAIR = ("rank", "kind", "stage", "microbatch", "peer", "name", "at", "of")
-
-
-def _pairs(early: EarlyOfRun, steps: int) -> Iterator[HeldCall]:
-    for (rank, kind, stage, microbatch, peer, name, at, of), count, total, longest, _ in _by(early.holds, _PAIR):
-        receive = str(Action(_KINDS[kind], stage, microbatch))
-        what = early.names[name]
-        held = what if " " in what else f"{at}{what}{of}"
-        yield HeldCall(rank, receive, stage, microbatch, peer, held, count, total // steps, longest)
 
 
 def _by(holds: Slice, names: tuple[str, ...]) -> Iterator[tuple[list[int], int, int, int, int]]:

@@ -71,7 +71,8 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
         return RankOrder(0, reason=NOT_RECORDED)
     if not steps.comparable:
         return RankOrder(0, reason=NO_STEPS)
-    rows = RankRows(*(_in_steps(part, steps.comparable) for part in (rows.ops, rows.spans, rows.comms)))
+    tables = (rows.ops, rows.spans, rows.comms)
+    rows = RankRows(*(table.where(np.isin(table["step"], steps.comparable)) for table in tables))
     messages = rows.comms.where(_is_message(rows.comms))
     on_device = messages.among("clock", ("device",))
     if on_device.any() and not on_device.all():
@@ -97,10 +98,6 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
 def _is_message(comms: Slice) -> npt.NDArray[np.bool_]:
     is_message: npt.NDArray[np.bool_] = (comms["axis"] == "pp") & comms.among("kind", P2P)
     return is_message
-
-
-def _in_steps(rows: Slice, steps: object) -> Slice:
-    return rows.where(np.isin(rows["step"], np.asarray(steps, dtype=np.int64)))
 
 
 def _least(ops: Slice) -> int:

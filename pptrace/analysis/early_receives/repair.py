@@ -56,15 +56,12 @@ def repaired_order(plans: Sequence[StepMatrix], ranks: Mapping[int, RankOrder]) 
         posted = posted_order(costs.plan.compute_only(), [ranks.get(rank) for rank in costs.ranks[0].tolist()])
     except ScheduleError as error:
         return str(error)
-    return posted if isinstance(posted, str) else _best(costs, posted, _ways(list(ranks.values())))
-
-
-def _ways(ranks: Sequence[RankOrder]) -> tuple[Messaging, ...]:
-    """The ways in which the calls of a run may wait: on a stream the ops may wait too, as the host does."""
-    if any(order.where == STREAM for order in ranks):
-        return _ON_STREAM
-    one_by_one = all(order.one_by_one for order in ranks)
-    return (Messaging.ONE_CALL_AT_A_TIME if one_by_one else Messaging.RENDEZVOUS,)
+    if isinstance(posted, str):
+        return posted
+    if any(order.where == STREAM for order in ranks.values()):  # the ops may wait too, as the host does
+        return _best(costs, posted, _ON_STREAM)
+    one_by_one = all(order.one_by_one for order in ranks.values())
+    return _best(costs, posted, (Messaging.ONE_CALL_AT_A_TIME if one_by_one else Messaging.RENDEZVOUS,))
 
 
 def posted_order(plan: Plan, ranks: Sequence[RankOrder | None]) -> Plan | str:
@@ -95,7 +92,9 @@ def _best(costs: StepMatrix, posted: Plan, ways: Sequence[Messaging]) -> Repaire
     """The order whose replay is the shortest of those that are tried."""
     measured = longest_of_steps(costs.step, costs.spans)
     lengths = {way: found for way in ways if (found := lengths_along(costs, posted, way)) is not None}
-    errors = {way: _error(found, measured) for way, found in lengths.items()}
+    errors = {
+        way: float(np.median(np.abs(found - measured) / np.maximum(measured, 1))) for way, found in lengths.items()
+    }
     way = min(errors, key=errors.__getitem__, default=None)
     if way is None or errors[way] > MOST_ERROR:
         off = "cannot be made" if way is None else f"is {errors[way]:.0%} off (limit {MOST_ERROR:.0%})"
@@ -109,10 +108,6 @@ def _best(costs: StepMatrix, posted: Plan, ways: Sequence[Messaging]) -> Repaire
     if np.median(best) >= np.median(lengths[way]):
         return NO_BETTER
     return RepairedOrder(posted, order, way, lengths[way] - best)
-
-
-def _error(lengths: Int64, measured: Int64) -> float:
-    return float(np.median(np.abs(lengths - measured) / np.maximum(measured, 1)))
 
 
 def lengths_along(costs: StepMatrix, order: Plan, messaging: Messaging) -> Int64 | None:

@@ -27,7 +27,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 
 Exchanged = tuple[Slice, SentRows]
@@ -44,11 +44,11 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Exchanged | None
     return (exchanges, sent_rows_of(exchanges, rows.comms)) if len(exchanges) else None
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The part on experts, and the findings that are about them alone."""
-    report, experts = asked.report, asked.experts
+    report, experts = inputs.report, inputs.experts
     steps = [step.step for step in report.steps]
-    part = None if experts is None else report_experts(experts, asked.costs, asked.run.facts, steps)
+    part = None if experts is None else report_experts(experts, inputs.costs, inputs.run.facts, steps)
     return {} if part is None else {"experts": part, "findings": with_findings(report.findings, part, report.steps)}
 
 

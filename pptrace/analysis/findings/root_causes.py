@@ -17,7 +17,7 @@ from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.stragglers.communication import FEWEST_ALIKE, LATE_RECEIVES, SLOW_LINK, num_links
 from pptrace.analysis.stragglers.hosts import FEWEST_WINDOWS
 from pptrace.analysis.whole_run import CLOCKS_OFF, CoreWait, Doubt, RootCause
-from pptrace.model.wording import numbered
+from pptrace.model.wording import as_ranges
 
 SHARED_DEVICE, CLOCKS, CORES = "shared device", "clocks", "cores"
 FOLLOWS_FROM = "follows_from"
@@ -116,7 +116,7 @@ def _short_of_cores(
         return None, named
     most = max(short.values(), key=lambda wait: wait.share)
     ranks = sorted({*short, *(wait.rank for wait in waits if wait.share >= _ALSO_SHORT * most.share)})
-    who = f"rank {most.rank} was" if len(ranks) == 1 else f"ranks {numbered(ranks)} were"
+    who = f"rank {most.rank} was" if len(ranks) == 1 else f"ranks {as_ranges(ranks)} were"
     whose = "its threads" if len(ranks) == 1 else f"the threads of rank {most.rank}"
     root = RootCause(
         CORES,

@@ -17,7 +17,7 @@ from pptrace.analysis.part_words import OUTSIDE_WORDS
 from pptrace.analysis.result import Finding, Severity, StepReport, typical_of
 from pptrace.analysis.steps.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
-from pptrace.analysis.whole_run import OUTSIDE, BlamedOp, Cause, StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import OUTSIDE, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Int64
 
 _FAR_LESS = 0.5
@@ -165,11 +165,15 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         f"{len(outliers)} of {len(order)} steps {'is' if len(outliers) == 1 else 'are'} "
         f"{'far ' * (worst.span_ns >= _FAR * worst.usual_ns)}longer than the others"
     )
+    of_ops = "".join(
+        f"; most of its bubble is due to {op.kind} of microbatch {op.microbatch} on rank {op.rank} (stage {op.stage})"
+        for op in worst.ops
+    )
     recurs = len(outliers) > 1 or (low is not None and low > 0)  # once is not enough to say that it happens again
     return finding_of(
         excess,
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
-        f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{_op_text(worst.ops)}; "
+        f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{of_ops}; "
         "look at what that rank's host did then: input, checkpoints, garbage collection, neighbours",
         {
             "cause": main.cause if main else "unexplained",
@@ -221,13 +225,6 @@ def _at(main: Cause | None) -> str:
         return ""
     where = "".join(f" of {place} {name}" for place, name in main.where.items())
     return f", by {'compute' if main.cause == 'jitter' else main.cause}{where}"
-
-
-def _op_text(ops: Sequence[BlamedOp]) -> str:
-    return "".join(
-        f"; most of its bubble is due to {op.kind} of microbatch {op.microbatch} on rank {op.rank} (stage {op.stage})"
-        for op in ops
-    )
 
 
 def _ms(ns: int) -> str:

@@ -357,30 +357,17 @@ def _largest(findings: Sequence[Finding], step: StepReport) -> str:
     for finding in findings:
         if not _is_actionable(finding):
             continue
-        if of_some := _of_some_steps(finding):
-            what = f"on average of {of_some}"
+        where = in_brackets(finding.evidence.get("where", {}))
+        if "steps" in finding.evidence:  # of these two the gain is not that of a typical step
+            what = f"on average of outliers{where}"
+        elif "step" in finding.evidence:
+            what = f"on average of the slowdown since step {finding.evidence['step']}{where}"
         else:
-            what = f"of {_part_of(finding, step)}{in_brackets(finding.evidence.get('where', {}))}"
+            part = finding.evidence.get("reason") or finding.evidence.get("cause")
+            what = f"of {words_of_part(step, str(part)).phrase if part else finding.title}{where}"
         gains.append((finding.gain_ns or 0, what))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"{_WON_BACK}{_ms(gain)} ms a step {what}" if gain > 0 else ""
-
-
-def _part_of(finding: Finding, step: StepReport) -> str:
-    """The name of what a finding is about: a part of steps, else what its title says."""
-    part = finding.evidence.get("reason") or finding.evidence.get("cause")
-    return words_of_part(step, str(part)).phrase if part else finding.title
-
-
-def _of_some_steps(finding: Finding) -> str:
-    """Steps that a finding about single steps is about; "" of one about all of them, whose gain is not that of a typical step."""
-    if "steps" in finding.evidence:
-        return f"outliers{in_brackets(finding.evidence.get('where', {}))}"
-    return (
-        f"the slowdown since step {finding.evidence['step']}{in_brackets(finding.evidence.get('where', {}))}"
-        if "step" in finding.evidence
-        else ""
-    )
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

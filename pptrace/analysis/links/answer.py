@@ -39,7 +39,7 @@ from pptrace.slices import Slice, distinct_of, slices
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
     from pptrace.analysis.report import Report
 
 
@@ -160,12 +160,13 @@ def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:
     return sums
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The links between ranks, how often each was late, the peaks of their devices' links, and how fast collectives are."""
-    ranks, facts, mesh = list(asked.of_ranks.values()), asked.run.facts, asked.run.mesh
-    interconnect, numbers = interconnect_of(asked.report, ranks, facts, mesh), [traffic.rank for traffic in ranks]
+    ranks, facts, mesh = list(inputs.of_ranks.values()), inputs.run.facts, inputs.run.mesh
+    report, numbers = inputs.report, [traffic.rank for traffic in ranks]
+    interconnect = interconnect_of(report, ranks, facts, mesh)
     collectives = collectives_of((traffic.sizes for traffic in ranks), numbers, facts, mesh)
-    on_hosts, findings = findings_on_hosts(collectives, asked.report.steps, numbers, facts, mesh), asked.report.findings
+    on_hosts, findings = findings_on_hosts(collectives, report.steps, numbers, facts, mesh), report.findings
     num_critical = sum(finding.severity is Severity.CRITICAL for finding in findings)
     return {
         "links": links_of(ranks, facts),

@@ -84,8 +84,11 @@ def collectives_of(
         return ()
     every = pd.concat(frames, ignore_index=True)
     keys = [*TEXTS, "group_size"]
-    hosts = {axis: hosts_of_groups(axis, ranks, facts, mesh) for axis in every["axis"].unique()}
-    return tuple(_speed(rows, _all_of(hosts[rows["axis"].iloc[0]])) for _, rows in every.groupby(keys))
+    hosts = {}
+    for axis in every["axis"].unique():
+        of_groups = set(hosts_of_groups(axis, ranks, facts, mesh))
+        hosts[axis] = of_groups.pop() if len(of_groups) == 1 else None
+    return tuple(_speed(rows, hosts[rows["axis"].iloc[0]]) for _, rows in every.groupby(keys))
 
 
 def _speed(rows: pd.DataFrame, same_host: bool | None) -> CollectiveSpeed:
@@ -169,10 +172,6 @@ def hosts_of_groups(axis: str, ranks: Sequence[int], facts: Facts, mesh: MeshInf
     if is_same_host(ranks, facts):
         return [True]
     return [is_same_host(group, facts) for group in members_of(axis, mesh, ranks) or []]
-
-
-def _all_of(hosts: Sequence[bool | None]) -> bool | None:
-    return hosts[0] if len(set(hosts)) == 1 else None
 
 
 def findings_on_hosts(

@@ -34,7 +34,7 @@ from pptrace.errors import UsageError
 from pptrace.intervals import Int64
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME
-from pptrace.model.wording import counted, numbered
+from pptrace.model.wording import as_ranges, counted
 
 Facts = Mapping[int, Mapping[str, object]]
 
@@ -169,7 +169,7 @@ def settings_of(ranks: Sequence[int], facts: Facts) -> tuple[str, ...]:
         for name, value in read_environment(environment if isinstance(environment, Mapping) else {}).items():
             holders.setdefault(f"{name}={value}", []).append(rank)
     return tuple(
-        setting if len(of_ranks) == len(ranks) else f"{setting} (rank{'s' * (len(of_ranks) > 1)} {numbered(of_ranks)})"
+        setting if len(of_ranks) == len(ranks) else f"{setting} (rank{'s' * (len(of_ranks) > 1)} {as_ranges(of_ranks)})"
         for setting, of_ranks in sorted(holders.items())
     )
 

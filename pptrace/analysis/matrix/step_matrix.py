@@ -284,10 +284,10 @@ def joined(parts: Iterable[StepMatrix]) -> tuple[StepMatrix, ...]:
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in same]) for name in same[0]._members(np.ndarray)
         }
-        rows: dict[str, Any] = {
-            name: in_order([_after(getattr(part, name), first) for part, first in zip(same, before, strict=False)])
-            for name in same[0]._members(Slice)
-        }
+        rows: dict[str, Any] = {}
+        for name in same[0]._members(Slice):
+            tables = zip((getattr(part, name) for part in same), before, strict=False)
+            rows[name] = in_order([table.with_columns({"window": table["window"] + first}) for table, first in tables])
         every = replace(same[0], **columns, **rows)
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
@@ -302,11 +302,6 @@ def _compact(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
             return times.astype(dtype)
     return times
-
-
-def _after(rows: Slice, num_windows: int) -> Slice:
-    """The rows of windows that come after so many others."""
-    return Slice({**rows.columns, "window": rows["window"] + num_windows})
 
 
 def _none_of(rows: Slice) -> Slice:

@@ -14,14 +14,14 @@ from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The memory of all ranks."""
-    run, facts = asked.run, asked.run.facts
+    run, facts = inputs.run, inputs.run.facts
     predicted, unpredicted = predictions_of(facts, run.schedule), why_unpredicted(facts, run.schedule)
-    return {"memory": report_memory(asked.report.steps, run.mesh, run.schedule, predicted, unpredicted)}
+    return {"memory": report_memory(inputs.report.steps, run.mesh, run.schedule, predicted, unpredicted)}
 
 
 def report_memory(

@@ -13,7 +13,7 @@ from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepR
 from pptrace.intervals import intersect, lengths_within, union
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 _BACKWARDS = ("B", "I", "OVERLAP_F_B")
 _LEAST_TOLD = 0.75
@@ -68,15 +68,15 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
     return OfRank(tuple(found), by_step, parts.no_recompute, parts.no_weights)
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """Parts of the backwards of all ranks; nothing where no rank tells anything and none says that it recomputes."""
-    stated = {rank: _granularity(facts.get("model")) for rank, facts in asked.run.facts.items()}
-    models = {rank: facts.get("model") for rank, facts in asked.run.facts.items()}
+    models = {rank: facts.get("model") for rank, facts in inputs.run.facts.items()}
+    stated = {rank: _granularity(model) for rank, model in models.items()}
     of_ranks = {
         rank: _with_fact(part, "none" if _has_no_layer(part, models.get(rank)) else stated.get(rank, ""))
-        for rank, part in asked.of_ranks.items()
+        for rank, part in inputs.of_ranks.items()
     }
-    asleep = {rank: _asleep_for_weights(facts.get("model")) for rank, facts in asked.run.facts.items()}
+    asleep = {rank: _asleep_for_weights(model) for rank, model in models.items()}
     of_ranks = {rank: _with_sleep(part, asleep.get(rank)) for rank, part in of_ranks.items()}
     granularity = next(filter(None, stated.values()), "")
     parts = of_ranks.values()
@@ -92,7 +92,7 @@ def answer(asked: Asked) -> Mapping[str, Any]:
         ops = ()  # nothing is recomputed, and no more is known
     of_steps = tuple(StepRecompute(step, ns) for step, ns in sorted(steps.items()))
     reasons = [_first(part.no_recompute for part in parts), _first(part.no_weights for part in parts)]
-    model: Mapping[str, Any] = next((facts["model"] for rank, facts in asked.run.facts.items() if stated.get(rank)), {})
+    model: Any = next((models[rank] for rank, granularity in stated.items() if granularity), {})
     layers, beyond = (model.get(name) for name in ("recompute_num_layers", "recompute_microbatches_beyond"))
     by_number = layers if isinstance(layers, int) and model.get("recompute_method") == "block" else None
     return {"recompute": RecomputeReport(ops, of_steps, granularity, by_number, beyond is None, *reasons)}

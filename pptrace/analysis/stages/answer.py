@@ -36,7 +36,7 @@ from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
 if TYPE_CHECKING:
-    from pptrace.analysis.questions import Asked
+    from pptrace.analysis.questions import QuestionInputs
 
 _LEAST_MORE = 0.02
 """Part of an op by which a stage has to take longer than another for the difference to be reported."""
@@ -260,27 +260,27 @@ def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
     return tuple(sorted(_largest_first(entries), key=lambda part: -abs(part.ns)))
 
 
-def answer(asked: Asked) -> Mapping[str, Any]:
+def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """The work of the stages; the finding of a heavy stage says of which kinds of work it has more, or that it has no more."""
-    totals = sums_of_run(asked.of_ranks.values())
-    compute = stage_compute(totals, predicted_by_run(asked.run.facts.values()))
+    totals = sums_of_run(inputs.of_ranks.values())
+    compute = stage_compute(totals, predicted_by_run(inputs.run.facts.values()))
     if compute is None:
         return {}
-    sizes = gpt_of_run(asked.run.facts.values(), asked.run.schedule)
-    layers = None if sizes is None or asked.experts is not None else sizes.layers_per_stage
+    sizes = gpt_of_run(inputs.run.facts.values(), inputs.run.schedule)
+    layers = None if sizes is None or inputs.experts is not None else sizes.layers_per_stage
     if layers is not None and any(stage >= len(layers) for stage, _ in totals):
         layers = None  # two chains of stages, which stand for the same layers
-    known = tuple(one for one in asked.report.missing_evidence if one.findings != ("straggler",))
+    known = tuple(one for one in inputs.report.missing_evidence if one.findings != ("straggler",))
     of_stages: dict[int, list[StageDifference]] = {}
     for one in sorted(compute.differences, key=lambda one: -one.more_ns):
         of_stages.setdefault(one.stage, []).append(one)
-    is_one_pipeline = len(known) < len(asked.report.missing_evidence)
+    is_one_pipeline = len(known) < len(inputs.report.missing_evidence)
     same = {
         stage: found
         for stage, more in of_stages.items()
         if is_one_pipeline and (found := same_work(more, totals, layers)) is not None
     }
-    findings = tuple(_with_reason(one, of_stages, same) for one in asked.report.findings)
+    findings = tuple(_with_reason(one, of_stages, same) for one in inputs.report.findings)
     tells_them_apart = any({"same_work", "same_work_stages"} & one.evidence.keys() for one in findings)
     return {"stages": compute, "findings": findings, **({"missing_evidence": known} if tells_them_apart else {})}
 

@@ -111,10 +111,6 @@ def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
     return ReportTable("stage-parts", "Parts of the model", columns, tuple(shown), notes, num_labels=3)
 
 
-def _spread(cost: OpCost) -> float | None:
-    return (cost.p90_ns - cost.p10_ns) / cost.median_ns if cost.median_ns else None
-
-
 _COST_COLUMNS: Columns[OpCost] = {
     "stage": lambda cost: str(cost.stage),
     "kind": lambda cost: cost.kind,
@@ -123,7 +119,7 @@ _COST_COLUMNS: Columns[OpCost] = {
     "median": lambda cost: units.milliseconds(cost.median_ns),
     "p90": lambda cost: units.milliseconds(cost.p90_ns),
     "longest": lambda cost: units.milliseconds(cost.max_ns),
-    "spread": lambda cost: units.percent(_spread(cost)),
+    "spread": lambda cost: units.percent((cost.p90_ns - cost.p10_ns) / cost.median_ns if cost.median_ns else None),
     "ranks": lambda cost: str(cost.num_ranks),
     "slowest, its median": lambda cost: f"rank {cost.slowest_rank}: {units.milliseconds(cost.slowest_ns)}",
 }

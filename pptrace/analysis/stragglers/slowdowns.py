@@ -48,7 +48,8 @@ class Typical:
     def of(cls, plans: Sequence[StepMatrix], chains: Sequence[Chains]) -> Typical:
         """Typical costs of all plans' steps, and of what is done before and after them."""
         times: dict[str, list[Int64]] = {}
-        for name, part in chain.from_iterable((*map(_times_of_ops, plans), *map(_times_of_items, chains))):
+        of_items = ((name, of.work[:, of.name == name]) for of in chains for name in np.unique(of.name).tolist())
+        for name, part in chain(*map(_times_of_ops, plans), of_items):
             times.setdefault(name, []).append(part)
         typical = {}
         for name, parts in times.items():
@@ -88,12 +89,6 @@ def _times_of_ops(costs: StepMatrix) -> Iterator[tuple[str, Int64]]:
     for code in RECEIVES:
         transfers = costs.transfers[:, costs.message_kind == code]
         yield _NAMES[code], transfers[transfers >= 0]
-
-
-def _times_of_items(chains: Chains) -> Iterator[tuple[str, Int64]]:
-    """(kind, what each item of it cost) in some steps, ns."""
-    for name in np.unique(chains.name).tolist():
-        yield name, chains.work[:, chains.name == name]
 
 
 def replays_of(plans: Sequence[StepMatrix]) -> list[Replays]:

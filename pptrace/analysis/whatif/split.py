@@ -75,7 +75,9 @@ def _partitions(
         """Work of a stage by the layer with which it begins; ``end`` is that of a stage of none."""
         extra = ends[0] * (stage == 0) + ends[1] * (stage == num_stages - 1)
         of_stage: Floats = before[end] - before[: end + 1] + extra
-        of_stage[end] += 0.0 if _may_have_none(stage, num_stages) else np.inf
+        # A stage may have no layer if it has the embedding or the head, and what that costs is known.
+        may_have_none = stage in (0, num_stages - 1) and num_stages >= FEWEST_STAGES
+        of_stage[end] += 0.0 if may_have_none else np.inf
         if limit is not None:
             of_stage[~limit.fits(stage, np.arange(end + 1), end)] = np.inf
         return of_stage
@@ -110,11 +112,6 @@ def _least(of_stage: Callable[[int, int], Floats], num_stages: int, num_layers: 
         for end in range(num_layers + 1):
             least[stage + 1, end] = join(least[stage, : end + 1], of_stage(stage, end)).min()
     return least
-
-
-def _may_have_none(stage: int, num_stages: int) -> bool:
-    """Return whether a stage may have no layer: it has the embedding or the head, and what that costs is known."""
-    return stage in (0, num_stages - 1) and num_stages >= FEWEST_STAGES
 
 
 def _of_chunks(

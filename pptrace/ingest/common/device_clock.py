@@ -76,7 +76,9 @@ def with_host_clock(trace: Trace) -> Trace:
             f"the clock of the device is off the host's by {abs(error.early_ns) / 1e6:,.2f} ms: {error.reason}; "
             f"{counted(len(rows), 'piece')} of device work are shifted back by that"
         )
-        events = _shifted(trace.events, error.early_ns)
+        moves = trace.events.is_of(*_WORK, Category.DEVICE_ANNOTATION)
+        events = replace(trace.events, start_ns=trace.events.start_ns + np.where(moves, error.early_ns, 0))
+        events = events.take(np.argsort(events.start_ns, kind="stable"))
         damage = RankDamage.of(error.kind, trace.events.start_ns[rows] + error.early_ns)
     return replace(
         trace,
@@ -84,12 +86,6 @@ def with_host_clock(trace: Trace) -> Trace:
         warnings=(*trace.warnings, line),
         damage=RankDamage.joined((trace.damage, damage)),
     )
-
-
-def _shifted(events: Events, by_ns: int) -> Events:
-    moves = events.is_of(*_WORK, Category.DEVICE_ANNOTATION)
-    moved = replace(events, start_ns=events.start_ns + np.where(moves, by_ns, 0))
-    return moved.take(np.argsort(moved.start_ns, kind="stable"))
 
 
 def clock_error(events: Events, rows: Rows) -> ClockError | None:

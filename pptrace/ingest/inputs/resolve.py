@@ -37,7 +37,7 @@ from pptrace.ingest.formats import (
 )
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of, readable_entries
 from pptrace.model.traces import InputFormat
-from pptrace.model.wording import listed, numbered
+from pptrace.model.wording import as_ranges, listed
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
@@ -340,7 +340,7 @@ def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
     for rank, reason in missing:
         reasons.setdefault(reason, []).append(rank)
     return [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {numbered(ranks)} ({reason})" for reason, ranks in reasons.items()
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {as_ranges(ranks)} ({reason})" for reason, ranks in reasons.items()
     ]
 
 
@@ -351,7 +351,7 @@ def _ended_badly(ranks: Sequence[tuple[int, str]]) -> str:
         return f"rank {ranks[0][0]} ended badly ({ranks[0][1]}); its trace may be incomplete"
     if len(reasons) == 1:
         return (
-            f"ranks {numbered(rank for rank, _ in ranks)} ended badly ({ranks[0][1]}); their traces may be incomplete"
+            f"ranks {as_ranges(rank for rank, _ in ranks)} ended badly ({ranks[0][1]}); their traces may be incomplete"
         )
     return f"{len(ranks)} ranks ended badly: {listed(reasons, _FEW)}; their traces may be incomplete"
 

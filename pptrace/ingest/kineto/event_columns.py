@@ -193,9 +193,9 @@ class Collected:
                 device[rows] = np.where((devices >= 0) & (devices <= np.iinfo(np.int32).max), devices, -1)
                 stream = self._integers([item.stream for item in device_args])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
-        numbered = (category == Category.CPU_OP) | np.isin(name_id, self.names.p2p + self.names.nodes)
-        if numbered.any():
-            rows = np.flatnonzero(numbered)
+        has_number = (category == Category.CPU_OP) | np.isin(name_id, self.names.p2p + self.names.nodes)
+        if has_number.any():
+            rows = np.flatnonzero(has_number)
             correlation[rows] = _sequence_numbers([args[row] for row in rows.tolist()])
         if (rows := np.flatnonzero(np.isin(name_id, self.names.counted))).size:
             self._add_flops(rows, [names[row] or "" for row in rows], [args[row] for row in rows])

@@ -157,8 +157,8 @@ def _tpu_lines(plane: Plane) -> Iterator[Lane]:
         elif line.name == _MODULES:
             yield line, np.full(len(line), Category.DEVICE_ANNOTATION, dtype=np.int8), lane, plane.event_names
         elif line.name == _STEPS:
-            numbered = {key: f"ProfilerStep#{name}" for key, name in plane.event_names.items() if name.isdecimal()}
-            yield line, np.full(len(line), Category.ANNOTATION, dtype=np.int8), lane, {**plane.event_names, **numbered}
+            steps = {key: f"ProfilerStep#{name}" for key, name in plane.event_names.items() if name.isdecimal()}
+            yield line, np.full(len(line), Category.ANNOTATION, dtype=np.int8), lane, {**plane.event_names, **steps}
 
 
 def _innermost(line: Line) -> Line:

@@ -12,7 +12,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.model.wording import numbered
+from pptrace.model.wording import as_ranges
 from pptrace.recognise.schedule.measured_steps import (
     MeasuredStep,
     match_registry,
@@ -81,7 +81,7 @@ def _without_evaluations(
     evaluated = sorted({step.step for step in measured} - {step.step for step in training})
     if not evaluated:
         return schedule
-    line = f"step {numbered(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
+    line = f"step {as_ranges(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
     return replace(schedule, warnings=(*schedule.warnings, line))
 
 
@@ -128,7 +128,7 @@ def compare_with_plan(
         steps = [step for step, of_step in plan_by_step.items() if (of_step is not None) == has_plan]
         if steps:
             link = ":" if has_plan else ","
-            lines.append(f"step {numbered(steps)} has another number of microbatches{link} {what}")
+            lines.append(f"step {as_ranges(steps)} has another number of microbatches{link} {what}")
     differences = _differences(plan, measured, plan_by_step)
     return ScheduleInfo(plan, plan.name, source, differences, (*warnings, *lines), plan_by_step)
 
@@ -193,7 +193,7 @@ def _differences(
             by_line.setdefault(line, []).append(step.step)
     every = {step.step for step in measured}
     return tuple(
-        line if set(steps) == every else f"{line} (in step {numbered(set(steps))})" for line, steps in by_line.items()
+        line if set(steps) == every else f"{line} (in step {as_ranges(set(steps))})" for line, steps in by_line.items()
     )
 
 

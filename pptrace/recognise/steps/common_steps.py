@@ -13,7 +13,7 @@ import pandas as pd
 
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
-from pptrace.model.wording import counted, listed, numbered
+from pptrace.model.wording import as_ranges, counted, listed
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.loop import without_steps
 from pptrace.slices import rows_among
@@ -126,7 +126,7 @@ def without_capturing_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recog
         for recognised in ranks
     ]
     what = "hold captures of CUDA graphs, which are no steps" if len(steps) > 1 else "holds the capture of a CUDA graph"
-    line = f"{'steps' if len(steps) > 1 else 'step'} {numbered(steps)} {what}: left out"
+    line = f"{'steps' if len(steps) > 1 else 'step'} {as_ranges(steps)} {what}: left out"
     return without, (line if len(steps) > 1 else f"{line}, since that is no step",)
 
 

@@ -48,8 +48,8 @@ def routes_map(experts: ExpertsReport) -> go.Figure | None:
         routes = layer.routes or ()
         total = sum(routes)
         ratios.append([count * len(routes) / total for count in routes])
-        numbered = enumerate(routes)
-        hovers.append([f"<b>expert {at}</b> in {name}<br>{count:,} routes of {total:,}" for at, count in numbered])
+        by_expert = enumerate(routes)
+        hovers.append([f"<b>expert {at}</b> in {name}<br>{count:,} routes of {total:,}" for at, count in by_expert])
     width = max(map(len, ratios))
     texts = [[f"{ratio:.2f}" for ratio in row] for row in ratios]
     figure = go.Figure(heat_map(range(width), names, ratios, "× mean", texts, hovers))

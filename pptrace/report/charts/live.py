@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from pptrace.report.charts.base import GRID, QUIET, add_bars, lay_out, names_axis
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, IDEAL
-from pptrace.workflow.live.follow import LiveRank, LiveStepFigures
+from pptrace.workflow.live.follow import LiveStepFigures
 
 _MOST_BARS = 48
 _PACES = [[0.0, "#2166ac"], [0.5, "#f2f2f2"], [1.0, "#b2182b"]]
@@ -96,7 +96,14 @@ def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
 
 def live_ranks_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
     """The parts of the last observed step on each rank, as bars; None where they are not known, or of more than 48 ranks."""
-    step = next((step for step in reversed(steps) if _has_parts(step)), None)
+    with_parts = (
+        step
+        for step in reversed(steps)
+        if step.observed
+        and step.ranks
+        and all(None not in (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) for rank in step.ranks)
+    )
+    step = next(with_parts, None)
     if step is None or len(step.ranks) > _MOST_BARS:
         return None
     names = [f"rank {rank.rank}" for rank in step.ranks]
@@ -115,10 +122,3 @@ def live_ranks_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
         "xaxis": {"gridcolor": GRID},
     }
     return lay_out(figure, 110 + 26 * len(names), f"ms of step {step.step}", "", **options)
-
-
-def _has_parts(step: LiveStepFigures) -> bool:
-    def is_known(rank: LiveRank) -> bool:
-        return None not in (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns)
-
-    return step.observed and bool(step.ranks) and all(map(is_known, step.ranks))

@@ -64,7 +64,7 @@ def row_name(swept: SweptPoint) -> str:
 
 SWEEP_SCHEMA = "pptrace.sweep/1"
 
-_ASKED: Mapping[str, Callable[[SweptPoint], Any]] = {
+_OPTIONS: Mapping[str, Callable[[SweptPoint], Any]] = {
     "schedule": lambda swept: swept.point.schedule,
     "pp": lambda swept: swept.point.pp,
     "microbatches": lambda swept: swept.point.num_microbatches,
@@ -93,11 +93,11 @@ TEXTS = ("schedule", "refused")
 
 def sweep_columns(sweep: Sweep) -> dict[str, list[Any]]:
     """The columns of all points, None for what a refused one does not have; ``refused`` says why, else it is ""."""
-    asked = {name: [of(swept) for swept in sweep.points] for name, of in _ASKED.items()}
+    options = {name: [of(swept) for swept in sweep.points] for name, of in _OPTIONS.items()}
     found = {
         name: [None if swept.step is None else of(swept.step) for swept in sweep.points] for name, of in _FOUND.items()
     }
-    return asked | found | {"refused": [swept.refused for swept in sweep.points]}
+    return options | found | {"refused": [swept.refused for swept in sweep.points]}
 
 
 def sweep_csv(sweep: Sweep) -> str:

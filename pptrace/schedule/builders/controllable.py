@@ -66,12 +66,11 @@ def _build(name: str, shape: Shape, pattern: Pattern) -> Plan:
         (_pack(orders, shape, limit, always_last) for always_last in (False, True)),
         key=lambda candidate: candidate[0],
     )
-    return make_plan(name, (_tag_phases(shape.pp, row) for row in packed[1]))
-
-
-def _tag_phases(pp: int, row: list[_Op]) -> list[Action]:
-    phases = phases_by_order([op.kind for op in row])
-    return [Action(*op, op.stage // pp, phase) for op, phase in zip(row, phases, strict=True)]
+    rows = []
+    for row in packed[1]:
+        phases = phases_by_order([op.kind for op in row])
+        rows.append([Action(*op, op.stage // shape.pp, phase) for op, phase in zip(row, phases, strict=True)])
+    return make_plan(name, rows)
 
 
 def _steady_order(shape: Shape, rank: int, ticks: tuple[int, int, int, int]) -> list[_Op]:

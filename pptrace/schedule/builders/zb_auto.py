@@ -13,7 +13,6 @@ Source: Qi et al. (arXiv 2401.10241), section 3; sail-sg/zero-bubble-pipeline-pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -54,23 +53,22 @@ def build(shape: Shape) -> Plan:
     drafts = [run_heuristic(shape, Choices(*choices)) for choices in product((True, False), repeat=3)]
     drafts += [list_schedule(shape, weight_waits) for weight_waits in (True, False)]
     best = min(drafts, key=lambda draft: (draft.makespan, draft.longest_rank, draft.peak_in_flight))
-    plan, makespan = make_plan(NAME, (_tag_phases(rank, row) for rank, row in enumerate(best.rows))), best.makespan
-    for handmade in _handmade_within_limit(shape):
-        if (length := _replayed(handmade, shape.costs).makespan) < makespan:
-            plan, makespan = replace(handmade, name=NAME), length
+    rows = []
+    for rank, row in enumerate(best.rows):
+        phases = phases_by_order([kind for kind, _ in row])
+        rows.append([Action(kind, rank, mb, 0, phase) for (kind, mb), phase in zip(row, phases, strict=True)])
+    plan, makespan = make_plan(NAME, rows), best.makespan
+    for build_handmade, peak in ((build_h1, shape.pp), (build_h2, 2 * shape.pp - 1)):
+        if shape.memory_limit is None or min(peak, shape.num_microbatches) <= shape.memory_limit:
+            handmade = build_handmade(Shape(shape.pp, shape.num_microbatches))
+            if (length := _replayed(handmade, shape.costs).makespan) < makespan:
+                plan, makespan = replace(handmade, name=NAME), length
     return plan
 
 
 def optimality(plan: Plan, shape: Shape) -> Optimality:
     """Compare a plan with the lower bound of its shape."""
     return Optimality(_replayed(plan, shape.costs).makespan, lower_bound(shape))
-
-
-def _handmade_within_limit(shape: Shape) -> Iterator[Plan]:
-    plain = Shape(shape.pp, shape.num_microbatches)
-    for handmade, peak in ((build_h1, shape.pp), (build_h2, 2 * shape.pp - 1)):
-        if shape.memory_limit is None or min(peak, shape.num_microbatches) <= shape.memory_limit:
-            yield handmade(plain)
 
 
 def _replayed(plan: Plan, costs: OpCosts) -> Replay:
@@ -81,11 +79,6 @@ def _replayed(plan: Plan, costs: OpCosts) -> Replay:
 def _by_kind(costs: OpCosts, pp: int) -> list[dict[Kind, int]]:
     """The cost of each kind on each rank."""
     return [dict(zip((Kind.F, Kind.I, Kind.W), of_rank, strict=True)) for of_rank in costs.by_rank(pp)]
-
-
-def _tag_phases(rank: int, row: list[tuple[Kind, int]]) -> list[Action]:
-    phases = phases_by_order([kind for kind, _ in row])
-    return [Action(kind, rank, mb, 0, phase) for (kind, mb), phase in zip(row, phases, strict=True)]
 
 
 def lower_bound(shape: Shape) -> int:

@@ -80,13 +80,12 @@ def _names_of(step: LiveStep) -> list[str]:
 @cache
 def _templates(names: tuple[str, ...]) -> list[list[str | tuple[str, int]]]:
     """Each name as texts, and (key, number) for what differs from step to step."""
-    return [_template(name) for name in names]
-
-
-def _template(name: str) -> list[str | tuple[str, int]]:
-    parts: list[str | tuple[str, int]] = []
-    end = 0
-    for match in _NUMBERED.finditer(name):
-        parts += [name[end : match.start()], (match[1], int(match[2]))]
-        end = match.end()
-    return [*parts, name[end:]]
+    templates = []
+    for name in names:
+        parts: list[str | tuple[str, int]] = []
+        end = 0
+        for match in _NUMBERED.finditer(name):
+            parts += [name[end : match.start()], (match[1], int(match[2]))]
+            end = match.end()
+        templates.append([*parts, name[end:]])
+    return templates
