@@ -77,3 +77,11 @@ def test_groups_name_their_axis_and_hold_the_right_ranks(pool: Pool) -> None:
         "embd": ("mesh_embd", [1, 3]),
         "mirror": ("mesh_mirror", [1, 3]),
     }
+
+
+def test_groups_are_those_of_megatrons_own_example() -> None:
+    # Megatron-LM's parallel_state.initialize_model_parallel: 16 GPUs, tp 2, pp 4.
+    shape = MeshShape(pp=4, dp=2, tp=2)
+    assert shape.groups_of(Axis.DP) == [(0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11), (12, 14), (13, 15)]
+    assert shape.groups_of(Axis.TP) == [(rank, rank + 1) for rank in range(0, 16, 2)]
+    assert shape.groups_of(Axis.PP) == [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]

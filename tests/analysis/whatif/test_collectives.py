@@ -63,3 +63,10 @@ def test_an_axis_is_given_once(run: pptrace.Run) -> None:
 def test_an_axis_that_no_op_waits_for_is_refused(run: pptrace.Run) -> None:
     with pytest.raises(PptraceError, match="no op of this run waits for collectives along cp"):
         run.whatif(collective_speeds="cp=2")
+
+
+def test_links_that_cost_tp_43_percent_of_its_throughput_can_be_asked_for(run: pptrace.Run) -> None:
+    """Tensor parallelism across nodes loses 43 % of its throughput, as one of the documents has it."""
+    slower = (1 / 0.57 - 0.7) / 0.3  # 7 ms of 10 are compute
+    (scenario,) = run.whatif(collective_speeds=f"tp={1 / slower!r}").result.scenarios
+    assert span(MOVED) / scenario.span_ns == pytest.approx(1 - 0.43, abs=1e-6)

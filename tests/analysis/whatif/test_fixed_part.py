@@ -137,3 +137,9 @@ def test_of_many_stages_and_steps_some_tell_as_much(monkeypatch: pytest.MonkeyPa
     )
     assert measured_fixed_part(works(split, 30), split) == pytest.approx([30, 30])
     assert max(shape[0] for shape in seen if len(shape) == 2) <= 15
+
+
+@pytest.mark.parametrize(("microbatches", "size"), [(16, 0.5), (4, 2.0)])
+def test_so_are_microbatches_of_another_size(study: Study, microbatches: int, size: float) -> None:
+    scenario = study.scenario(Change(microbatches=microbatches, microbatch_size=size), "sizes")
+    assert scenario.span_ns == simulate(build("gpipe", 4, microbatches), costs_of(SPLIT, size)).makespan_ns

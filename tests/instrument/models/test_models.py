@@ -224,3 +224,9 @@ def test_batches_are_text_and_the_same_for_the_same_step_and_rank() -> None:
 def test_a_batch_that_no_text_can_give_is_one_line() -> None:
     with pytest.raises(UsageError, match="0 microbatches of 1 × 4 bytes"):
         TextData(0, 1, 4)
+
+
+def test_layers_are_shared_out_evenly_the_first_stages_taking_more() -> None:
+    assert partition(8, 4) == (range(0, 2), range(2, 4), range(4, 6), range(6, 8))
+    assert [len(layers) for layers in partition(7, 3)] == [3, 2, 2]
+    assert partition(4, 2, (3, 1)) == (range(0, 3), range(3, 4))
