@@ -183,10 +183,15 @@ def line_of_waits(waits: Sequence[CoreWait]) -> str:
     share = fmean(wait.share for wait in waits) if waits else 0.0
     if share <= _DOUBTFUL:
         return ""
-    return (
-        f"ranks waited for a core for {share:.1%} of the time, because of other work on the machine or more threads than cores: "
-        "what ops take has that in it; record on a quiet machine"
-    )
+    return f"{waiting_words(share)}: what ops take has that in it; record on a quiet machine"
+
+
+def waiting_words(share: float) -> str:
+    """Words for how long ranks waited for a core, of whose threads several may wait at once."""
+    waited = f"ranks waited for a core for {share:.1%} of the time"
+    if share > 1:
+        waited = f"{share:.2f} threads of a rank waited for a core at any time"
+    return f"{waited}, because of other work on the machine or more threads than cores"
 
 
 def wait_behind(finding: Finding, waits: Sequence[CoreWait], step_ns: int) -> CoreWait | None:

@@ -64,12 +64,14 @@ def _one_value(one: Option, text: Any) -> Any:
     """
     if text is None:
         return 1 if one.name == "dp" else None
-    if one.choices or not isinstance(text, str):
+    if not isinstance(text, str) or text in one.choices:
         return text
+    hint = ", or --sweep for several values" if any(mark in text for mark in (",", "..")) else ""
+    if one.choices:
+        raise UsageError(f"--{one.flag} is {text!r}; expected one of {', '.join(one.choices)}{hint}")
     try:
         return int(plain(text))
     except ValueError:
-        hint = ", or --sweep for several values" if any(mark in text for mark in (",", "..")) else ""
         raise UsageError(f"--{one.flag} is {text!r}; expected a whole number{hint}") from None
 
 

@@ -35,7 +35,7 @@ class Messaging(StrEnum):
     AHEAD = "receives are posted ahead"
     BLOCKING_RECEIVES = "a receive is posted when its rank needs it"
     RENDEZVOUS = "sends and receives wait for each other"
-    ONE_CALL_AT_A_TIME = "sends and receives wait for each other, and each for the call before it"
+    ONE_CALL_AT_A_TIME = "each send and each receive waits for its other side and for the call before it"
     IN_ORDER = "a stream runs sends and receives in the order in which they are posted, while ops run"
 
 

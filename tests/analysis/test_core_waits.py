@@ -73,4 +73,6 @@ def test_a_report_says_so_where_ranks_wait_for_a_tenth_of_the_time() -> None:
     assert line_of_waits((CoreWait(0, 0.0), CoreWait(1, 0.3))).startswith(
         "ranks waited for a core for 15.0% of the time"
     )
+    several = line_of_waits((CoreWait(0, 1.0), CoreWait(1, 1.5)))
+    assert several.startswith("1.25 threads of a rank waited for a core at any time, because of other work")
     assert line_of_waits((CoreWait(0, 0.05), CoreWait(1, 0.15))) == line_of_waits(()) == ""

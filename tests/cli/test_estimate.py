@@ -163,6 +163,10 @@ def test_a_sweep_of_which_nothing_fits_says_so(config: Path) -> None:
         (("--pp", "4"), "--layers is not given; expected it, or --model with it"),
         (("--model", "CONFIG"), "--microbatches is not given"),
         (("--model", "CONFIG", "--microbatches", "8", "--pp", "2,4"), "--sweep for several values"),
+        (
+            ("--model", "CONFIG", "--microbatches", "8", "--recompute", "none,full"),
+            "selective, full, or --sweep for several",
+        ),
         (("--model", "CONFIG", "--microbatches", "8", "--tp", "3"), "--tp 3 does not divide heads 32"),
         (("--model", "CONFIG", "--microbatches", "8", "--ep", "2", "--dp", "2"), "the model has none; say --experts"),
         (("--model", "CONFIG", "--microbatches", "8", "--link", "tp=fast"), "--link tp=fast: expected GB/s above 0"),

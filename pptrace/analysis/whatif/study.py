@@ -18,7 +18,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import typical_of
-from pptrace.analysis.shared_devices import USUAL_CORE_WAIT
+from pptrace.analysis.shared_devices import USUAL_CORE_WAIT, waiting_words
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
@@ -115,7 +115,7 @@ class Study:
         if error <= MOST_ERROR:
             return None
         return (
-            f"the replay of this run is {error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from it; "
+            f"the replay of this run is {error:.2%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from it; "
             "`pptrace analyze` says what the time is that ops and messages do not explain"
         )
 
@@ -342,9 +342,8 @@ def _doubts(report: Report, baseline: Baseline) -> Iterator[str]:
     yield from (doubt.line for doubt in report.doubts)
     if baseline.core_wait > USUAL_CORE_WAIT:
         yield (
-            f"ranks waited for a core for {baseline.core_wait:.1%} of the time, because of other work on the machine or more "
-            "threads than cores: costs have that in them, and another run may wait otherwise (intervals allow for "
-            f"{baseline.between_runs:.1%}); record on a quiet machine"
+            f"{waiting_words(baseline.core_wait)}: costs have that in them, and another run may wait otherwise (intervals allow "
+            f"for {baseline.between_runs:.1%}); record on a quiet machine"
         )
 
 
