@@ -119,8 +119,11 @@ _WORDS: Mapping[Damage, tuple[str, str]] = {
     ),
 }
 """Text on what a kind of damage affects, with what was done about it, and on what cures it."""
-_OF_DEVICE = frozenset(list(Damage)[: list(Damage).index(Damage.UNSET_TIMES)])
-"""Kinds of the device's records; the others are of the host, or of the file."""
+_OF_DEVICE = frozenset(list(Damage)[: list(Damage).index(Damage.UNSET_TIMES)]) - {
+    Damage.LOST_KERNELS,
+    Damage.GRAPHS_WITHOUT_KERNELS,
+}
+"""Kinds of the device's records; the others are of the host, as launches whose kernels are missing, or of the file."""
 SETTINGS_COST, SLOWED_AFTER, MISSING_RANKS = "costly_settings", "slowed_after", "missing_ranks"
 INCOMPLETE_STEPS, OTHER_SETTINGS = "incomplete_steps", "other_settings"
 UNMATCHED_MESSAGES, MISSING_RANGES = "unmatched_messages", "missing_ranges"

@@ -25,7 +25,7 @@ from pptrace.model.damage import Damage
 from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
-from tests.support.damages import FEW, KINDS, MANY, OF_DEVICE, OF_RUN, RANK, damaged, lost, with_clock_off
+from tests.support.damages import FEW, KINDS, MANY, OF_DEVICE, OF_RUN, RANK, Events, damaged, lost, of, with_clock_off
 from tests.support.extent import by_turns
 from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
@@ -309,3 +309,21 @@ def test_the_dashboard_has_a_badge_above_every_page_and_a_line_on_the_first(tmp_
     assert f"lost kernels: {MANY} (rank {RANK}, step {STEP})" in shown
     assert loaded.analysis is not None
     assert "The recording is damaged: lost kernels (20)" in str(overview._recording(loaded.analysis.report))
+
+
+def test_steps_of_lost_kernels_are_those_that_launched_them_where_the_host_ran_ahead(tmp_path: Path) -> None:
+    launched: set[int] = set()
+
+    def without_last(events: Events) -> Events:
+        """Without 100 of the last kernels."""
+        last = {kernel["args"]["correlation"] for kernel in of(events, "kernel")[-150:-50]}
+        ranges = [event for event in of(events, "user_annotation") if event["name"].startswith("pp1:STEP")]
+        for call in (*of(events, "cuda_runtime"), *of(events, "cuda_driver")):
+            if call["args"].get("correlation") in last:
+                around = [one for one in ranges if one["ts"] <= call["ts"] <= one["ts"] + one["dur"]]
+                launched.update(int(one["name"].split("step=")[1]) for one in around)
+        return [e for e in events if e.get("cat") != "kernel" or e["args"]["correlation"] not in last]
+
+    folder = damaged(SAMPLES / "gpu_nccl_torch_1f1b_p4", tmp_path, without_last)
+    entry = audit_of(load([folder], cache=False, as_recorded=True).report)[Damage.LOST_KERNELS]
+    assert (entry.count, entry.steps) == (100, tuple(sorted(launched)))
