@@ -58,8 +58,8 @@ def drop_contradicted(
     labelled = ops[ops["source"] == "label"]
     bounds = with_op_ends(low, ranks, labelled, pipelines) if len(labelled) else low
     rows = pd.concat([table[["rank", "start_ns", "end_ns"]] for table in (comms, ops)])
-    ends = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
-    spans = {int(str(rank)): (int(begin), int(end)) for rank, begin, end in ends.itertuples()}
+    extents = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    spans = {int(str(rank)): (int(begin), int(end)) for rank, begin, end in extents.itertuples()}
     for members in {tuple(np.flatnonzero(row).tolist()) for row in named if row.any()}:
         inside = np.ix_(members, members)
         related = all(is_bounded(*bound) for bound in offset_ranges(low[inside]))

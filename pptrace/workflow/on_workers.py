@@ -223,8 +223,7 @@ def report_of_group(
         of_rank: their windows; a rank that is in none has no steps.
     """
     ranks = dict(zip(numbers, map(whole_rank, parts), strict=True))
-    times = pd.concat(map(_with_run_numbers, range(len(timed)), timed), ignore_index=True)
-    times = times.sort_values("row", ignore_index=True)
+    times = pd.concat(map(_with_run_numbers, range(len(timed)), timed)).sort_values("row", ignore_index=True)
     comms = comms.assign(**{name: times[name] for name in ("match", "transfer_start_ns", "transfer_end_ns")})
     recognised = RecognisedRun(
         framework=run.framework,
