@@ -37,6 +37,7 @@ from pptrace.analysis.result import (
 from pptrace.analysis.shared_devices import SharedDevice, core_waits_of, line_of_waits, shared_devices, with_busy_shares
 from pptrace.analysis.steps.communication import total_comms
 from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.steps.impossible import without_impossible
 from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.steps.step_series import series_of
@@ -227,6 +228,10 @@ class Measured:
             sharing: the GPUs that several ranks have; None: as the traces tell.
             num_nested: rows of communication inside ops of a table; None: counted here.
         """
+        possible, of_possible, line = without_impossible(self.steps, self.costs)
+        if line:
+            measured = replace(self, steps=possible, costs=of_possible)
+            return measured.analysis((*warnings, line), unknown, sharing, num_nested)
         run, clock, steps, routing = self.run, self.data.clock, self.steps, routing_of(self.experts)
         costs = self.costs if routing is None else tuple(map(routing.in_costs, self.costs))
         early = early_receives_in(self.answers, costs)
