@@ -44,7 +44,7 @@ class LostKernels:
 
 
 UNKNOWN_CLOCK = "what was recorded is left out, since the clock of the device is not that of the host"
-"""What stands for device events whose times are not known (:attr:`DeviceWork.missing_device_events`)."""
+"""A placeholder of device events whose times are not known (:attr:`DeviceWork.missing_device_events`)."""
 NOTHING_LOST = LostKernels(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,10 @@ def test_a_copy_of_a_trace_is_recognised_once_in_some_rooms_and_is_named_as_itse
 ) -> None:
     monkeypatch.setattr(loaded_once, "_in_room", False)
     loaded_once.keep_for(loaded_once.TESTS / room / "test_any.py")
+    for kept in ("_traces", "_ranks"):
+        monkeypatch.setattr(loaded_once, kept, {})
+    for kept in ("_kept", "_kept_samples"):
+        monkeypatch.setattr(loaded_once, kept, lru_cache(loaded_once._load_kept))
     recognised = []
     monkeypatch.setattr(
         "pptrace.workflow.load.recognise_trace", lambda trace: recognised.append(trace.path) or recognise_trace(trace)

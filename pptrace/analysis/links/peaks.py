@@ -249,7 +249,7 @@ def ports_reached(kind: str, ranks_on_host: Mapping[str, int], ports_of_host: Ma
 
 
 FAST = 10
-"""Of so many transfers one is faster than a fast one."""
+"""Number of transfers of which one is faster than a fast one."""
 CLASSES_PER_OCTAVE = 8
 """Sizes within 9 % of each other are one."""
 LEAST_RATIO = 2.0

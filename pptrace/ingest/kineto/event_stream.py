@@ -234,7 +234,7 @@ _OTHERS = (
         "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace recorded beside it",
     ),
 )
-"""What files of other tools are, by keys of theirs, and what to give in their place."""
+"""Kinds of files of other tools by keys of theirs, and what to give in their place."""
 
 
 def _description(text: bytes) -> str:

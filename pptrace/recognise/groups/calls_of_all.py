@@ -18,7 +18,7 @@ from pptrace.clock.result import READING_NS
 from pptrace.model.wording import counted
 
 _TOGETHER_NS = 2 * READING_NS
-"""As far apart the ends of one collective may be on clocks whose drift is not known."""
+"""Largest distance of the ends of one collective on clocks whose drift is not known."""
 _MOST = 0.9
 """Share of the collectives that have to end together: an exchange may be over on one rank before it is on others."""
 _LEAST = 3

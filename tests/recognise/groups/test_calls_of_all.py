@@ -17,7 +17,7 @@ RANKS, STEPS, CALLS = 4, 2, 3
 STEP, APART, ENDED, CLOCK = 10_000_000, 3_000_000, 100_000, 7_000_000
 ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
 LATER = [0, 900_000, 2_400_000, 300_000]
-"""How much later each rank comes to a collective, by turns, ns."""
+"""Delays with which ranks come to a collective, by turns, ns."""
 
 
 def traces(
