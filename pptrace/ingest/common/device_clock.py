@@ -49,7 +49,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class ClockError:
-    """By how much the times of device work are too early (positive) or too late, ns; None: it is not known by how much."""
+    """Error of the times of device work: they are too early (positive) or too late, ns; None: it is not known by how much."""
 
     kind: Damage
     early_ns: int | None

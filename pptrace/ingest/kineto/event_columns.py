@@ -44,7 +44,7 @@ _UINT32_NONE = 2**32 - 1
 _P2P_OPS = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _NODE = "autograd::engine::evaluate_function: "
 _RANGES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
-"""How names of torch's own ranges begin: older versions write them as operators."""
+"""Beginnings of names of torch's own ranges begin: older versions write them as operators."""
 _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
 """Types of the columns of :class:`~pptrace.ingest.common.sort_events.EventColumns`, in their order."""
 _NAME = 1
