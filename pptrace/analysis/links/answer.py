@@ -28,6 +28,7 @@ from pptrace.analysis.links.peaks import (
     peak_of_device,
     ports_between,
     settings_of,
+    share_of_peak,
     unknown_peaks,
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
@@ -236,11 +237,12 @@ def _link(ends: Slice, facts: Mapping[int, Mapping[str, object]], on_device: Col
     rate = num_bytes / transfer if num_bytes is not None and transfer else None
     peak = peak_between((source, target), facts) if set(ends["rank"].tolist()) <= set(on_device) else None
     fit = fit_link(*fast_of_sizes(sizes, received["fast"], count))
+    same_host = is_same_host((source, target), facts)
     return Link(
         axis=axis,
         source=source,
         target=target,
-        is_same_host=is_same_host((source, target), facts),
+        is_same_host=same_host,
         count=int(count.sum()),
         bytes=num_bytes,
         transfer_ns=transfer,
@@ -252,7 +254,7 @@ def _link(ends: Slice, facts: Mapping[int, Mapping[str, object]], on_device: Col
         latency_ns=fit.latency_ns,
         bandwidth_gbps=fit.bandwidth_gbps,
         peak_gbps=None if peak is None else peak.gbps,
-        share_of_peak=None if peak is None or rate is None else rate / peak.gbps,
+        share_of_peak=None if peak is None or rate is None else share_of_peak(rate, peak.gbps, same_host),
         fit_reason=fit.reason,
     )
 
@@ -322,7 +324,8 @@ def _collective(
     peaks = [_peak_of(group, kind, facts) for group in groups] if is_same is not None else []
     known = [peak for peak in peaks if peak is not None]
     peak = min(known) if known and len(known) == len(peaks) else None
-    return CollectiveRate(axis, kind, is_same, rate, peak, None if peak is None else rate / peak, ports)
+    share = None if peak is None else share_of_peak(rate, peak, is_same)
+    return CollectiveRate(axis, kind, is_same, rate, peak, share, ports)
 
 
 def _peak_of(group: Sequence[int], kind: str, facts: Facts) -> float | None:

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.analysis.links.peaks import CLASSES_PER_OCTAVE, FAST, Facts, LinkFit, fit_link, is_same_host, members_of
+from pptrace.analysis.links.peaks import (
+    CLASSES_PER_OCTAVE,
+    FAST,
+    Facts,
+    LinkFit,
+    fit_link,
+    is_same_host,
+    members_of,
+    share_of_peak,
+)
 from pptrace.analysis.links.types import CollectiveSize, CollectiveSpeed, Interconnect
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.axes import Axis
@@ -158,7 +167,7 @@ def with_peaks(speeds: Iterable[CollectiveSpeed], interconnect: Interconnect | N
         rate = rates.get((speed.axis, speed.kind))
         peak = None if rate is None else rate.peak_gbps
         best = max((size.busbw_gbps for size in speed.sizes if size.busbw_gbps is not None), default=None)
-        share = None if peak is None or best is None else best / peak
+        share = None if peak is None or best is None else share_of_peak(best, peak, speed.is_same_host)
         may_tell = share is not None and speed.kernel_protocol == "LL" and speed.is_same_host
         return replace(
             speed, peak_gbps=peak, share_of_peak=share, exceeds_ll=share > 0.5 if may_tell and share else None

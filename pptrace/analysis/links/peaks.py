@@ -256,6 +256,7 @@ LEAST_RATIO = 2.0
 """The largest message has at least so many times the bytes of the smallest."""
 _MOST_OFF = 0.25
 """Part of a fast transfer by which the line may miss it; beyond it the link is no line."""
+_MOST_OF_PEAK = 1.25
 _FULL_WEIGHT = 10
 """Messages of one size from which on more of them make its fast one no surer."""
 
@@ -313,6 +314,15 @@ def fast_of_sizes(sizes: Int64, times: Int64, count: Int64) -> tuple[Int64, Int6
         fast.append((int(sizes[row]), int(times[row]), int(up_to[-1])))
     columns: Int64 = np.array(fast, dtype=np.int64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def share_of_peak(rate: float, peak: float, same_host: bool | None) -> float | None:
+    """The part of a peak that a rate is; None within a host where it is so far beyond it that the times cannot be.
+
+    Between hosts there may be other ports than those that were recorded or given.
+    """
+    share = rate / peak
+    return None if same_host and share > _MOST_OF_PEAK else share
 
 
 def latencies_of(links: Iterable[Link]) -> dict[tuple[int, int], int]:

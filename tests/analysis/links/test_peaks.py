@@ -15,6 +15,7 @@ from pptrace.analysis.links.peaks import (
     peak_of_ports,
     read_rate,
     settings_of,
+    share_of_peak,
 )
 from pptrace.analysis.links.show import links_table
 from pptrace.errors import UsageError
@@ -201,3 +202,13 @@ def test_a_report_has_the_settings_beside_its_links() -> None:
     report = analyse(traces).report
     assert not_none(report.interconnect).settings == ("CUDA_DEVICE_MAX_CONNECTIONS=1", "NCCL_P2P_DISABLE=1")
     assert links_table(report).notes[-1] == "with CUDA_DEVICE_MAX_CONNECTIONS=1, NCCL_P2P_DISABLE=1"
+
+
+@pytest.mark.parametrize(
+    ("rate", "same_host", "share"),
+    [(225.0, True, 0.5), (540.0, True, 1.2), (9_000.0, True, None), (9_000.0, False, 20.0)],
+)
+def test_a_rate_far_beyond_the_peak_within_a_host_is_no_share_of_it(
+    rate: float, same_host: bool, share: float | None
+) -> None:
+    assert share_of_peak(rate, 450.0, same_host) == share
