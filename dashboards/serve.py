@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ipaddress
 import logging
 import os
@@ -59,6 +60,7 @@ class Server:
         )
         self._server.channel_class = _Channel
         self._is_ending = False
+        self.was_interrupted = False
 
     def run(self) -> None:
         """Answer until Ctrl-C, or until another thread calls ``end``."""
@@ -67,7 +69,7 @@ class Server:
                 self._close_idle()
                 wasyncore.loop(timeout=1, use_poll=True, map=self._connections, count=1)
         except KeyboardInterrupt:
-            pass
+            self.was_interrupted = True
         finally:
             self._server.task_dispatcher.shutdown(timeout=_ENDS_S)
             wasyncore.close_all(self._connections)
@@ -159,8 +161,17 @@ def reach_of(listener: socket.socket, has_secret: bool) -> str:
 
 
 def serve(app: Any, listener: socket.socket) -> None:
-    """Answer until Ctrl-C, which ends this quietly."""
-    Server(app.server, listener).run()
+    """Answer until Ctrl-C, which ends the process quietly.
+
+    Threads may still read or analyse. Python would end them when they come back from native code, by unwinding it, which aborts
+    the process where that is C++ (numpy's unique): so what is to be done at exit is done, and the process left.
+    """
+    server = Server(app.server, listener)
+    server.run()
+    if server.was_interrupted:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
+        os._exit(0)
 
 
 def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> threading.Thread | None:
