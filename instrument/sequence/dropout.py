@@ -41,7 +41,7 @@ class DropoutSeeds:
         """The seed of one mask.
 
         Args:
-            moment: step and microbatch.
+            microbatch_key: step and microbatch.
             layer: of the whole model.
             site: index of the dropout within the layer.
             sharded: whether each rank of tp holds a part of the activations, or all hold the same.

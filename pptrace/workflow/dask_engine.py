@@ -112,7 +112,7 @@ class DaskEngine:
         """The results of futures that are done; made again where a worker has died with them meanwhile."""
         try:
             return list(self.client.gather(list(futures)))
-        except Exception:
+        except Exception:  # what a task raised comes out of gather, whatever it is
             for future, name in zip(futures, names, strict=True):
                 self._raise_if_failed(future, name)
             raise

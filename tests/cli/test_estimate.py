@@ -137,6 +137,8 @@ def test_a_sweep_lists_what_fits_with_the_shortest_step_first_and_why_others_do_
     assert len(points) == 12
     turned = tuple({"25": "tp=300", "tp=300": "25"}.get(str(option), option) for option in options)
     assert json.loads(pptrace_here(*turned, "--json", "-").out)["points"] == points
+    alike = tuple(str(option).replace("tp=300", "pp=25") for option in options)
+    assert json.loads(pptrace_here(*alike, "--json", "-").out)["points"] != points, "tp has a speed of its own"
     fitting = [point for point in points if point["fits"]]
     assert fitting == points[: len(fitting)]
     times = [point["rank_ns_per_token"] for point in fitting]

@@ -1,4 +1,4 @@
-"""The clock of a device against that of its host: a shift of all device work, told by the calls that waited for it.
+"""The clock of a device against that of its host: a shift of all device work, shown by the calls that waited for it.
 
 A recorder writes times of the device as times of its host, and may be off by milliseconds. A call that waits for the device
 returns some microseconds after what it waited for has ended, whatever other ranks do. Where several waits agree by how much

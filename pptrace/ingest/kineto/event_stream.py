@@ -231,7 +231,7 @@ _OTHERS = (
     ),
     (
         {"schema", "nodes"},
-        "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace recorded beside it",
+        "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace of the same run",
     ),
 )
 """Kinds of files of other tools by keys of theirs, and what to give in their place."""

@@ -46,9 +46,17 @@ class Spans:
 
 
 def serve(
-    batches: list[list[str]], tp: int = 1, dp: int = 1, forward: int = 8, period: int = 10, gap: int = 0
+    batches: list[list[str]],
+    tp: int = 1,
+    dp: int = 1,
+    forward: int = 8,
+    period: int = 10,
+    gap: int = 0,
+    lost: tuple[int, int] | None = None,
 ) -> Spans:
-    """Batches of requests on three stages, one a ``period``, the second half of them ``gap`` later; all times in ms."""
+    """Batches of requests on three stages, one a ``period``, the second half of them ``gap`` later; all times in ms. ``lost``:
+    (batch, stage) of a forward without spans.
+    """
     spans = Spans()
     requests = sorted({request for batch in batches for request in batch})
     for replica in range(dp):
@@ -61,7 +69,7 @@ def serve(
                 thread = spans.add(name, trace, root, 0, 800 * MS, **ranks, pid=100, thread_label="Scheduler")
                 prefill = spans.add("prefill_forward", trace, thread, 0, 700 * MS)
                 for number, batch in enumerate(batches):
-                    if request in batch:
+                    if request in batch and (number, stage) != lost:
                         late = gap if 2 * number >= len(batches) else 0
                         begin = (period * (number + stage) + late + rank) * MS
                         spans.add("pp_forward", trace, prefill, begin, begin + forward * MS)
@@ -90,6 +98,14 @@ def test_the_same_requests_again_are_the_next_batch(tmp_path: Path) -> None:
         assert trace.ops["microbatch"].tolist() == list(range(len(BATCHES)))
         assert set(trace.ops["stage"]) == {trace.rank // 2}  # tensor-parallel ranks are neighbours
         assert trace.metadata["pp_ranks"] == [trace.rank % 2, trace.rank % 2 + 2, trace.rank % 2 + 4]
+
+
+def test_a_batch_that_a_stage_lost_moves_no_other(tmp_path: Path) -> None:
+    """Batch 4 alone has its requests, and the middle stage has lost it."""
+    first, middle, _ = read_otlp(serve(BATCHES, lost=(4, 1)).write(tmp_path / "spans.json"))
+    begins = dict(zip(first.ops["microbatch"], first.ops["start_ns"], strict=True))
+    assert middle.ops["microbatch"].tolist() == [0, 1, 2, 3, 5]
+    assert middle.ops["start_ns"].tolist() == [begins[batch] + 10 * MS for batch in middle.ops["microbatch"]]
 
 
 def test_an_empty_pipeline_ends_a_step(tmp_path: Path) -> None:
