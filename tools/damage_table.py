@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from pptrace.analysis.report import AuditEntry, Report  # noqa: E402
 from pptrace.model.damage import Damage  # noqa: E402
 from pptrace.workflow.load import load  # noqa: E402
-from tests.support.damages import KINDS, OF_CLOCK, OF_RUN, RANK, damaged  # noqa: E402
+from tests.support.damages import KINDS, OF_CLOCK, OF_DEVICE, OF_RUN, RANK, damaged  # noqa: E402
 
 SAMPLES = sorted(path for path in (ROOT / "sample_traces").glob("gpu_*") if any(path.glob("rank*.json.gz")))
 _RIGHT = 0.05
@@ -100,7 +100,7 @@ def table() -> Iterator[str]:
             row.append(verdict_on(kind, whole[path], report))
         cells += row
         yield f"| `{kind}` | {' | '.join(row)} |"
-    for name, change in (OF_CLOCK | OF_RUN).items():
+    for name, change in (OF_CLOCK | OF_DEVICE | OF_RUN).items():
         row = []
         for path in SAMPLES:
             with tempfile.TemporaryDirectory() as folder:

@@ -77,6 +77,18 @@ _WORDS: Mapping[Damage, tuple[str, str]] = {
         "their compute is not counted; of communication they count as lost: a resolution of a microsecond, or no end",
         _NEWER,
     ),
+    Damage.UNNAMED_KERNELS: (
+        "what launched them tells whether they compute or communicate; of those of which nothing does they count as lost",
+        _NEWER,
+    ),
+    Damage.CONTRADICTING_NAMES: (
+        "what launched them tells whether they compute or communicate; the kind of work of kernels may be another's",
+        _NEWER,
+    ),
+    Damage.EMPTY_RANGES: (
+        "they are left out: steps that lack ops are null",
+        "end every range (with record_function(…):), and let the profiler end behind the last one",
+    ),
     Damage.GRAPHS_AS_ONE_EVENT: (
         "communication inside the graphs counts as compute, and their kernels have no names",
         "record with nsys --cuda-graph-trace=node",

@@ -26,6 +26,8 @@ class Damage(StrEnum):
     OVERRUNNING_KERNELS = "overrunning_kernels"
     REPEATED_KERNELS = "repeated_kernels"
     EMPTY_KERNELS = "empty_kernels"
+    UNNAMED_KERNELS = "unnamed_kernels"
+    CONTRADICTING_NAMES = "contradicting_names"
     GRAPHS_AS_ONE_EVENT = "graphs_as_one_event"
     GRAPHS_WITHOUT_KERNELS = "graphs_without_kernels"
     FAR_TIMES = "far_times"
@@ -37,6 +39,7 @@ class Damage(StrEnum):
     REPEATED_OPERATORS = "repeated_operators"
     UNFINISHED_CALLS = "unfinished_calls"
     CROSSING_RANGES = "crossing_ranges"
+    EMPTY_RANGES = "empty_ranges"
     BUFFER_REQUESTS = "buffer_requests"
     EARLY_ENDS = "early_ends"
 

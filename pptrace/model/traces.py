@@ -42,6 +42,7 @@ _OF_FORWARDS = re.compile(
     "dropout|conv[12]d|batch_norm)"
 )
 _NODE_FUNCTION = re.compile(r"Backward\d*$")
+_NUMBERS = re.compile(r"\s\w+=\S+|\d+")
 
 
 def is_of_forward(name: str) -> bool:
@@ -87,6 +88,11 @@ class Events:
         ends: Int64 = self.start_ns[rows] + self.dur_ns[rows]
         return ends
 
+    def middles_of(self, rows: npt.NDArray[np.integer[Any]]) -> Int64:
+        """Times in the middle of some rows, ns."""
+        middles: Int64 = self.start_ns[rows] + self.dur_ns[rows] // 2
+        return middles
+
     def rows_by_thread(self, rows: npt.NDArray[np.intp]) -> dict[int, npt.NDArray[np.intp]]:
         """Some rows by their thread, each in the order given."""
         threads = self.thread[rows]
@@ -123,6 +129,13 @@ class Events:
             return np.empty(0, dtype=np.intp)
         chosen = named[self.name_id]
         return np.flatnonzero(chosen & self.is_of(*categories) if categories else chosen)
+
+    def codes_without_numbers(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.intp]:
+        """A code of each row's name without numbers and settings: ranges of other microbatches and steps have the same."""
+        ids, name = np.unique(self.name_id[rows], return_inverse=True)
+        _, code = np.unique([_NUMBERS.sub("", self.names[number]) for number in ids.tolist()], return_inverse=True)
+        codes: npt.NDArray[np.intp] = code[name]
+        return codes
 
     def is_of(self, *categories: Category) -> Bool:
         """Mark the rows of some categories."""

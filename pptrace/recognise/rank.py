@@ -104,13 +104,14 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     """
     trace = _with_watched_job(trace)
     if trace.events.names:
-        marks, events = split_marks(trace.events)
+        recorded = trace.events
+        marks, events = split_marks(recorded)
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
         if not len(work) and trace.damage.has(*CLOCK_KINDS):
             work = replace(work, missing_device_events=UNKNOWN_CLOCK)
         if trace.format.has_all_calls:  # those of one process under Nsight, and the work of one device
-            work = _with_lost(work, trace.events)
+            work = _with_lost(work, trace.events, recorded)
         parts = backward_parts(trace.events, marks, work)
         work = replace(work, pieces=pieces_of(trace.events, work), backward=parts)
     else:
@@ -136,21 +137,21 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     return replace(recognised, host=find_host_order(trace.events))
 
 
-def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
-    """The device work with what was launched, outside of captures of graphs, and not recorded."""
+def _with_lost(work: DeviceWork, events: Events, recorded: Events) -> DeviceWork:
+    """The device work with what was launched, outside of captures of graphs, and is missing; ``recorded`` are the events."""
     if not len(work):
         return work
     rows = device_rows(events)
     calls, lost = kernel_launches(events, rows)
     lost = outside_captures(events, lost) if len(lost) else lost
     in_graphs = lost_in_graphs(events, rows)
-    without_calls = outside_captures(events, with_lost_calls(events))
-    lost = np.sort(np.concatenate((lost, in_graphs, without_calls)))
+    without_calls = recorded.middles_of(outside_captures(recorded, with_lost_calls(recorded)))
+    times = np.concatenate((events.start_ns[lost], events.start_ns[in_graphs], without_calls))
     unrelated = unrelated_work(events, rows, work)
-    if not len(lost) and not len(unrelated):
+    if not len(times) and not len(unrelated):
         return work
     num_launches = max(len(calls), len(rows) if len(in_graphs) else 0) + len(without_calls)
-    found = lost_kernels(events.start_ns[lost], num_launches, work)
+    found = lost_kernels(np.sort(times), num_launches, work)
     return replace(work, lost=found.with_unrelated(events.start_ns[unrelated], events.ends_of(unrelated)))
 
 

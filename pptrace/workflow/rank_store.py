@@ -27,7 +27,7 @@ from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, Packed, cache_f
 from pptrace.model.predicted import PREDICTED
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import HOST_NAME, InputFormat, Trace
-from pptrace.recognise.damage.device_records import damage_of, without_misplaced_work
+from pptrace.recognise.damage.of_trace import damage_of, without_damaged_events
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.rank import SETTINGS, STEP_TIMES, recording_of
@@ -50,7 +50,7 @@ _DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, Recursio
 
 def recognise_trace(trace: Trace) -> RecognisedRank:
     """:func:`recognise_rank` with what its recording did to it, without the facts that the analysis does not use."""
-    trace = without_misplaced_work(trace)
+    trace = without_damaged_events(trace)
     rank = _public_rank(trace)
     recording = recording_of(trace, (rank.ops, rank.comms, rank.calls))
     return replace(rank, recording=replace(recording, damage=damage_of(trace, rank.work)))
@@ -58,7 +58,7 @@ def recognise_trace(trace: Trace) -> RecognisedRank:
 
 def recognise_corrected(corrections: Corrections, trace: Trace) -> RecognisedRank:
     """:func:`recognise_rank` of the trace as it would have been without its recording."""
-    return _public_rank(corrections.corrected(without_misplaced_work(trace)))
+    return _public_rank(corrections.corrected(without_damaged_events(trace)))
 
 
 def _public_rank(trace: Trace) -> RecognisedRank:

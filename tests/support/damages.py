@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gzip
+import random
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,6 +131,23 @@ def empty(events: Events) -> Events:
     return events
 
 
+def unnamed(events: Events) -> Events:
+    """pytorch/kineto pull request 850: kernels of graphs, whose names only launches told."""
+    for kernel in middle(of(events, "kernel"), MANY):
+        kernel["name"] = ""
+    return events
+
+
+def exchanged(events: Events) -> Events:
+    """ROCm/legacy-rocm-build issue 2553 and ROCm/rocm-systems pull request 8141: kernels under the names of others."""
+    kernels = of(events, "kernel")
+    names = [kernel["name"] for kernel in kernels]
+    random.Random(0).shuffle(names)
+    for kernel, name in zip(kernels, names, strict=True):
+        kernel["name"] = name
+    return events
+
+
 def graphs_as_one_event(events: Events) -> Events:
     computing = [kernel for kernel in of(events, "kernel") if "nccl" not in kernel["name"]]
     for kernel in middle(computing, FEW):
@@ -204,6 +223,14 @@ def crossing(events: Events) -> Events:
     return [*events, *added]
 
 
+def ranges_of_no_length(events: Events) -> Events:
+    """pytorch/kineto pull request 646: annotations whose end was never set."""
+    ops = [event for event in of(events, "user_annotation") if re.match(r"pp1:\d+[FBIW]", event["name"])]
+    for event in ops[::2]:
+        event["dur"] = 0
+    return events
+
+
 def buffer_requests(events: Events) -> Events:
     """pytorch/kineto issue 1020."""
     calls = middle(of(events, "cuda_runtime", "cudaLaunchKernel"), FEW)
@@ -225,6 +252,8 @@ KINDS: dict[Damage, tuple[Change, int | None]] = {
     Damage.OVERRUNNING_KERNELS: (overrunning, FEW),
     Damage.REPEATED_KERNELS: (doubled, FEW),
     Damage.EMPTY_KERNELS: (empty, MANY),
+    Damage.UNNAMED_KERNELS: (unnamed, MANY),
+    Damage.CONTRADICTING_NAMES: (exchanged, None),
     Damage.GRAPHS_AS_ONE_EVENT: (graphs_as_one_event, FEW),
     Damage.GRAPHS_WITHOUT_KERNELS: (graphs_without_kernels, FEW),
     Damage.FAR_TIMES: (far, FEW),
@@ -234,6 +263,7 @@ KINDS: dict[Damage, tuple[Change, int | None]] = {
     Damage.REPEATED_OPERATORS: (doubled_operators, None),
     Damage.UNFINISHED_CALLS: (unfinished_calls, FEW),
     Damage.CROSSING_RANGES: (crossing, FEW),
+    Damage.EMPTY_RANGES: (ranges_of_no_length, 2),
     Damage.BUFFER_REQUESTS: (buffer_requests, FEW),
 }
 """The change that makes each kind, and how many events are then of it; None where that hangs on the trace."""
@@ -272,6 +302,16 @@ def lost_buffer(events: Events) -> Events:
     return [e for e in events if e.get("cat") not in of_cupti or e["args"].get("correlation") not in gone]
 
 
+def lost_launches(events: Events) -> Events:
+    """A tenth of the kernels, each with its launch."""
+    calls = [call for category in ("cuda_runtime", "cuda_driver") for call in of(events, category)]
+    numbers = [call["args"]["correlation"] for call in calls if "Launch" in call["name"]]
+    chance = random.Random(0)
+    gone = {number for number in numbers if chance.random() < 0.1}
+    of_cupti = ("kernel", "cuda_runtime", "cuda_driver")
+    return [e for e in events if e.get("cat") not in of_cupti or e["args"].get("correlation") not in gone]
+
+
 def no_device_records(events: Events) -> Events:
     """A rank recorded without its device: activities=[CPU]."""
     of_cupti = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "ac2g", "cuda_runtime", "cuda_driver")
@@ -292,7 +332,11 @@ OF_CLOCK: dict[str, Change] = {
     "device drifts 4 ms ahead": partial(with_clock_off, microseconds=0, drift=4_000),
 }
 """Other errors of a device's clock than that of 2 ms, which is a kind for each direction."""
-OF_DEVICE: dict[str, Change] = {"lost_buffer": lost_buffer, "no_device_records": no_device_records}
+OF_DEVICE: dict[str, Change] = {
+    "lost_buffer": lost_buffer,
+    "lost_launches": lost_launches,
+    "no_device_records": no_device_records,
+}
 """Changes that take calls and device work together, by what is done."""
 OF_RUN: dict[str, Change] = {
     "without_ranges": without_ranges,

@@ -1,25 +1,22 @@
-"""Damage of a rank's trace: of its host records, and of the device records that do not agree with the calls that launched them,
-or with the order of a stream.
-"""
+"""Damage of device records: those that do not agree with the calls that launched them, or with the order of a stream."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import earliest_from
-from pptrace.marks import PREFIX
-from pptrace.model.damage import KINDS, Damage, RankDamage
+from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Rows
 from pptrace.model.tables import Int64
-from pptrace.model.traces import Bool, Category, Events, InputFormat, Trace
-from pptrace.model.wording import counted
+from pptrace.model.traces import Bool, Category, Events
+from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING
 from pptrace.recognise.device.lost_calls import with_lost_calls
-from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls, lost_in_graphs
+from pptrace.recognise.device.work import device_rows, kernel_launches, labels, launch_calls, lost_in_graphs
+from pptrace.recognise.pieces.find import misnamed_products
 from pptrace.recognise.repeats.loop import outside_captures
 
 _CLOCKS_NS = 100_000
@@ -48,12 +45,13 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     if not len(rows):
         return
     in_graphs = lost_in_graphs(events, rows)
-    without_calls = with_lost_calls(events) if has_all_calls else rows[:0]
-    lost = np.concatenate((kernel_launches(events, rows)[1], without_calls))
-    lost = np.sort(np.concatenate((outside_captures(events, lost), in_graphs)))
+    without_calls = with_lost_calls(events) if work.lost.num_missing else rows[:0]
+    lost = np.concatenate((outside_captures(events, kernel_launches(events, rows)[1]), in_graphs))
+    without_calls = events.middles_of(outside_captures(events, without_calls))
+    times = np.sort(np.concatenate((events.start_ns[lost], without_calls)))
     # Else as many kernels are there, under other numbers.
     if len(in_graphs) or len(without_calls) or (has_all_calls and len(lost) > len(unrelated_work(events, rows, work))):
-        yield RankDamage.of(Damage.LOST_KERNELS, events.start_ns[lost])
+        yield RankDamage.of(Damage.LOST_KERNELS, times)
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
     before, without = _missing_launches(events, rows, calls)
@@ -64,6 +62,11 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
         yield RankDamage.of(Damage.KERNELS_WITHOUT_LAUNCH, events.start_ns[without])
     yield RankDamage.of(Damage.KERNELS_BEFORE_LAUNCH, events.start_ns[rows[_begin_early(events, rows, calls)]])
     yield RankDamage.of(Damage.REPEATED_CORRELATION, events.start_ns[_repeated(events, rows[is_kernel])])
+    from_calls = labels(events, rows, calls)
+    yield RankDamage.of(Damage.UNNAMED_KERNELS, events.start_ns[rows[from_calls.unnamed]])
+    contradict = from_calls.contradict | misnamed_products(events, rows, calls)
+    if np.count_nonzero(contradict) >= FEWEST_CONTRADICTING:
+        yield RankDamage.of(Damage.CONTRADICTING_NAMES, events.start_ns[rows[contradict]])
     yield RankDamage.of(Damage.REPEATED_KERNELS, events.start_ns[doubled(events, rows, _SAME_WORK)])
     empty = rows[is_kernel & (events.dur_ns[rows] == 0)]
     if len(empty) >= max(_FEWEST_EMPTY, _SHARE_EMPTY * np.count_nonzero(is_kernel)):
@@ -130,8 +133,9 @@ def unrelated_work(events: Events, rows: Rows, work: DeviceWork) -> Rows:
     early = rows[_begin_early(events, rows, calls)]
     communication = events.dur_ns[rows[work.is_communication]]
     is_measured = len(communication) and np.median(communication) >= _RESOLUTION_NS
+    unknown = rows[labels(events, rows, calls).unknown]
     empty = rows[work.is_communication & (events.dur_ns[rows] == 0)] if is_measured else rows[:0]
-    return np.unique(np.concatenate((without, repeated, early, empty)))
+    return np.unique(np.concatenate((without, repeated, early, empty, unknown)))
 
 
 def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Rows]:
@@ -182,122 +186,3 @@ def doubled(events: Events, rows: Rows, columns: Sequence[str]) -> Rows:
     order = np.lexsort(values)
     again = (np.diff(values[:, order]) == 0).all(axis=0)
     return np.sort(rows[order[1:][again]])
-
-
-_FAR_NS = 600 * 10**9
-"""Device work this long after the last event of its host, or before the first, is not where it was: no queue is that long."""
-
-
-_FEWEST_OPEN = 3
-"""Operators that end together with the recording from which on they were never ended: one or two may be running there."""
-_LONG_NS = 100_000
-"""An operator that was not ended is at least so long."""
-_MANY_AGAIN = 0.1
-"""Part of the operators that are there twice from which on they were recorded twice."""
-_CROSSING_NS = 1_000
-"""Errors of ends: records of a microsecond's resolution cross by as much."""
-_BUFFERS = re.compile(r"(?i)buffer (?:request|flush|full)")
-_BUILT_IN = re.compile(r"^<built-in")
-_ASYNCHRONOUS = re.compile(r"^(?:(?:gloo|mpi|ucc|[nrhx]ccl):|c10d::|" + re.escape(PREFIX) + ")")
-"""Names of communication, which may go on behind the range in which it was called."""
-
-
-def damage_of(trace: Trace, work: DeviceWork) -> RankDamage:
-    """The damage of a trace; ``work`` is what was recognised of its device."""
-    if not len(trace.events):
-        return trace.damage
-    of_device = device_damage(trace.events, work, has_all_calls=trace.format.has_all_calls)
-    if (trace.damage.kind == KINDS.index(Damage.FAR_TIMES)).any() and not len(work):
-        of_device = iter(())  # all of it was far off, and is left out
-    if trace.format is InputFormat.XPLANE and not (trace.events.category == Category.RUNTIME).any():
-        unlaunched = KINDS.index(Damage.NO_CORRELATION)  # a TPU runs whole programs: no call launches an operation
-        of_device = (damage for damage in of_device if not (damage.kind == unlaunched).any())
-    return RankDamage.joined((trace.damage, *of_device, *_host_damage(trace.events)))
-
-
-def without_misplaced_work(trace: Trace) -> Trace:
-    """The trace without device work that is far from its host's events, or not in its place among the work of its stream.
-
-    When it really was is not known: it is missing, as what a recorder has lost.
-    """
-    events = trace.events
-    if not len(events):
-        return trace
-    rows = device_rows(events)
-    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
-    far = rows[:0]
-    if len(on_host):
-        first, last = int(events.start_ns[on_host[0]]), int(events.ends_of(on_host).max())
-        far = rows[(events.start_ns[rows] > last + _FAR_NS) | (events.start_ns[rows] < first - _FAR_NS)]
-    misplaced = np.setdiff1d(out_of_order(events), far)
-    if not len(far) and not len(misplaced):
-        return trace
-    damage = (
-        RankDamage.counted(Damage.FAR_TIMES, len(far)),
-        RankDamage.of(Damage.KERNELS_OUT_OF_ORDER, events.start_ns[misplaced]),
-    )
-    number = len(far) + len(misplaced)
-    reasons = [
-        (far, "ten minutes and more from the events of the host"),
-        (misplaced, "on a stream before work that was launched earlier, or behind later work"),
-    ]
-    line = (
-        f"left out {counted(number, 'piece')} of device work that cannot have been where the trace has "
-        f"{'it' if number == 1 else 'them'}: {' and '.join(f'{len(rows):,} {why}' for rows, why in reasons if len(rows))}"
-    )
-    remaining = np.setdiff1d(np.arange(len(events)), np.concatenate((far, misplaced)))
-    return replace(
-        trace,
-        events=events.take(remaining),
-        warnings=(*trace.warnings, line),
-        damage=RankDamage.joined((trace.damage, *damage)),
-    )
-
-
-def _host_damage(events: Events) -> Iterator[RankDamage]:
-    """Find what of the host's records never ended, crosses its neighbours, or was stretched by the profiler itself."""
-    operators = np.flatnonzero(events.category == Category.CPU_OP)
-    unfinished = _open_at_the_end(events, operators)
-    yield RankDamage.of(Damage.UNFINISHED_OPERATORS, events.start_ns[unfinished])
-    # Single ones may be so by a resolution of a microsecond, as an operator that calls one of its own name.
-    again = doubled(events, operators, ("thread", "start_ns", "dur_ns", "name_id"))
-    again = again if len(again) > _MANY_AGAIN * np.count_nonzero(events.dur_ns[operators]) else again[:0]
-    yield RankDamage.of(Damage.REPEATED_OPERATORS, events.start_ns[again])
-    leaves = events.rows_named(_BUILT_IN, Category.PYTHON)
-    yield RankDamage.of(Damage.UNFINISHED_CALLS, events.start_ns[_open_at_the_end(events, leaves)])
-    is_asynchronous = events.named(_ASYNCHRONOUS)[events.name_id]
-    is_range = events.is_of(Category.CPU_OP, Category.ANNOTATION) & ~is_asynchronous
-    on_host = np.setdiff1d(np.flatnonzero(is_range), unfinished)
-    crossing = [_crossing(events, rows) for rows in events.rows_by_thread(on_host).values()]
-    yield RankDamage.of(Damage.CROSSING_RANGES, events.start_ns[np.sort(np.concatenate(crossing or [on_host[:0]]))])
-    yield RankDamage.of(Damage.BUFFER_REQUESTS, events.start_ns[events.rows_named(_BUFFERS, Category.OVERHEAD)])
-
-
-def _open_at_the_end(events: Events, rows: Rows) -> Rows:
-    """The rows that all end at the same time, the last one of all, where they are several and longer than others of their name.
-
-    Calls inside one another that are the last ones end together too, but are as short as ever.
-    """
-    if not len(rows):
-        return rows
-    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
-    last = int(events.ends_of(on_host).max())
-    at_end = events.ends_of(rows) >= last - _CROSSING_NS
-    found, others = rows[at_end & (events.dur_ns[rows] > _LONG_NS)], rows[~at_end]
-    usual = np.zeros(len(events.names), dtype=np.int64)
-    np.maximum.at(usual, events.name_id[others], events.dur_ns[others])
-    found = found[events.dur_ns[found] > usual[events.name_id[found]]]
-    return found if len(found) >= _FEWEST_OPEN else found[:0]
-
-
-def _crossing(events: Events, rows: Rows) -> Rows:
-    """The rows of one thread, by start, in which another one begins that goes on after them: ranges of one thread nest.
-
-    More rows begin in such a one than end in it.
-    """
-    start, end = events.start_ns[rows], events.ends_of(rows)
-    ends = np.sort(end)
-    begun = np.searchsorted(start, end - _CROSSING_NS) - np.searchsorted(start, start, side="right")
-    ended = np.searchsorted(ends, end + _CROSSING_NS, side="right") - np.searchsorted(ends, start, side="right")
-    crossed: Rows = rows[begun > ended - 1]  # it ends there itself
-    return crossed

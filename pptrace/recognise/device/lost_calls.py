@@ -1,4 +1,4 @@
-"""Operators whose launches were lost together with their kernels.
+"""Launches that were lost together with their kernels: single ones, and all of a buffer.
 
 CUPTI writes calls and kernels into the same buffers, and drops whole ones. Operators are written by torch: some in a row that
 launch elsewhere launch nothing there, and the numbers of the calls before and after them, which count all calls of a process,
@@ -13,6 +13,7 @@ import numpy as np
 
 from pptrace.model.device import Rows
 from pptrace.model.traces import Category, Events
+from pptrace.recognise.device.lost_launches import lacking_launches
 
 _PRODUCTS = re.compile(
     r"^aten::(?:mm|bmm|addmm|baddbmm|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
@@ -25,11 +26,18 @@ _USUAL = 0.5
 
 
 def with_lost_calls(events: Events) -> Rows:
-    """The operators of which both the launch and the kernel are missing, by start."""
-    operators = events.rows_named(_PRODUCTS, Category.CPU_OP)
+    """The ranges of which both a launch and its kernel are missing, by start, each as often as launches are."""
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
-    if not len(operators) or not len(calls):
-        return operators[:0]
+    if not len(calls):
+        return calls
+    lacking = lacking_launches(events, calls)
+    found = np.sort(np.concatenate((lacking, np.setdiff1d(_launching_nothing(events, calls), lacking))))
+    return found if len(found) >= _FEWEST else found[:0]
+
+
+def _launching_nothing(events: Events, calls: Rows) -> Rows:
+    """The operators, several in a row, that launch nothing where others of their name do."""
+    operators = events.rows_named(_PRODUCTS, Category.CPU_OP)
     launches = np.zeros(len(events), dtype=np.bool_)
     for thread, of_thread in events.rows_by_thread(operators).items():
         begun = events.start_ns[calls[events.thread[calls] == thread]]

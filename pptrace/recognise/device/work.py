@@ -20,6 +20,7 @@ from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels, Rows
 from pptrace.model.tables import Int8
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import idle_time
+from pptrace.recognise.device.launchers import NCCL_CALL, Labels, labels_of
 
 COMMUNICATION_KERNEL = re.compile(
     r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
@@ -120,8 +121,6 @@ def algorithm_of_kernel(name: str) -> int:
     return ALGORITHMS.index(f"{algorithm}_{protocol}")
 
 
-_NCCL_CALL = re.compile(r"^(?:(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z])")
-"""Names of NCCL's host calls, without the range of a batch, which may never end."""
 _DEVICE_RANGE = re.compile(r"^(?:(?:nccl|rccl|hccl|xccl):|p?nccl[A-Z])")
 _LAUNCH = re.compile(r"^(?:cuda|hip|cu)\w*Launch")
 _OPERATOR = re.compile(r"^(?:c10d::|record_param_comms)")
@@ -183,47 +182,22 @@ def device_rows(events: Events) -> Rows:
     return np.flatnonzero(events.is_of(Category.KERNEL, Category.MEMCPY, Category.MEMSET))
 
 
+def labels(events: Events, rows: Rows, calls: Rows) -> Labels:
+    """Evidence whether each device row communicates; ``calls`` are the host calls that launched them."""
+    return labels_of(events, rows, calls, COMMUNICATION_KERNEL)
+
+
 def _communicates(events: Events, rows: Rows, calls: Rows) -> Bool:
     """Mark the device rows that communicate; ``calls`` are the host calls that launched them."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
-    category = events.category[rows]
-    communicates: Bool = (category == Category.KERNEL) & events.named(COMMUNICATION_KERNEL, rows)[events.name_id[rows]]
-    copies = (category == Category.MEMCPY) & (calls >= 0)
+    communicates = labels(events, rows, calls).communicate
+    copies = (events.category[rows] == Category.MEMCPY) & (calls >= 0)
     if copies.any():  # those launched inside the host range of a collective
-        ranges = events.rows_named(_NCCL_CALL, Category.CPU_OP, Category.ANNOTATION)
+        ranges = events.rows_named(NCCL_CALL, Category.CPU_OP, Category.ANNOTATION)
         launches = calls[copies]
         communicates[copies] = events.are_within(ranges, events.thread[launches], events.start_ns[launches])
-    if not communicates.any():
-        communicates = (category == Category.KERNEL) & _are_of_calls(events, rows, calls)
     return communicates
-
-
-def _are_of_calls(events: Events, rows: Rows, calls: Rows) -> Bool:
-    """Mark the device rows whose name only ranges of communication launch, outside of operators in them: of a library with
-    other names.
-    """
-    is_range = events.named(_BACKEND_RANGE)[events.name_id] & events.is_of(Category.CPU_OP, Category.ANNOTATION)
-    known = np.flatnonzero(calls >= 0)
-    if not is_range.any() or not len(known):
-        return np.zeros(len(rows), dtype=np.bool_)
-    around = np.full(len(known), -1, dtype=np.intp)
-    on_host = np.flatnonzero(events.is_of(Category.CPU_OP, Category.ANNOTATION))
-    for thread, of_thread in events.rows_by_thread(on_host).items():
-        chosen = np.flatnonzero(events.thread[calls[known]] == thread)
-        inner = events.intervals_of(of_thread).innermost(events.start_ns[calls[known[chosen]]])
-        around[chosen] = np.where(inner >= 0, of_thread[inner], -1)
-    around[~is_range[around]] = -1
-    _, number, times = np.unique(around, return_inverse=True, return_counts=True)
-    is_inside = (around >= 0) & (times[number] <= _MOST_OF_CALL)
-    names = events.name_id[rows]
-    of_calls = np.setdiff1d(names[known[is_inside]], names[known[~is_inside]])
-    return np.isin(names, of_calls)
-
-
-_BACKEND_RANGE = re.compile(r"^\w*ccl\w*:", re.ASCII)
-_MOST_OF_CALL = 4
-"""Kernels that a call launches at most: the range of a batch that never ended has all that came later."""
 
 
 def launch_calls(events: Events, rows: Rows) -> Rows:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,8 @@ from pptrace.marks import PART
 from pptrace.model.device import DeviceWork, Rows
 from pptrace.model.pieces import CLASSES, Pieces, WorkClass
 from pptrace.model.tables import Int8, Int64
-from pptrace.model.traces import Category, Events
+from pptrace.model.traces import Bool, Category, Events
+from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING, UNNAMED, innermost_ranges
 from pptrace.recognise.device.work import device_rows, launch_calls
 from pptrace.recognise.ops.infer_from_operators import ENGINE
 from pptrace.recognise.pieces.parts import may_be_part, parts_of
@@ -83,14 +85,16 @@ _OPTIMIZER = re.compile(r"Optimizer\.|aten::_(?:foreach|fused_adam|fused_sgd)")
 
 def classes_of(names: Sequence[str], *, on_device: bool) -> Int8:
     """The class of each kernel, or on hosts of each operator, as its index in :data:`CLASSES`."""
-
-    def class_of_kernel(name: str) -> WorkClass:
-        return next((kind for kind, pattern in _KERNELS if pattern.search(name)), WorkClass.OTHER)
-
-    found = map(class_of_kernel if on_device else _class_of_operator, names)
+    found = map(_class_of_kernel if on_device else _class_of_operator, names)
     return np.array([CLASSES.index(kind) for kind in found], dtype=np.int8)
 
 
+@lru_cache(maxsize=4096)
+def _class_of_kernel(name: str) -> WorkClass:
+    return next((kind for kind, pattern in _KERNELS if pattern.search(name)), WorkClass.OTHER)
+
+
+@lru_cache(maxsize=4096)
 def _class_of_operator(name: str) -> WorkClass:
     if _OPTIMIZER.match(name):
         return WorkClass.OPTIMIZER
@@ -133,7 +137,9 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
         start, end, rows = start[order], end[order], rows[order]
         callers = rows
     work_class = classes_of(events.names, on_device=on_device)[events.name_id[rows]]
-    if not on_device:
+    if on_device:
+        work_class = _by_launches(events, rows, callers, work_class)
+    else:
         work_class[~is_operator[rows]] = _PYTHON
     latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1]) if len(end) else end
     begin = np.maximum(start, latest)
@@ -146,6 +152,41 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
     part, names = parts_of(events, callers[chosen])
     numbers = events.name_id[rows[chosen]].astype(np.int32)
     return Pieces(begin[chosen], end[chosen], work_class[chosen], part, numbers, names, flops)
+
+
+_LIGHT = (
+    WorkClass.ELEMENTWISE,
+    WorkClass.NORM,
+    WorkClass.REDUCTION,
+    WorkClass.COPY,
+    WorkClass.EMBEDDING,
+    WorkClass.RANDOM,
+    WorkClass.LOSS,
+)
+"""Work of operators that multiply no matrices."""
+
+
+def misnamed_products(events: Events, rows: Rows, calls: Rows) -> Bool:
+    """Mark the device rows that are products by their names, and were launched by operators that multiply nothing."""
+    products = classes_of(events.names, on_device=True) == CLASSES.index(WorkClass.MATMUL)
+    misnamed: Bool = products[events.name_id[rows]] & (calls >= 0)
+    around = innermost_ranges(events, calls[misnamed])
+    light = [name.startswith("aten::") and _class_of_operator(name) in _LIGHT for name in events.names]
+    misnamed[misnamed] = (around >= 0) & np.array(light, dtype=np.bool_)[events.name_id[around]]
+    return misnamed
+
+
+def _by_launches(events: Events, rows: Rows, calls: Rows, work_class: Int8) -> Int8:
+    """The classes of kernels, by the operators that launched them where their names tell none, or contradict these."""
+    wrong = events.named(UNNAMED, rows)[events.name_id[rows]]
+    if np.count_nonzero(misnamed_products(events, rows, calls)) >= FEWEST_CONTRADICTING:
+        wrong[:] = True
+    wrong &= calls >= 0
+    around = innermost_ranges(events, calls[wrong])
+    of_operators = classes_of(events.names, on_device=False)
+    corrected = work_class.copy()
+    corrected[wrong] = np.where(around >= 0, of_operators[events.name_id[around]], _OTHER)
+    return corrected
 
 
 _MULTIPLY = tuple(CLASSES.index(kind) for kind in (WorkClass.MATMUL, WorkClass.ATTENTION))

@@ -104,7 +104,11 @@ def test_what_damage_does_to_computing_is_nothing_or_null(
 @pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_nccl_torch_1f1b_p4"])
 @pytest.mark.parametrize(
     ("change", "kind"),
-    [("lost_buffer", Damage.LOST_KERNELS), ("no_device_records", Damage.NO_DEVICE_EVENTS)],
+    [
+        ("lost_buffer", Damage.LOST_KERNELS),
+        ("lost_launches", Damage.LOST_KERNELS),
+        ("no_device_records", Damage.NO_DEVICE_EVENTS),
+    ],
 )
 def test_kernels_that_were_lost_together_with_their_launches_are_missed(
     change: str, kind: Damage, sample: str, tmp_path: Path

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.ingest.kineto.reader import read_kineto
+from pptrace.model.pieces import CLASSES, WorkClass
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
-from tests.support.damages import damaged, other_names
+from pptrace.recognise.pieces.find import pieces_of
+from tests.support.damages import damaged, exchanged, other_names, unnamed
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -115,6 +119,31 @@ def test_kernels_of_unknown_names_communicate_if_only_calls_of_communication_lau
         renamed = read_kineto(folder / f"rank{rank}.json").events
         assert device_work(renamed).is_communication.tolist() == device_work(whole).is_communication.tolist()
         assert device_work(whole).is_communication.any()
+
+
+@pytest.mark.parametrize("change", [unnamed, exchanged])
+@pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_experts_pp2_ep2"])
+def test_what_launched_kernels_tells_more_than_names_that_are_wrong(
+    sample: str, change: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    folder = damaged(SAMPLES / sample, tmp_path, change, ranks=range(4))
+    for rank in range(4):
+        whole = device_work(read_kineto(SAMPLES / sample / f"rank{rank}.json.gz").events)
+        found = device_work(read_kineto(folder / f"rank{rank}.json").events)
+        known = whole.launch_ns >= 0
+        assert found.is_communication[known].tolist() == whole.is_communication[known].tolist()
+
+
+def test_the_work_of_kernels_without_a_name_is_that_of_their_operators() -> None:
+    operators = [("aten::mm", WorkClass.MATMUL), ("aten::native_layer_norm", WorkClass.NORM), ("", WorkClass.OTHER)]
+    rows = []
+    for at, (name, _) in enumerate(operators, start=1):
+        rows += [Event(Category.CPU_OP, name, 100 * at, 100 * at + 50, thread=1)] if name else []
+        rows.append(Event(Category.RUNTIME, "cudaLaunchKernel", 100 * at + 10, 100 * at + 12, thread=1, correlation=at))
+        rows.append(Event(Category.KERNEL, "<unknown>", 100 * at + 20, 100 * at + 30, 0, 7, correlation=at))
+    events = make_trace(rows).events
+    pieces = pieces_of(events, device_work(events))
+    assert [CLASSES[code] for code in pieces.work] == [kind for _, kind in operators]
 
 
 def test_kernels_in_the_range_of_a_batch_that_never_ended_compute() -> None:

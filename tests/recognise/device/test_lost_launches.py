@@ -1,0 +1,73 @@
+"""Launches lost with their kernels are found by the numbers of a process' calls; programs that launch less have lost none."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.model.traces import Category
+from pptrace.recognise.device.lost_calls import with_lost_calls
+from tests.support.synthetic import Event, make_trace
+
+UNRECORDED = 3
+"""Calls of torch that are made before each launch and not recorded, as ``cudaGetDevice``."""
+
+
+def recording(launches: list[list[str]], lost: set[tuple[int, int]], name: str, category: Category) -> list[Event]:
+    """Ranges that launch these kernels, one range after another, without those that were ``lost`` (range, launch)."""
+    rows, time, number = [], 0, 0
+    for index, kernels in enumerate(launches):
+        time += 10
+        begin = time
+        for position, kernel in enumerate(kernels):
+            time, number = time + 10, number + UNRECORDED + 1
+            if (index, position) not in lost:
+                call = Event(Category.RUNTIME, "cudaLaunchKernel", time, time + 5, thread=1, correlation=number)
+                rows += [call, Event(Category.KERNEL, kernel, time + 5, time + 8, 0, 7, correlation=number)]
+        time, number = time + 10, number + UNRECORDED
+        rows.append(Event(category, name.format(index), begin, time, thread=1))
+        time, number = time + 10, number + 1
+        rows.append(Event(Category.RUNTIME, "cudaEventRecord", time, time + 1, thread=1, correlation=number))
+    return rows
+
+
+def missing(events: list[Event]) -> list[tuple[str, int]]:
+    """(name, how many launches are missing) of the ranges that lack some."""
+    trace = make_trace(events)
+    names = [trace.events.names[trace.events.name_id[row]].split()[0] for row in with_lost_calls(trace.events).tolist()]
+    return sorted((name, names.count(name)) for name in set(names))
+
+
+KERNELS = ["gemm", "gelu", "gemm", "norm", "add"]
+programs = st.lists(st.integers(0, len(KERNELS)), min_size=6, max_size=10)
+
+
+@given(programs)
+def test_ranges_that_launch_fewer_kernels_make_fewer_calls_and_lost_none(numbers: list[int]) -> None:
+    launches = [KERNELS[:number] for number in numbers]
+    assert missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION)) == []
+
+
+@given(st.sets(st.tuples(st.integers(2, 9), st.integers(0, 4)), min_size=3, max_size=20))
+def test_every_launch_that_equal_ranges_lack_is_counted(lost: set[tuple[int, int]]) -> None:
+    found = missing(recording([KERNELS] * 12, lost, "forward{0} step={0}", Category.ANNOTATION))
+    counts = {index: sum(of == index for of, _ in lost) for index, _ in lost}
+    assert found == sorted((f"forward{index}", number) for index, number in counts.items())
+
+
+def test_operators_need_what_was_called_around_them_and_several_that_are_whole() -> None:
+    lost = {(3, 0), (5, 0), (9, 0)}
+    assert missing(recording([["gemm"]] * 14, lost, "aten::mm", Category.CPU_OP)) == [("aten::mm", 3)]
+    few = recording([["gemm"], ["gemm"], []] * 4, set(), "aten::mm", Category.CPU_OP)
+    assert missing(few) == []
+    assert missing(recording([["gemm"]] * 12, lost, "aten::cudnn_convolution", Category.CPU_OP)) == []
+
+
+def test_one_or_two_launches_may_be_missing_by_chance() -> None:
+    assert missing(recording([KERNELS] * 12, {(3, 0), (5, 0)}, "forward{0} step={0}", Category.ANNOTATION)) == []
+
+
+def test_launches_whose_kernels_are_there_are_not_lost_with_them() -> None:
+    rows = recording([KERNELS] * 12, set(), "forward{0} step={0}", Category.ANNOTATION)
+    launches = [row for row in rows if row.name == "cudaLaunchKernel"]
+    assert missing([row for row in rows if row not in launches[20:28]]) == []
