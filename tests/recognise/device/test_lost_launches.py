@@ -13,8 +13,13 @@ UNRECORDED = 3
 """Calls of torch that are made before each launch and not recorded, as ``cudaGetDevice``."""
 
 
-def recording(launches: list[list[str]], lost: set[tuple[int, int]], name: str, category: Category) -> list[Event]:
-    """Ranges that launch these kernels, one range after another, without those that were ``lost`` (range, launch)."""
+def recording(
+    launches: list[list[str]], lost: set[tuple[int, int]], name: str, category: Category, calls: int = 0
+) -> list[Event]:
+    """Ranges that launch these kernels, one range after another, without those that were ``lost`` (range, launch).
+
+    Each makes as many ``calls`` at least, of which those that launch nothing are not recorded.
+    """
     rows, time, number = [], 0, 0
     for index, kernels in enumerate(launches):
         time += 10
@@ -24,7 +29,8 @@ def recording(launches: list[list[str]], lost: set[tuple[int, int]], name: str, 
             if (index, position) not in lost:
                 call = Event(Category.RUNTIME, "cudaLaunchKernel", time, time + 5, thread=1, correlation=number)
                 rows += [call, Event(Category.KERNEL, kernel, time + 5, time + 8, 0, 7, correlation=number)]
-        time, number = time + 10, number + UNRECORDED
+        made = len(kernels) * (UNRECORDED + 1)
+        time, number = time + 10, number + UNRECORDED + max(calls - made, 0)
         rows.append(Event(category, name.format(index), begin, time, thread=1))
         time, number = time + 10, number + 1
         rows.append(Event(Category.RUNTIME, "cudaEventRecord", time, time + 1, thread=1, correlation=number))
@@ -58,13 +64,30 @@ def test_every_launch_that_equal_ranges_lack_is_counted(lost: set[tuple[int, int
 def test_operators_need_what_was_called_around_them_and_several_that_are_whole() -> None:
     lost = {(3, 0), (5, 0), (9, 0)}
     assert missing(recording([["gemm"]] * 14, lost, "aten::mm", Category.CPU_OP)) == [("aten::mm", 3)]
-    few = recording([["gemm"], ["gemm"], []] * 4, set(), "aten::mm", Category.CPU_OP)
-    assert missing(few) == []
+    many = {(number, 0) for number in range(1, 12, 2)}
+    assert missing(recording([["gemm"]] * 14, many, "aten::mm", Category.CPU_OP)) == []
     assert missing(recording([["gemm"]] * 12, lost, "aten::cudnn_convolution", Category.CPU_OP)) == []
 
 
 def test_one_or_two_launches_may_be_missing_by_chance() -> None:
     assert missing(recording([KERNELS] * 12, {(3, 0), (5, 0)}, "forward{0} step={0}", Category.ANNOTATION)) == []
+
+
+def test_a_range_that_ran_another_kernel_with_as_many_calls_lost_none() -> None:
+    launches = [["gemm", "gelu"]] * 6 + [["norm"]] * 3
+    assert missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION, calls=8)) == []
+    launches = [["gemm", "gelu"]] * 6 + [["gemm"]] * 3
+    assert len(missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION, calls=8))) == 3
+
+
+def test_what_is_missing_is_counted_once_in_the_innermost_range() -> None:
+    rows = recording([KERNELS] * 12, {(2, 0), (3, 1), (3, 2)}, "forward{0} step={0}", Category.ANNOTATION)
+    ranges = [row for row in rows if row.category is Category.ANNOTATION]
+    steps = [
+        Event(Category.ANNOTATION, f"step{at}", ranges[at].start - 2, ranges[at + 1].end + 2, thread=1)
+        for at in range(0, 12, 2)
+    ]
+    assert missing([*rows, *steps]) == [("forward2", 1), ("forward3", 2)]
 
 
 def test_launches_whose_kernels_are_there_are_not_lost_with_them() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.pieces import CLASSES, WorkClass
-from pptrace.model.traces import Category
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
 from pptrace.recognise.pieces.find import pieces_of
-from tests.support.damages import damaged, exchanged, other_names, unnamed
+from tests.support.damages import damaged, exchanged, other_names, repeated_correlation, unnamed
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -121,7 +121,7 @@ def test_kernels_of_unknown_names_communicate_if_only_calls_of_communication_lau
         assert device_work(whole).is_communication.any()
 
 
-@pytest.mark.parametrize("change", [unnamed, exchanged])
+@pytest.mark.parametrize("change", [unnamed, exchanged, repeated_correlation])
 @pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_experts_pp2_ep2"])
 def test_what_launched_kernels_tells_more_than_names_that_are_wrong(
     sample: str, change: Callable[[Any], Any], tmp_path: Path
@@ -134,14 +134,39 @@ def test_what_launched_kernels_tells_more_than_names_that_are_wrong(
         assert found.is_communication[known].tolist() == whole.is_communication[known].tolist()
 
 
+def launched(*kernels: tuple[str, str]) -> Events:
+    """Kernels (name, operator or range that launched it) one after another."""
+    rows = []
+    for at, (name, launcher) in enumerate(kernels, start=1):
+        category = Category.CPU_OP if launcher.startswith("aten") else Category.ANNOTATION
+        rows += [Event(category, launcher, 100 * at, 100 * at + 50, thread=1)] if launcher else []
+        rows.append(Event(Category.RUNTIME, "cudaLaunchKernel", 100 * at + 10, 100 * at + 12, thread=1, correlation=at))
+        rows.append(Event(Category.KERNEL, name, 100 * at + 20, 100 * at + 30, 0, 7, correlation=at))
+    return make_trace(rows).events
+
+
+@pytest.mark.parametrize(("number", "is_believed"), [(2, True), (3, False)])
+def test_names_of_communication_are_believed_until_three_contradict_their_launches(
+    number: int, is_believed: bool
+) -> None:
+    wrong = [("gemm", "nccl:all_reduce"), ("gemm", "aten::mm")] * number
+    work = device_work(launched(*wrong, ("ncclDevKernel_SendRecv", "")))
+    assert work.is_communication.tolist() == [True, False] * number + [is_believed]
+
+
+@pytest.mark.parametrize(("number", "work"), [(2, WorkClass.ELEMENTWISE), (3, WorkClass.MATMUL)])
+def test_names_of_products_are_believed_until_operators_that_multiply_nothing_launch_three(
+    number: int, work: WorkClass
+) -> None:
+    events = launched(*[("ampere_sgemm_128x64_nn", "aten::add_")] * number, ("elementwise_kernel", "aten::mm"))
+    pieces = pieces_of(events, device_work(events))
+    assert CLASSES[pieces.work[-1]] == work
+    assert CLASSES[pieces.work[0]] == (WorkClass.MATMUL if number == 2 else WorkClass.ELEMENTWISE)
+
+
 def test_the_work_of_kernels_without_a_name_is_that_of_their_operators() -> None:
     operators = [("aten::mm", WorkClass.MATMUL), ("aten::native_layer_norm", WorkClass.NORM), ("", WorkClass.OTHER)]
-    rows = []
-    for at, (name, _) in enumerate(operators, start=1):
-        rows += [Event(Category.CPU_OP, name, 100 * at, 100 * at + 50, thread=1)] if name else []
-        rows.append(Event(Category.RUNTIME, "cudaLaunchKernel", 100 * at + 10, 100 * at + 12, thread=1, correlation=at))
-        rows.append(Event(Category.KERNEL, "<unknown>", 100 * at + 20, 100 * at + 30, 0, 7, correlation=at))
-    events = make_trace(rows).events
+    events = launched(*[("<unknown>", name) for name, _ in operators])
     pieces = pieces_of(events, device_work(events))
     assert [CLASSES[code] for code in pieces.work] == [kind for _, kind in operators]
 
