@@ -8,10 +8,11 @@ runs of as many ranks; what is predicted is the typical step of B, by ``pptrace 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -255,36 +256,54 @@ with two cores that talk by gloo. How predictions are made, and what they assume
 """
 
 
+def _sleeping(folder: Path) -> Iterator[str]:
+    return table([pair for pp in (2, 4) for pair in pairs_of(settings_of(pp, 40.0), folder)])
+
+
+def _splits(folder: Path) -> Iterator[str]:
+    yield f"A layer's F sleeps {_LAYER_MS:.0f} ms, its B twice as long. Medians of {_REPEATS} runs of either split, in turns."
+    yield ""
+    yield from table_of_gains(list(splits_of(UNEVEN, folder)))
+
+
+def _computing(folder: Path) -> Iterator[str]:
+    return table(list(pairs_of(settings_of(2, 0.0), folder)))
+
+
+def _recomputing(folder: Path) -> Iterator[str]:
+    return table(list(pairs_of(RECOMPUTING, folder)))
+
+
+SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
+    "Ops that sleep": _sleeping,
+    "The advised split, with layers that sleep": _splits,
+    "Ops that compute on shared cores": _computing,
+    "Recompute": _recomputing,
+}
+"""The sections of the page by their titles: the lines of each, from runs that are kept in a folder."""
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """The text of each section of a page by its title."""
+    _, *sections = re.split(r"(?m)^## ", page)
+    return {title: text.strip() for title, _, text in (section.partition("\n") for section in sections)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where runs are kept, and taken from where they are there")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the tables there")
-    parser.add_argument("--sleeping", action="store_true", help="leave out runs that compute")
+    parser.add_argument("--only", choices=tuple(SECTIONS), action="append", help="keep the other sections of the page")
     options = parser.parse_args()
+    text = sections_of(options.write.read_text(encoding="utf-8")) if options.only and options.write else {}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
-        sleeping = [pair for pp in (2, 4) for pair in pairs_of(settings_of(pp, 40.0), folder)]
-        splits = list(splits_of(UNEVEN, folder))
-        computing = [] if options.sleeping else list(pairs_of(settings_of(2, 0.0), folder))
-        again = [] if options.sleeping else list(pairs_of(RECOMPUTING, folder))
-    lines = [
-        "## Ops that sleep",
-        "",
-        *table(sleeping),
-        "",
-        "## The advised split, with layers that sleep",
-        "",
-        f"A layer's F sleeps {_LAYER_MS:.0f} ms, its B twice as long. Medians of {_REPEATS} runs of either split, in turns.",
-        "",
-        *table_of_gains(splits),
-        *([] if options.sleeping else ["## Ops that compute on shared cores", "", *table(computing)]),
-        *([] if options.sleeping else ["", "## Recompute", "", *table(again)]),
-    ]
-    text = "\n".join(lines)
-    print(text)
+        for title in options.only or SECTIONS:
+            text[title] = "\n".join(SECTIONS[title](options.folder or Path(temporary)))
+            print(f"## {title}\n\n{text[title]}\n")
     if options.write is not None:
         page = _PAGE.format(command="python tools/predictions.py --write docs/predictions.md", steps=_STEPS)
-        options.write.write_text(f"{page}{text}\n", encoding="utf-8")
+        sections = "\n\n".join(f"## {title}\n\n{text[title].strip()}" for title in SECTIONS if title in text)
+        options.write.write_text(f"{page}{sections}\n", encoding="utf-8")
     return 0
 
 
