@@ -13,9 +13,16 @@ from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Rows
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events
-from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING
+from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING, UNNAMED
 from pptrace.recognise.device.lost_calls import with_lost_calls
-from pptrace.recognise.device.work import device_rows, kernel_launches, labels, launch_calls, lost_in_graphs
+from pptrace.recognise.device.work import (
+    COMMUNICATION_KERNEL,
+    device_rows,
+    kernel_launches,
+    labels,
+    launch_calls,
+    lost_in_graphs,
+)
 from pptrace.recognise.pieces.find import misnamed_products
 from pptrace.recognise.repeats.loop import outside_captures
 
@@ -62,9 +69,11 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
         yield RankDamage.of(Damage.KERNELS_WITHOUT_LAUNCH, events.start_ns[without])
     yield RankDamage.of(Damage.KERNELS_BEFORE_LAUNCH, events.start_ns[rows[_begin_early(events, rows, calls)]])
     yield RankDamage.of(Damage.REPEATED_CORRELATION, events.start_ns[_repeated(events, rows[is_kernel])])
-    from_calls = labels(events, rows, calls)
-    yield RankDamage.of(Damage.UNNAMED_KERNELS, events.start_ns[rows[from_calls.unnamed]])
-    contradict = from_calls.contradict | misnamed_products(events, rows, calls)
+    yield RankDamage.of(Damage.UNNAMED_KERNELS, events.start_ns[rows[_unnamed(events, rows)]])
+    contradict = misnamed_products(events, rows, calls)
+    named = events.named(COMMUNICATION_KERNEL, rows)[events.name_id[rows]]
+    if (work.is_communication != named)[is_kernel].any():
+        contradict |= labels(events, rows, calls).contradict
     if np.count_nonzero(contradict) >= FEWEST_CONTRADICTING:
         yield RankDamage.of(Damage.CONTRADICTING_NAMES, events.start_ns[rows[contradict]])
     yield RankDamage.of(Damage.REPEATED_KERNELS, events.start_ns[doubled(events, rows, _SAME_WORK)])
@@ -76,6 +85,12 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     launches = events.rows_named(_GRAPH_LAUNCHES, Category.RUNTIME)
     ran = np.isin(events.correlation[launches], events.correlation[rows])
     yield RankDamage.of(Damage.GRAPHS_WITHOUT_KERNELS, events.start_ns[outside_captures(events, launches[~ran])])
+
+
+def _unnamed(events: Events, rows: Rows) -> Bool:
+    """Mark the device work without a name."""
+    unnamed: Bool = events.named(UNNAMED, rows)[events.name_id[rows]]
+    return unnamed
 
 
 def out_of_order(events: Events) -> Rows:
@@ -133,7 +148,7 @@ def unrelated_work(events: Events, rows: Rows, work: DeviceWork) -> Rows:
     early = rows[_begin_early(events, rows, calls)]
     communication = events.dur_ns[rows[work.is_communication]]
     is_measured = len(communication) and np.median(communication) >= _RESOLUTION_NS
-    unknown = rows[labels(events, rows, calls).unknown]
+    unknown = rows[labels(events, rows, calls).unknown] if _unnamed(events, rows).any() else rows[:0]
     empty = rows[work.is_communication & (events.dur_ns[rows] == 0)] if is_measured else rows[:0]
     return np.unique(np.concatenate((without, repeated, early, empty, unknown)))
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from pptrace.intervals import Int64
 from pptrace.model.device import Rows
-from pptrace.model.traces import Category, Events
+from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls
 
 _STEADY = re.compile(
@@ -32,22 +32,42 @@ def lacking_launches(events: Events, calls: Rows) -> Rows:
     """The innermost ranges that lack launches of their like, by start, each as often as it lacks one; ``calls`` are those with a
     number.
     """
-    table = _ranges(events, calls)
+    codes = _codes_of_calls(events)
+    table = _ranges(events, calls, codes[calls])
+    table = table[_have_unlike(table)]
     if table.empty:
         return calls[:0]
-    table = table.merge(_numbers_lacking(table, _codes_of_launches(events)), how="left", on=_KIND)
+    launches, _ = kernel_launches(events, device_rows(events))
+    table = table.merge(_numbers_lacking(table, np.unique(codes[launches])), how="left", on=_KIND)
     found = table[table["lacking"] > 0]
     rows, times = found["row"].to_numpy(), found["lacking"].to_numpy(dtype=np.int64)
     innermost = np.append(events.start_ns[rows[1:]] >= events.ends_of(rows[:-1]), True)[: len(rows)]
     return np.repeat(rows[innermost], times[innermost])
 
 
-def _ranges(events: Events, calls: Rows) -> pd.DataFrame:
+def _have_unlike(table: pd.DataFrame) -> Bool:
+    """Mark the ranges that have others of their name, with as many calls, of which more or fewer are launches."""
+    like = sum(factor * table[name].to_numpy() for factor, name in zip(_FACTORS.tolist(), _LIKE, strict=True))
+    _, number = np.unique(like, return_inverse=True)
+    launches = table["launches"].to_numpy()
+    fewest, most = np.full((2, len(table)), launches.max(initial=0))
+    np.minimum.at(fewest, number, launches)
+    most[:] = 0
+    np.maximum.at(most, number, launches)
+    mixed: Bool = (fewest < most)[number]
+    return mixed
+
+
+_FACTORS = np.random.default_rng(0).integers(np.iinfo(np.int64).max, size=len(_LIKE)) | 1
+"""Factors of a code of several columns."""
+
+
+def _ranges(events: Events, calls: Rows, code: Int64) -> pd.DataFrame:
     """The program's ranges and the steady operators between two calls, by start: what of their calls was made and recorded.
 
     Columns: ``row``; ``name``, without numbers, as a code; ``made``, the number of calls from that before it to that behind it;
     ``around``, a code of these two for operators, 0 for the program's ranges; ``launches``, the number that was recorded in it;
-    ``code``, the sum of the codes of its recorded calls.
+    ``code``, the sum of the codes of its recorded calls, each a ``code``.
     """
     is_operator = (events.category == Category.CPU_OP) & events.named(_STEADY)[events.name_id]
     ranges = np.flatnonzero(is_operator | (events.category == Category.ANNOTATION))
@@ -58,7 +78,6 @@ def _ranges(events: Events, calls: Rows) -> pd.DataFrame:
     without = np.sort(np.setdiff1d(events.correlation[rows], number))  # work of launches that are missing alone
     known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
     ranges, first, beyond = ranges[known], first[known], beyond[known]
-    code = _codes_of_calls(events)[calls]
     launches = np.isin(calls, kernel_launches(events, rows)[0])
     total, count = np.append(0, np.cumsum(code)), np.append(0, np.cumsum(launches))
     return pd.DataFrame(
@@ -95,8 +114,3 @@ def _codes_of_calls(events: Events) -> Int64:
     calls = launch_calls(events, rows)
     np.add.at(codes, calls[calls >= 0], of_names[events.name_id[rows[calls >= 0]]])
     return codes
-
-
-def _codes_of_launches(events: Events) -> Int64:
-    launches, _ = kernel_launches(events, device_rows(events))
-    return np.unique(_codes_of_calls(events)[launches])

@@ -171,8 +171,10 @@ def misnamed_products(events: Events, rows: Rows, calls: Rows) -> Bool:
     products = classes_of(events.names, on_device=True) == CLASSES.index(WorkClass.MATMUL)
     misnamed: Bool = products[events.name_id[rows]] & (calls >= 0)
     around = innermost_ranges(events, calls[misnamed])
-    light = [name.startswith("aten::") and _class_of_operator(name) in _LIGHT for name in events.names]
-    misnamed[misnamed] = (around >= 0) & np.array(light, dtype=np.bool_)[events.name_id[around]]
+    ids, index = np.unique(events.name_id[around], return_inverse=True)
+    names = [events.names[number] for number in ids.tolist()]
+    light = [name.startswith("aten::") and _class_of_operator(name) in _LIGHT for name in names]
+    misnamed[misnamed] = (around >= 0) & np.array(light, dtype=np.bool_)[index]
     return misnamed
 
 
@@ -182,6 +184,8 @@ def _by_launches(events: Events, rows: Rows, calls: Rows, work_class: Int8) -> I
     if np.count_nonzero(misnamed_products(events, rows, calls)) >= FEWEST_CONTRADICTING:
         wrong[:] = True
     wrong &= calls >= 0
+    if not wrong.any():
+        return work_class
     around = innermost_ranges(events, calls[wrong])
     of_operators = classes_of(events.names, on_device=False)
     corrected = work_class.copy()
