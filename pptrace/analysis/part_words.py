@@ -16,8 +16,9 @@ from pptrace.analysis.whole_run import EARLY_RECEIVES, INTERACTION, LATE_OPS, OU
 @dataclass(frozen=True, slots=True)
 class PartWords:
     """``label`` heads a row or a bar, ``phrase`` is the part in a sentence; ``detail`` says more, "" if there is no more.
-    ``advice`` is what to do about it first. Of a cause that may be a finding, ``takes`` says where a share of the step goes to,
-    ``takes_at`` the same where most of it is at one place, and ``look`` is the finding's advice.
+    ``advice`` is what to do about it first, behind which the verdict sets ": saves …": it has no colon. Of a cause that may be a
+    finding, ``takes`` says where a share of the step goes to, ``takes_at`` the same where most of it is at one place, and
+    ``look`` is the finding's advice.
     """
 
     label: str

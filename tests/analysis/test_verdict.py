@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from pptrace.analysis.findings.verdict import VerdictLines, verdict_lines, with_verdict
-from pptrace.analysis.part_words import OUTSIDE_WORDS
+from pptrace.analysis.part_words import OUTSIDE_WORDS, WORDS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
@@ -418,3 +418,8 @@ def test_idle_devices_wait_for_launches_or_for_other_reasons() -> None:
     assert verdict_of(device=(one,)) == (
         f"{none} The device was 60% computing, 30% idle because nothing was launched, 10% idle for other reasons."
     )
+
+
+def test_advice_can_be_followed_by_what_it_saves() -> None:
+    """The verdict joins them with a colon."""
+    assert not [words for words in WORDS.values() if set(words.advice) & set(":;")]

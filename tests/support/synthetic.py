@@ -376,7 +376,7 @@ def record(
     steps: int = 1,
     device: bool = False,
 ) -> Recording:
-    """A job of ``plan``; without ``cost`` a forward takes 100 ns and a backward 200."""
+    """A recording of ``plan``, whose ``traces()`` are analysed; without ``cost`` a forward takes 100 ns and a backward 200."""
     run = run_on_paper(plan, cost or (lambda action: 100 if action.kind is Kind.F else 200), latency)
     return Recording(Job(plan, dp, steps), run, device_events if device else host_events)
 
