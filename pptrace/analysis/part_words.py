@@ -67,7 +67,7 @@ WORDS: Mapping[str, PartWords] = {
     "host": PartWords(
         "host",
         "devices waiting for launches",
-        advice="launch less and earlier: CUDA graphs or torch.compile, less Python between ops",
+        advice="launch less and earlier (CUDA graphs or torch.compile, less Python between ops)",
         takes="is device idle time because hosts launch too late",
         takes_at="is device idle time because hosts launch too late, most of it on {place}",
         look="launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
@@ -93,12 +93,12 @@ WORDS: Mapping[str, PartWords] = {
     PAUSES: PartWords(
         "pauses",
         "hosts that stand still now and then",
-        advice="look at what that host does then: garbage collection, input, checkpoints, logging",
+        advice="look at what that host does then (garbage collection, input, checkpoints, logging)",
     ),
     LATE_START: PartWords(
         "late start",
         "steps that begin late",
-        advice="look at what that host does between steps: input, checkpoints, logging",
+        advice="look at what that host does between steps (input, checkpoints, logging)",
     ),
     LATE_LAUNCHES: PartWords(
         "late ops",
@@ -120,7 +120,7 @@ WORDS: Mapping[str, PartWords] = {
     LONG_SEQUENCES: PartWords(
         "long sequences",
         "microbatches of unequal work",
-        advice="make microbatches of equal work: pack or sort sequences",
+        advice="make microbatches of equal work (pack or sort sequences)",
     ),
     LATE_RECEIVES: PartWords(
         "late receives",
