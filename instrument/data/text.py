@@ -18,16 +18,26 @@ class Batch:
     """One step of one pipeline; ``tokens`` and ``targets`` are int64 (microbatches, microbatch size, sequence).
 
     Without microbatches where a rank has no stage that reads them. ``lengths`` are the tokens of each sequence of a microbatch,
-    behind which is padding; None: all have the whole length.
+    behind which is padding; None: all have the whole length. ``source`` are the tokens that an encoder reads, (microbatches,
+    microbatch size, source); None: there is none.
     """
 
     tokens: Tensor
     targets: Tensor
     lengths: Sequence[int] | None = None
+    source: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
-        tokens, targets = (of.to(device, non_blocking=True) for of in (self.tokens, self.targets))
-        return Batch(tokens, targets, self.lengths)
+        tokens, targets, *source = (of.to(device, non_blocking=True) for of in self.tensors)
+        return Batch(tokens, targets, self.lengths, *source)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tokens, self.targets) if self.source is None else (self.tokens, self.targets, self.source)
+
+    def inputs_of(self, microbatch: int) -> Tensor:
+        """What the first stage reads: an encoder's tokens, or where there is none the model's."""
+        return self.tokens_of(microbatch) if self.source is None else self.source[microbatch]
 
     def tokens_of(self, microbatch: int) -> Tensor:
         """(microbatch size, tokens of its sequences)."""
@@ -64,21 +74,29 @@ class TextData:
     """Batches drawn from the text; the same (step, dp rank) always gives the same batch.
 
     The batches of all replicas in a step, one after the other, are the batch of a single pipeline with as many microbatches:
-    training on n replicas can be compared with training in one process.
+    training on n replicas can be compared with training in one process. ``source`` tokens before those of a sequence are what an
+    encoder reads.
     """
 
     def __init__(
-        self, num_microbatches: int, microbatch_size: int, sequence: int, seed: int = 0, lengths: Lengths | None = None
+        self,
+        num_microbatches: int,
+        microbatch_size: int,
+        sequence: int,
+        seed: int = 0,
+        lengths: Lengths | None = None,
+        source: int = 0,
     ) -> None:
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
         self._bytes = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        if min(num_microbatches, microbatch_size, sequence) < 1 or sequence >= len(self._bytes):
+        if min(num_microbatches, microbatch_size, sequence) < 1 or source + sequence >= len(self._bytes):
             raise UsageError(
-                f"{num_microbatches} microbatches of {microbatch_size} × {sequence} bytes cannot be drawn from a text "
+                f"{num_microbatches} microbatches of {microbatch_size} × {source + sequence} bytes cannot be drawn from a text "
                 f"of {len(self._bytes)} bytes; expected at least 1 of each and a sequence shorter than the text"
             )
         self._shape = (num_microbatches, microbatch_size)
         self._sequence = sequence
+        self.source_length = source
         self._seed = seed
         self._lengths = lengths
 
@@ -99,6 +117,10 @@ class TextData:
         num_microbatches, microbatch_size = self._shape
         generator = torch.Generator().manual_seed(mix(self._seed, step))
         drawn = ((dp_rank + 1) * num_microbatches, microbatch_size)  # those of the replicas before this one as well
-        starts = torch.randint(len(self._bytes) - self._sequence, drawn, generator=generator)[-num_microbatches:]
-        window = self._bytes[starts.unsqueeze(-1) + torch.arange(self._sequence + 1)].long()
-        return Batch(window[..., :-1].contiguous(), window[..., 1:].contiguous(), self.lengths(step, dp_rank))
+        source, whole = self.source_length, self.source_length + self._sequence
+        starts = torch.randint(len(self._bytes) - whole, drawn, generator=generator)[-num_microbatches:]
+        window = self._bytes[starts.unsqueeze(-1) + torch.arange(whole + 1)].long()
+        tokens, targets = window[..., source:-1].contiguous(), window[..., source + 1 :].contiguous()
+        return Batch(
+            tokens, targets, self.lengths(step, dp_rank), window[..., :source].contiguous() if source else None
+        )

@@ -133,6 +133,15 @@ def _add_schedule(add: Add) -> None:
 def _add_model(add: Add) -> None:
     add("--seq", type=int, default=64, help="bytes per sequence")
     add("--layers", type=int, default=8, help="transformer layers")
+    add(
+        "--encoder-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the first N layers are an encoder's, the others its decoder's, which attend over what that makes (T5); stages of "
+        "the decoder then pass on two tensors",
+    )
+    add("--encoder-seq", type=int, metavar="S", help="bytes before a sequence that the encoder reads; left out: --seq")
     add("--hidden", type=int, default=96, help="hidden size")
     add("--heads", type=int, default=4, help="attention heads")
     add("--kv-heads", type=int, metavar="N", help="key and value heads (GQA); left out: as many as heads")

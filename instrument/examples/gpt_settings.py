@@ -95,6 +95,9 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     layout, exchange = ContextLayout(options.cp_layout), KeyExchange(options.cp_comm_type)
     parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses, layout, exchange)
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads, model.experts)
+    if model.encoder_layers:
+        _check_encoder(options, shape)
+        check_parallel(shape, parallel, model.source_length, model.heads, model.num_kv_heads)
     if model.experts is not None:
         check_layers(model.experts, model.layers, model.hidden, shape.etp)
         check_routes(model.experts, model.layers, model.sequence)
@@ -110,7 +113,8 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
         raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
     lengths = _lengths(options, shape, parallel)
-    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed, lengths)
+    source = model.source_length if model.encoder_layers else 0
+    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed, lengths, source)
     backend = _choose_backend(options.backend, rank_info)
     wiring = _make_wiring(options, backend, rank_info, parallel)
     check_zero(wiring.zero, shape, plan, model)
@@ -141,6 +145,18 @@ def _lengths(options: argparse.Namespace, shape: MeshShape, parallel: ParallelOp
                 f"--variable-seq-lengths with --{name.replace('_', '-')}, which is for one length of all; leave out one"
             )
     return Lengths(shortest, options.seq, multiple, options.seed)
+
+
+def _check_encoder(options: argparse.Namespace, shape: MeshShape) -> None:
+    if shape.cp > 1:
+        raise UsageError(
+            f"--encoder-layers with --cp {shape.cp}: ranks of cp share one causal sequence, and a decoder attends over another "
+            "one; leave one out"
+        )
+    for name in ("balance", "layer_times", "recompute_microbatches_beyond"):
+        if getattr(options, name) not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--encoder-layers with {flag}, which takes all layers for equal; leave one out")
 
 
 def _apply_preset(options: argparse.Namespace, plan: Plan) -> str:
@@ -264,6 +280,8 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
         RecomputeMethod(options.recompute_method or RecomputeMethod.UNIFORM),
         1 if options.recompute_num_layers is None else options.recompute_num_layers,
         _read_modules(options.recompute_modules),
+        options.encoder_layers,
+        options.encoder_seq,
     )
 
 

@@ -93,7 +93,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     install_faults(options.fault, mesh, settings.plan)
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
-    feed = make_feed(settings.data, mesh, settings.plan, parallel, wiring.device, rows)
+    reads_tokens = runtime.program.reads_tokens
+    feed = make_feed(settings.data, mesh, settings.plan, parallel, wiring.device, rows, reads_tokens)
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, options.lr)
     clipped = _make_clipped(runtime, optimizer, mesh, options) if options.clip_grad else None
     _describe_run(observer, settings, mesh, options)
@@ -236,9 +237,8 @@ def _make_runtime(
         if not (options.sleep_forward or options.sleep_backward):
             return stage
 
-        length = (
-            options.seq // mesh.shape.cp if stage.embedding is not None else parallel.activation_length(options.seq)
-        )
+        longest = settings.model.source_length if stage.reads_source else options.seq
+        length = longest // mesh.shape.cp if stage.embedding is not None else parallel.activation_length(longest)
 
         def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
             unit_s, weight_ms = 1e-3 * times, options.sleep_weight
@@ -323,6 +323,8 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         recompute_method=str(settings.model.recompute_method),
         recompute_num_layers=settings.model.recompute_num_layers,
         recompute_modules=tuple(map(str, settings.model.recompute_modules)),
+        encoder_layers=settings.model.encoder_layers,
+        encoder_sequence=settings.model.encoder_sequence,
     )
 
 

@@ -64,11 +64,11 @@ class Parallel:
     seeds: DropoutSeeds
     experts: ExpertGroups | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention: (microbatch, heads, sequence / cp, head dim), k and v with KV heads → as ``q``."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+        """Attention: (microbatch, heads, sequence / cp, head dim), k and v with KV heads → as ``q``; over cp ``causal`` alone."""
         if self.attention is not None:
             return self.attention(q, k, v)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     def with_microbatches(self, num_microbatches: int, dp_rank: int) -> Parallel:
         """The share with what layers with experts have to know of the microbatches of a step: how much a loss inside them

@@ -71,10 +71,12 @@ class SleepingStage(Splittable, nn.Module):
         self.part = part
         self.length = length
 
-    def forward(self, x: Tensor, **kwargs: object) -> Tensor:
+    def forward(self, x: Tensor, *others: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         share = 1.0 if self.length is None else x.shape[1] / self.length
-        output: Tensor = _Sleep.apply(self.stage(x, **kwargs), self, share)  # type: ignore[no-untyped-call]
-        return output
+        output = self.stage(x, *others, **kwargs)
+        first, *rest = (output,) if isinstance(output, Tensor) else output
+        slept: Tensor = _Sleep.apply(first, self, share)  # type: ignore[no-untyped-call]
+        return (slept, *rest) if rest else slept
 
 
 def _spend(device: torch.device, seconds: float, part: str) -> None:

@@ -92,6 +92,7 @@ class Mix:
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
+    encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
 
     @property
     def lengths(self) -> Lengths | None:
@@ -132,7 +133,14 @@ class Mix:
             recompute_method=RecomputeMethod.BLOCK if self.num_layers else RecomputeMethod.UNIFORM,
             recompute_num_layers=self.num_layers or 1,
             recompute_modules=self.modules,
+            encoder_layers=self.encoder[0] if self.encoder else 0,
+            encoder_sequence=self.encoder[1] if self.encoder else None,
         )
+
+    @property
+    def data(self) -> TextData:
+        source = self.encoder[1] if self.encoder else 0
+        return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=self.lengths, source=source)
 
     @property
     def cut(self) -> tuple[range, ...]:
@@ -193,6 +201,8 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         recompute_method=str(mix.config.recompute_method),
         recompute_num_layers=mix.config.recompute_num_layers,
         recompute_modules=tuple(map(str, mix.modules)),
+        encoder_layers=mix.config.encoder_layers,
+        encoder_sequence=mix.config.encoder_sequence,
     )
 
 
@@ -232,8 +242,8 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
     """Train; the losses, on ranks that have them."""
-    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=mix.lengths)
-    feed = make_feed(data, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
+    rows, reads_tokens = (MICROBATCH_SIZE, SEQUENCE), runtime.program.reads_tokens
+    feed = make_feed(mix.data, mesh, mix.plan, parallel_of(runtime), device_of(mix), rows, reads_tokens)
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
     clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
     losses = []
@@ -272,9 +282,9 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     experts = mix.experts  # one process has all of them, and nothing travels
     if experts is not None:
         experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest)
+    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder)
     weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
-    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary)
+    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary, encoder=mix.encoder)
     whole = GptStage(alone.config, range(mix.layers)).double()
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
@@ -305,6 +315,10 @@ def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage, parallel: Par
             block.take(whole.blocks[layer])  # type: ignore[operator]
         if right.head is not None and whole.head is not None:
             right.head.take(whole.head)
+        if right.encoder_norm is not None and whole.encoder_norm is not None:
+            right.encoder_norm.load_state_dict(whole.encoder_norm.state_dict())
+        if right.decoder_embedding is not None and whole.decoder_embedding is not None:
+            right.decoder_embedding.take(whole.decoder_embedding)
     trained, expected = (dict(each.named_parameters(remove_duplicate=False)) for each in (stage, right))
     return [_same_part(mesh, trained[name], expected[name].detach()) for name in expected]
 
@@ -326,9 +340,17 @@ def _alone(
     experts: ExpertOptions | None,
     bfloat16: bool = False,
     vocabulary: int = 256,
+    encoder: tuple[int, int] | None = None,
 ) -> Mix:
     """The part of a mix that matters to one process."""
-    return Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts, vocabulary=vocabulary)
+    of_model = {
+        "kv_heads": kv_heads,
+        "bfloat16": bfloat16,
+        "experts": experts,
+        "vocabulary": vocabulary,
+        "encoder": encoder,
+    }
+    return Mix(pp=pp, dp=dp, tied=tied, **of_model)  # type: ignore[arg-type]
 
 
 @on_one_rank
@@ -342,9 +364,10 @@ def _expected(
     steps: int,
     vocabulary: int,
     shortest: int | None,
+    encoder: tuple[int, int] | None,
 ) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
-    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
+    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest, "encoder": encoder}
     model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)  # type: ignore[arg-type]
     return dict(model.state_dict()), losses
 
@@ -361,29 +384,32 @@ def reference(
     steps: int = STEPS,
     vocabulary: int = 256,
     shortest: int | None = None,
+    encoder: tuple[int, int] | None = None,
 ) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = replace(_alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary), shortest=shortest)
+    mix = replace(_alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary, encoder), shortest=shortest)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None
         assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
-    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=mix.lengths)
+    data = mix.data
     is_firm = [] if experts is None else watch_choices(model)
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
         if shortest is None:
-            tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
-            targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
-            loss = cross_entropy(model(tokens, MicrobatchKey(step)), targets)
+            tokens, targets, *source = (
+                torch.cat(parts).flatten(0, 1) for parts in zip(*(b.tensors for b in batches), strict=True)
+            )
+            key = {"microbatch_key": MicrobatchKey(step)} | ({"decoder_tokens": tokens} if source else {})
+            loss = cross_entropy(model(*(source or [tokens]), **key), targets)
         else:
             every = [(batch, microbatch) for batch in batches for microbatch in range(mix.microbatches)]
             loss = torch.stack(
                 [
-                    cross_entropy(model(batch.tokens_of(i), MicrobatchKey(step)), batch.targets_of(i))
+                    cross_entropy(model(batch.tokens_of(i), microbatch_key=MicrobatchKey(step)), batch.targets_of(i))
                     for batch, i in every
                 ]
             ).mean()
