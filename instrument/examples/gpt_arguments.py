@@ -127,6 +127,12 @@ def _add_schedule(add: Add) -> None:
         metavar="SHORTEST",
         help="sequences of each microbatch have SHORTEST to --seq tokens, drawn anew in every step; needs --negotiate",
     )
+    add(
+        "--packed",
+        type=int,
+        metavar="SHORTEST",
+        help="sequences are packed of documents of SHORTEST to --seq tokens, drawn anew in every step, which see only themselves",
+    )
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the number of GPUs")
 
 

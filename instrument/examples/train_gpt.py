@@ -173,8 +173,8 @@ def _work(settings: Settings, options: argparse.Namespace, peak: Peak | None, st
     plan, num_unrecomputed, num_full = settings.plan, options.recompute_microbatches_beyond, 0
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
-    dp, microbatches = settings.shape.dp, plan.num_microbatches
-    of_replicas = [settings.data.lengths(step, dp_rank) or (options.seq,) * microbatches for dp_rank in range(dp)]
+    dp = settings.shape.dp
+    of_replicas = [settings.data.attended(step, dp_rank) for dp_rank in range(dp)]
     numbers = Counter(length for lengths in of_replicas for length in lengths)
     tokens = options.microbatch_size * sum(length * number for length, number in numbers.items())
     flops = [
@@ -325,6 +325,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         recompute_modules=tuple(map(str, settings.model.recompute_modules)),
         encoder_layers=settings.model.encoder_layers,
         encoder_sequence=settings.model.encoder_sequence,
+        shortest_document=options.packed,
     )
 
 

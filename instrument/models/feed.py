@@ -42,8 +42,9 @@ class BatchFeed:
         group.recorder.step = step
         wanted = (self.reads_tokens, self.reads_targets)
         none = torch.empty(0, dtype=torch.int64, device=self.device)
+        documents = self.source.documents(step, self.mesh.dp_rank)
         if not any(wanted) and not self.reads_source:
-            return Batch(none, none)
+            return Batch(none, none, documents=documents)
         whole = self.source.batch(step, self.mesh.dp_rank) if group.rank == 0 else None
         lengths = self.source.lengths(step, self.mesh.dp_rank)
         held = None if lengths is None else [length // self.parallel.context.size for length in lengths]
@@ -59,7 +60,7 @@ class BatchFeed:
                 parts = [self._shard_sequence(part, whole.lengths) for part in read]
             received = iter(self._broadcast(parts, (sum(wanted), *rows, sequence // self.parallel.context.size)))
             tokens, targets = (next(received) if reads else none for reads in wanted)
-        return Batch(tokens, targets, held, source)
+        return Batch(tokens, targets, held, source, documents)
 
     def _broadcast(self, parts: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
         """Parts of a batch, (parts, microbatches, microbatch size, tokens), which the first rank along tp has."""

@@ -163,7 +163,7 @@ class Embedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey()) -> Tensor:  # noqa: B008
-        position_ids = self.parallel.positions(tokens.shape[1], tokens.device)
+        position_ids = self.parallel.positions(tokens.shape[1], tokens.device, microbatch_key.documents)
         hidden: Tensor = self.tokens(tokens) + self.positions(position_ids)
         return _drop(hidden, self.dropout * self.training, self.parallel, microbatch_key, layer=-1, site=self._site)
 
@@ -259,7 +259,8 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, microbatch_key: MicrobatchKey, memory: Tensor | None) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
-        attended = self._again(RecomputeModule.CORE_ATTN, self._attend, qkv)
+        attend = partial(self._attend, documents=microbatch_key.documents)
+        attended = self._again(RecomputeModule.CORE_ATTN, attend, qkv)
         x = x + self._drop(self.attention_out(attended), microbatch_key, 0)
         if self.cross is None or memory is None:
             return x
@@ -280,8 +281,8 @@ class Block(nn.Module):
     def _routes(self, key: MicrobatchKey) -> RoutesOfForward:
         return RoutesOfForward(ForwardKey(self.parallel.seeds.seed, self.layer, key.step, key.microbatch))
 
-    def _attend(self, qkv: Tensor) -> Tensor:
-        return self.parallel.attend(*self.qkv.heads(qkv), causal=self.causal).transpose(1, 2).flatten(2)
+    def _attend(self, qkv: Tensor, documents: Sequence[int] | None) -> Tensor:
+        return self.parallel.attend(*self.qkv.heads(qkv), self.causal, documents).transpose(1, 2).flatten(2)
 
     def _drop(self, x: Tensor, microbatch_key: MicrobatchKey, site: int) -> Tensor:
         return _drop(x, self.dropout * self.training, self.parallel, microbatch_key, self.layer, site)

@@ -101,11 +101,11 @@ def op_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> dict[str, d
     """FLOPs of one op of a stage of the model on one rank of tp and cp, by its kind and by kind of work.
 
     A backward multiplies twice as much as its forward, of which the gradients of weights (W) have half of the linear layers, and
-    none of the attention. {} where the sizes alone do not tell: sequences whose lengths vary, experts, copied heads of keys,
-    other recompute than of all layers or of their attention.
+    none of the attention. {} where the sizes alone do not tell: sequences or documents whose lengths vary, experts, copied heads
+    of keys, other recompute than of all layers or of their attention.
     """
     again = set(facts.recompute_of(model_stage))
-    is_varying = facts.shortest_sequence is not None
+    is_varying = facts.shortest_sequence is not None or facts.shortest_document is not None
     if facts.experts is not None or facts.form.numbers is not None or facts.kv_heads % tp or facts.sleeps or is_varying:
         return {}
     if not again <= {"none", "selective", "full"} or facts.recompute_microbatches_beyond is not None:

@@ -52,6 +52,7 @@ class GptFacts:
     ``all_gather``. ``shortest_sequence`` is None where all sequences have ``sequence`` tokens, else what a microbatch of the
     shortest ones has. ``num_positions`` are the rows of learned positions, None for as many as ``sequence``. The first
     ``encoder_layers`` are an encoder's, of ``encoder_sequence`` tokens (None: as many as ``sequence``), 0: there is none.
+    ``shortest_document`` is what the shortest document of a sequence has that is packed of several, None where none is.
     """
 
     hidden: int
@@ -87,6 +88,7 @@ class GptFacts:
     num_positions: int | None = None
     encoder_layers: int = 0
     encoder_sequence: int | None = None
+    shortest_document: int | None = None
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""

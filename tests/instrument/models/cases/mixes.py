@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.context.shard import KeyExchange, Layout
-from instrument.data.text import Lengths, TextData
+from instrument.data.text import Batch, Documents, Lengths, TextData
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
@@ -93,6 +93,7 @@ class Mix:
     overlaps_gathers: bool = False
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
     encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
+    packed: int | None = None  # the tokens of the shortest document that sequences are packed of
 
     @property
     def lengths(self) -> Lengths | None:
@@ -140,7 +141,8 @@ class Mix:
     @property
     def data(self) -> TextData:
         source = self.encoder[1] if self.encoder else 0
-        return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=self.lengths, source=source)
+        documents = None if self.packed is None else Documents(self.packed, SEQUENCE, seed=3)
+        return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE, 0, self.lengths, source, documents)
 
     @property
     def cut(self) -> tuple[range, ...]:
@@ -203,6 +205,7 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         recompute_modules=tuple(map(str, mix.modules)),
         encoder_layers=mix.config.encoder_layers,
         encoder_sequence=mix.config.encoder_sequence,
+        shortest_document=mix.packed,
     )
 
 
@@ -282,7 +285,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     experts = mix.experts  # one process has all of them, and nothing travels
     if experts is not None:
         experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder)
+    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder, mix.packed)
     weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
     alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary, encoder=mix.encoder)
     whole = GptStage(alone.config, range(mix.layers)).double()
@@ -365,9 +368,11 @@ def _expected(
     vocabulary: int,
     shortest: int | None,
     encoder: tuple[int, int] | None,
+    packed: int | None,
 ) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
-    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest, "encoder": encoder}
+    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
+    of_one |= {"encoder": encoder, "packed": packed}
     model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)  # type: ignore[arg-type]
     return dict(model.state_dict()), losses
 
@@ -385,9 +390,14 @@ def reference(
     vocabulary: int = 256,
     shortest: int | None = None,
     encoder: tuple[int, int] | None = None,
+    packed: int | None = None,
 ) -> tuple[GptStage, tuple[float, ...]]:
-    """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = replace(_alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary, encoder), shortest=shortest)
+    """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``.
+
+    Documents that sequences are packed of are sequences of their own here.
+    """
+    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary, encoder)
+    mix = replace(mix, shortest=shortest, packed=packed)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None
@@ -399,7 +409,7 @@ def reference(
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
-        if shortest is None:
+        if shortest is None and packed is None:
             tokens, targets, *source = (
                 torch.cat(parts).flatten(0, 1) for parts in zip(*(b.tensors for b in batches), strict=True)
             )
@@ -407,12 +417,7 @@ def reference(
             loss = cross_entropy(model(*(source or [tokens]), **key), targets)
         else:
             every = [(batch, microbatch) for batch in batches for microbatch in range(mix.microbatches)]
-            loss = torch.stack(
-                [
-                    cross_entropy(model(batch.tokens_of(i), microbatch_key=MicrobatchKey(step)), batch.targets_of(i))
-                    for batch, i in every
-                ]
-            ).mean()
+            loss = torch.stack([_loss_of(model, batch, i, step) for batch, i in every]).mean()
         optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -422,6 +427,13 @@ def reference(
         losses.append(float(loss.detach()))
     assert all(is_firm), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
+
+
+def _loss_of(model: GptStage, batch: Batch, microbatch: int, step: int) -> Tensor:
+    tokens = batch.tokens_of(microbatch)
+    runs = tokens.split(tokens.shape[1] if batch.documents is None else list(batch.documents[microbatch]), 1)
+    logits = torch.cat([model(run, microbatch_key=MicrobatchKey(step)) for run in runs], 1)
+    return cross_entropy(logits, batch.targets_of(microbatch))
 
 
 SMALLEST_GAP = 1e-9
