@@ -144,6 +144,7 @@ def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensors]:
     else:
         output = stage(*read, **kwargs)
     outputs = (output,) if isinstance(output, Tensor) else output
+    del output  # the loss does not keep the logits
     if is_last:
         outputs = (program.loss_function(outputs[0], run.batch.targets_of(cell.microbatch)),)
         run.losses.append(outputs[0].detach())

@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from instrument.data.text import Documents, TextData
-from instrument.models.gpt import Recompute
-from tests.instrument.models.cases.mixes import Mix
+from instrument.models.gpt import Block, Recompute
+from instrument.models.parallel import alone
+from instrument.sequence.dropout import MicrobatchKey
+from pptrace.sizes.activations import ActivationSizes
+from tests.instrument.models.cases.mixes import HIDDEN, SEQUENCE, Mix, facts_of
+from tests.instrument.models.test_activations import bytes_of, saved_by
 from tests.instrument.models.test_mixes import check, name_of
 from tests.support.pool import Pool
 
@@ -36,3 +40,13 @@ def test_documents_fill_their_sequence_and_replicas_draw_those_of_one_pipeline()
         for tokens, targets, of in zip(batch.tokens, batch.targets, batch.documents or (), strict=True):
             for run, following in zip(tokens.split(list(of), 1), targets.split(list(of), 1), strict=True):
                 assert torch.equal(run[:, 1:], following[:, :-1])
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])
+def test_a_layer_keeps_the_outputs_of_its_documents_and_joins_them(recompute: Recompute) -> None:
+    mix = Mix(packed=3, recompute=recompute)
+    block, x = Block(mix.config, alone()), torch.randn(1, SEQUENCE, HIDDEN, dtype=torch.float64).requires_grad_()
+    key = MicrobatchKey(documents=(5, 1, 10))
+    sizes = ActivationSizes(facts_of(mix, 1), 1, 1, on_device=False)
+    kept = saved_by(lambda: block(x, key), block)
+    assert bytes_of(kept) == sizes.layer(recompute)
