@@ -41,7 +41,7 @@ class Batch:
         return (self.tokens, self.targets) if self.source is None else (self.tokens, self.targets, self.source)
 
     def inputs_of(self, microbatch: int) -> Tensor:
-        """What the first stage reads: an encoder's tokens, or where there is none the model's."""
+        """The tokens that the first stage reads: an encoder's, or where there is none the model's."""
         return self.tokens_of(microbatch) if self.source is None else self.source[microbatch]
 
     def tokens_of(self, microbatch: int) -> Tensor:
@@ -161,10 +161,10 @@ class TextData:
         """The batch of one pipeline in one step; each target is the byte after its token."""
         num_microbatches, microbatch_size = self._shape
         generator = torch.Generator().manual_seed(mix(self._seed, step))
-        drawn = ((dp_rank + 1) * num_microbatches, microbatch_size)  # those of the replicas before this one as well
         source, whole = self.source_length, self.source_length + self._sequence
-        if self._documents is not None:
-            drawn = (*drawn, self._documents.most)
+        of_each = () if self._documents is None else (self._documents.most,)
+        # Those of the replicas before this one as well
+        drawn = ((dp_rank + 1) * num_microbatches, microbatch_size, *of_each)
         starts = torch.randint(len(self._bytes) - whole, drawn, generator=generator)[-num_microbatches:]
         documents = self.documents(step, dp_rank)
         if documents is not None:

@@ -396,7 +396,7 @@ class GptStage(nn.Module):
         return logits
 
     def _embedded(self, embedding: Embedding | None, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
-        """What a stage has of its input; itself where it has no embedding for it."""
+        """The activations of tokens; ``x`` itself where the stage has no embedding for it."""
         if embedding is None:
             return x
         with self.parallel.region.group.recorder.part("embedding"):

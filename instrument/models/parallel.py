@@ -73,8 +73,8 @@ class Parallel:
         With ``documents`` within each of so many tokens, whose scores alone are computed. Over cp ``causal`` and whole sequences.
         """
         if documents is not None:
-            parts = zip(*(tensor.split(list(documents), 2) for tensor in (q, k, v)), strict=True)
-            return torch.cat([self.attend(*part, causal) for part in parts], 2)
+            of_q, of_k, of_v = (torch.split(tensor, list(documents), 2) for tensor in (q, k, v))
+            return torch.cat([self.attend(*each, causal) for each in zip(of_q, of_k, of_v, strict=True)], 2)
         if self.attention is not None:
             return self.attention(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])

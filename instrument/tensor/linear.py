@@ -111,7 +111,7 @@ class QkvParallelLinear(HasPartial, ColumnParallelLinear):
         sizes = [(len(rows) // self.head_dim, self.head_dim) for rows in self.rows]
         query, key, _ = map(len, self.rows)
         parts = projected.tensor_split((query, query + key), -1)
-        q, k, v = (part.unflatten(-1, size).transpose(1, 2) for part, size in zip(parts, sizes, strict=True))
+        q, k, v = (part.view(*part.shape[:-1], *size).transpose(1, 2) for part, size in zip(parts, sizes, strict=True))
         return q, k, v
 
     def partial_gradients(self) -> Iterable[Partial]:

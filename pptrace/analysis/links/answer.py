@@ -112,8 +112,9 @@ def _messages(rows: Slice) -> Slice:
     until, before = _with_others(rows)
 
     def beyond(ns: Int64) -> Int64:
-        """What each took longer than the one before it on its link."""
-        return np.maximum(ns - np.append(ns, 0)[before], 0)
+        """The time of each beyond that of the one before it on its link."""
+        longer: Int64 = np.maximum(ns - np.append(ns, 0)[before], 0)
+        return longer
 
     rows = Slice({**rows.columns, "until": until})
     keys, group, first = _grouped(rows, ("axis", "kind"), ("peer", "bytes", "until"))
