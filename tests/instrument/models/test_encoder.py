@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt import GptConfig, GptStage, Recompute
 from tests.instrument.models.cases.mixes import Mix
 from tests.instrument.models.test_mixes import check, name_of
 from tests.support.pool import Pool
@@ -32,3 +33,18 @@ MIXES = (
 @pytest.mark.parametrize("mix", MIXES, ids=name_of)
 def test_an_encoder_and_its_decoder_train_as_one_process_does(pool: Pool, mix: Mix) -> None:
     check(pool, [mix])
+
+
+def test_the_encoder_sees_all_of_its_source_and_the_decoder_that_and_what_is_before_it() -> None:
+    config = GptConfig(2, 8, 2, 6, dtype=torch.float64, encoder_layers=1, encoder_sequence=4)
+    encoder, decoder = (GptStage(config, [layer]) for layer in range(2))
+    source, tokens = torch.randint(256, (1, 4)), torch.randint(256, (1, 6))
+    memory = encoder(source)
+    logits = decoder(memory, decoder_tokens=tokens)
+    assert isinstance(memory, torch.Tensor)
+    last, later = (torch.cat([of[:, :-1], (of[:, -1:] + 1) % 256], 1) for of in (source, tokens))
+    assert not torch.equal(encoder(last)[:, 0], memory[:, 0])
+    assert not torch.equal(decoder(encoder(last), decoder_tokens=tokens)[:, 0], logits[:, 0])
+    again = decoder(memory, decoder_tokens=later)
+    assert torch.equal(again[:, :-1], logits[:, :-1])
+    assert not torch.equal(again[:, -1], logits[:, -1])

@@ -40,6 +40,10 @@ def test_documents_fill_their_sequence_and_replicas_draw_those_of_one_pipeline()
         for tokens, targets, of in zip(batch.tokens, batch.targets, batch.documents or (), strict=True):
             for run, following in zip(tokens.split(list(of), 1), targets.split(list(of), 1), strict=True):
                 assert torch.equal(run[:, 1:], following[:, :-1])
+            ends = torch.tensor(of).cumsum(0)[:-1]
+            assert (
+                not len(ends) or (targets[:, ends - 1] != tokens[:, ends]).any()
+            )  # the next is from elsewhere in the text
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])
