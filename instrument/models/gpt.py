@@ -405,8 +405,8 @@ class GptStage(nn.Module):
         return embedded
 
     def _parts(self) -> Iterator[tuple[bool, list[Block]]]:
-        """(whether they are the encoder's, layers) of each part of the model that the stage has layers of; of a stage without any
-        an empty decoder.
+        """The layers of each part of the model that the stage has any of, with whether that is the encoder; of a stage without
+        any an empty decoder.
         """
         blocks = [block for block in self.blocks.values() if isinstance(block, Block)]
         encoder, decoder = ([block for block in blocks if block.causal is causal] for causal in (False, True))

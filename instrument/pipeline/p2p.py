@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from instrument.mesh import Mesh
+from instrument.pipeline.microbatch_buffers import Tensors
 from instrument.pipeline.order import Posting
 from instrument.pipeline.transport import Parcel, Pending, Transport
 from instrument.recorder import Recorder
@@ -28,7 +29,6 @@ _HEADER_DIMS = 3  # Megatron's three int64: the dims of an activation
 
 
 Shape = tuple[int, ...]
-Tensors = tuple[Tensor, ...]
 _MOST_TENSORS = 2
 """Tensors of a message: a decoder's activations, and what its encoder has made."""
 
