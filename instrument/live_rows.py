@@ -38,6 +38,9 @@ class Carried(Protocol):
     @property
     def action(self) -> Action: ...
 
+    @property
+    def index(self) -> int | None: ...
+
     def transfer(self) -> Transfer: ...
 
 
@@ -104,7 +107,7 @@ class LiveRows:
         )
 
     def wait(self, carried: Carried) -> Mark:
-        place = (id(carried.action), 0)
+        place = (id(carried.action), -(carried.index or 0))
         return self._known.get(place) or self._learn(place, WaitMark(carried.transfer(), 0))
 
     def of_mark(self, mark: Mark) -> Mark | None:

@@ -12,7 +12,7 @@ Grammar, version 1:
     call   = "call" … kind= group= seq=              e.g.  pp1:call step=7 kind=send group=0 seq=4 bytes=4096 peer=5 handle=3
     await  = "await" …                               e.g.  pp1:await step=7 axis=cp handle=12
     span   = "STEP" | "OPTIMIZER" | "RECOMPUTE" | …  e.g.  pp1:STEP step=7
-    transfer = action link
+    transfer = action [ "." tensor ] link            "." and its number where a message has several: 2SEND_F3.1>5@512
     link   = (">" | "<") peer "@" bytes              ">" to, "<" from; peer is a global rank
 
 The digits after "pp" are the version of the grammar. A name with another version is :class:`UnknownMark`: it is counted and
@@ -90,11 +90,14 @@ class OpMark:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One send or receive; ``peer`` is the global rank at the other end."""
+    """One send or receive; ``peer`` is the global rank at the other end. ``tensor`` is the index of one of several tensors of a
+    message, None of the only one.
+    """
 
     action: Action
     peer: int
     bytes: int
+    tensor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,7 @@ def format_mark(mark: Mark) -> str:
 
 _PREFIXED = re.compile(r"pp\d+:", re.ASCII)
 _MARK = re.compile(r"pp(\d+):(\S+)((?: [a-z_]+=\S+)*)", re.ASCII)
-_TRANSFER = re.compile(r"([0-9A-Z_]+)([<>]\d+@\d+)", re.ASCII)
+_TRANSFER = re.compile(r"([0-9A-Z_]+)(?:\.(\d+))?([<>]\d+@\d+)", re.ASCII)
 _LINK = re.compile(r"([<>])(\d+)@(\d+)", re.ASCII)
 _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # added by torch's emit_nvtx
 
@@ -326,7 +329,8 @@ def _parse_uneven(values: dict[str, str]) -> Uneven | None:
 
 
 def _format_transfer(transfer: Transfer) -> str:
-    return f"{transfer.action}{_format_link(Link(transfer.action.kind.is_send, transfer.peer, transfer.bytes))}"
+    tensor = "" if transfer.tensor is None else f".{transfer.tensor}"
+    return f"{transfer.action}{tensor}{_format_link(Link(transfer.action.kind.is_send, transfer.peer, transfer.bytes))}"
 
 
 def _format_link(link: Link) -> str:
@@ -338,10 +342,10 @@ def _parse_transfer(text: str) -> Transfer:
     if match is None:
         raise ValueError(f"{text!r} is not a transfer such as 2SEND_F3>5@4096")
     action = parse_action(match[1])
-    link = _parse_link(match[2])
+    link = _parse_link(match[3])
     if not action.kind.is_p2p or link.sends != action.kind.is_send:
         raise ValueError(f"{text!r}: the arrow does not fit the action")
-    return Transfer(action, link.peer, link.bytes)
+    return Transfer(action, link.peer, link.bytes, None if match[2] is None else _number(match[2]))
 
 
 def _parse_link(text: str) -> Link:

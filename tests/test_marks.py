@@ -47,9 +47,9 @@ overlapped = st.builds(
     st.sampled_from(Phase),
 )
 p2p_kinds = st.sampled_from([kind for kind in Kind if kind.is_p2p])
-transfers = st.builds(Transfer, st.builds(Action, p2p_kinds, small, small), small, large)
 links = st.builds(Link, st.booleans(), small, large)
 handles = st.none() | large
+transfers = st.builds(Transfer, st.builds(Action, p2p_kinds, small, small), small, large, handles)
 rows = st.lists(large, min_size=1, max_size=5).map(tuple)
 unevens = st.builds(Uneven, large, rows, rows)
 marks: st.SearchStrategy[Mark] = st.one_of(
@@ -92,6 +92,7 @@ def test_names_are_those_of_the_grammar() -> None:
         "pp1:2F3 chunk=1 phase=steady step=7": OpMark(op, 7),
         "pp1:p2p step=7 axis=pp ops=2SEND_F3>5@4096,2RECV_B0<5@4096": P2PMark((send, recv), Axis.PP, 7),
         "pp1:wait step=7 op=2RECV_B0<5@4096": WaitMark(recv, 7),
+        "pp1:wait step=7 op=2RECV_B0.1<5@4096": WaitMark(replace(recv, tensor=1), 7),
         "pp1:all_reduce step=7 axis=dp size=4 bytes=1048576": CollectiveMark(
             Collective.ALL_REDUCE, Axis.DP, 4, 1048576, 7
         ),

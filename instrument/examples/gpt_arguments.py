@@ -127,12 +127,27 @@ def _add_schedule(add: Add) -> None:
         metavar="SHORTEST",
         help="sequences of each microbatch have SHORTEST to --seq tokens, drawn anew in every step; needs --negotiate",
     )
+    add(
+        "--packed",
+        type=int,
+        metavar="SHORTEST",
+        help="sequences are packed of documents of SHORTEST to --seq tokens, drawn anew in every step, which see only themselves",
+    )
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the number of GPUs")
 
 
 def _add_model(add: Add) -> None:
     add("--seq", type=int, default=64, help="bytes per sequence")
     add("--layers", type=int, default=8, help="transformer layers")
+    add(
+        "--encoder-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the first N layers are an encoder's, the others its decoder's, which attend over what that makes (T5); stages of "
+        "the decoder then pass on two tensors",
+    )
+    add("--encoder-seq", type=int, metavar="S", help="bytes before a sequence that the encoder reads; left out: --seq")
     add("--hidden", type=int, default=96, help="hidden size")
     add("--heads", type=int, default=4, help="attention heads")
     add("--kv-heads", type=int, metavar="N", help="key and value heads (GQA); left out: as many as heads")

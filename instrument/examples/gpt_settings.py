@@ -13,7 +13,7 @@ import torch
 
 from instrument.context.shard import KeyExchange
 from instrument.context.shard import Layout as ContextLayout
-from instrument.data.text import Lengths, TextData
+from instrument.data.text import Documents, Lengths, TextData
 from instrument.examples.expert_arguments import read_experts
 from instrument.examples.faults import check_faults
 from instrument.examples.gpt_arguments import (
@@ -95,6 +95,9 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     layout, exchange = ContextLayout(options.cp_layout), KeyExchange(options.cp_comm_type)
     parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses, layout, exchange)
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads, model.experts)
+    if model.encoder_layers:
+        _check_encoder(options, shape)
+        check_parallel(shape, parallel, model.source_length, model.heads, model.num_kv_heads)
     if model.experts is not None:
         check_layers(model.experts, model.layers, model.hidden, shape.etp)
         check_routes(model.experts, model.layers, model.sequence)
@@ -109,8 +112,11 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     check_faults(options.fault, rank_info.world, plan, is_sleeping=is_sleeping)
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
         raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
-    lengths = _lengths(options, shape, parallel)
-    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed, lengths)
+    lengths, documents = _lengths(options, shape, parallel), _documents(options, shape)
+    source = model.source_length if model.encoder_layers else 0
+    data = TextData(
+        plan.num_microbatches, options.microbatch_size, options.seq, options.seed, lengths, source, documents
+    )
     backend = _choose_backend(options.backend, rank_info)
     wiring = _make_wiring(options, backend, rank_info, parallel)
     check_zero(wiring.zero, shape, plan, model)
@@ -135,12 +141,45 @@ def _lengths(options: argparse.Namespace, shape: MeshShape, parallel: ParallelOp
         )
     if not options.negotiate:
         raise UsageError("--variable-seq-lengths: a rank learns from a message's shape how long it is; add --negotiate")
-    for name in ("experts", "balance", "layer_times", "recompute_microbatches_beyond"):
-        if getattr(options, name) not in (None, False):
-            raise UsageError(
-                f"--variable-seq-lengths with --{name.replace('_', '-')}, which is for one length of all; leave out one"
-            )
+    _leave_out(options, "--variable-seq-lengths", "is for one length of all", "experts", *_OF_EQUAL_LAYERS)
     return Lengths(shortest, options.seq, multiple, options.seed)
+
+
+_OF_EQUAL_LAYERS = ("balance", "layer_times", "recompute_microbatches_beyond")
+
+
+def _leave_out(options: argparse.Namespace, flag: str, why: str, *others: str) -> None:
+    """Refuse options that do not go with another one."""
+    for name in others:
+        if getattr(options, name) not in (None, False, 0):
+            raise UsageError(f"{flag} with --{name.replace('_', '-')}, which {why}; leave out one")
+
+
+def _documents(options: argparse.Namespace, shape: MeshShape) -> Documents | None:
+    """The documents that sequences are packed of; None: they are of one each."""
+    shortest = options.packed
+    if shortest is None:
+        return None
+    if not 1 <= shortest <= options.seq:
+        raise UsageError(
+            f"--packed is {shortest}; expected documents of at least 1 token, and at most --seq {options.seq}"
+        )
+    if shape.cp > 1:
+        raise UsageError(
+            f"--packed with --cp {shape.cp}: ranks of cp share whole sequences, not documents; leave out one"
+        )
+    others = ("variable_seq_lengths", "encoder_layers", *_OF_EQUAL_LAYERS)
+    _leave_out(options, "--packed", "is for sequences of one document each", *others)
+    return Documents(shortest, options.seq, options.seed)
+
+
+def _check_encoder(options: argparse.Namespace, shape: MeshShape) -> None:
+    if shape.cp > 1:
+        raise UsageError(
+            f"--encoder-layers with --cp {shape.cp}: ranks of cp share one causal sequence, and a decoder attends over another "
+            "one; leave one out"
+        )
+    _leave_out(options, "--encoder-layers", "takes all layers for equal", *_OF_EQUAL_LAYERS)
 
 
 def _apply_preset(options: argparse.Namespace, plan: Plan) -> str:
@@ -264,6 +303,8 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
         RecomputeMethod(options.recompute_method or RecomputeMethod.UNIFORM),
         1 if options.recompute_num_layers is None else options.recompute_num_layers,
         _read_modules(options.recompute_modules),
+        options.encoder_layers,
+        options.encoder_seq,
     )
 
 

@@ -61,7 +61,7 @@ def memory_lines(
     kernel = facts.attention_kernel
     attention = form.attention if kernel is None else f"{form.attention}, {kernel} kernel"
     most = None
-    if facts.experts is None:
+    if facts.experts is None and not facts.encoder_layers:
         most = AtPeak.of(prediction.sizes, prediction.forwards_at_peak(mesh.rank))
     words = [f"memory   rank {mesh.rank}", _predicted(prediction, mesh.rank, use, most, attention)]
     if most is not None:

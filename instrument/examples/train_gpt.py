@@ -93,7 +93,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     install_faults(options.fault, mesh, settings.plan)
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
-    feed = make_feed(settings.data, mesh, settings.plan, parallel, wiring.device, rows)
+    reads_tokens = runtime.program.reads_tokens
+    feed = make_feed(settings.data, mesh, settings.plan, parallel, wiring.device, rows, reads_tokens)
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, options.lr)
     clipped = _make_clipped(runtime, optimizer, mesh, options) if options.clip_grad else None
     _describe_run(observer, settings, mesh, options)
@@ -172,8 +173,8 @@ def _work(settings: Settings, options: argparse.Namespace, peak: Peak | None, st
     plan, num_unrecomputed, num_full = settings.plan, options.recompute_microbatches_beyond, 0
     if num_unrecomputed is not None:
         num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
-    dp, microbatches = settings.shape.dp, plan.num_microbatches
-    of_replicas = [settings.data.lengths(step, dp_rank) or (options.seq,) * microbatches for dp_rank in range(dp)]
+    dp = settings.shape.dp
+    of_replicas = [settings.data.attended(step, dp_rank) for dp_rank in range(dp)]
     numbers = Counter(length for lengths in of_replicas for length in lengths)
     tokens = options.microbatch_size * sum(length * number for length, number in numbers.items())
     flops = [
@@ -236,9 +237,8 @@ def _make_runtime(
         if not (options.sleep_forward or options.sleep_backward):
             return stage
 
-        length = (
-            options.seq // mesh.shape.cp if stage.embedding is not None else parallel.activation_length(options.seq)
-        )
+        longest = settings.model.source_length if stage.reads_source else options.seq
+        length = longest // mesh.shape.cp if stage.embedding is not None else parallel.activation_length(longest)
 
         def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
             unit_s, weight_ms = 1e-3 * times, options.sleep_weight
@@ -323,6 +323,9 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         recompute_method=str(settings.model.recompute_method),
         recompute_num_layers=settings.model.recompute_num_layers,
         recompute_modules=tuple(map(str, settings.model.recompute_modules)),
+        encoder_layers=settings.model.encoder_layers,
+        encoder_sequence=settings.model.encoder_sequence,
+        shortest_document=options.packed,
     )
 
 

@@ -64,9 +64,8 @@ class Tape:
         """The ends of all pieces' graphs but the last one's."""
         return [edge for cut in self._cuts for edge in cut.edges]
 
-    def backward(self, edge: GradientEdge, gradient: Tensor) -> Pieces[None]:
-        """The backward of all pieces, the last first, from ``edge``, where the last one's graph ends."""
-        edges, gradients = [edge], [gradient]
+    def backward(self, edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> Pieces[None]:
+        """The backward of all pieces, the last first, from ``edges``, where the last one's graph ends."""
         while self._cuts:
             torch.autograd.backward(edges, gradients)
             cut = self._cuts.pop()

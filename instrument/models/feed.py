@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,8 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchFeed:
-    """Batches reach only the ranks that read them: tokens the first stage, targets the last.
+    """Batches reach only the ranks that read them: tokens the first stage, targets the last; with an encoder the source the
+    first, and tokens the one with the decoder's embedding.
 
     ``shape`` is (microbatches, microbatch size, whole sequence).
 
@@ -33,6 +34,7 @@ class BatchFeed:
     shape: tuple[int, int, int]
     reads_tokens: bool
     reads_targets: bool
+    reads_source: bool = False
 
     def batch(self, step: int) -> Batch:
         """Make or receive this rank's part of one step; called by all ranks along tp."""
@@ -40,26 +42,34 @@ class BatchFeed:
         group.recorder.step = step
         wanted = (self.reads_tokens, self.reads_targets)
         none = torch.empty(0, dtype=torch.int64, device=self.device)
-        if not any(wanted):
-            return Batch(none, none)
+        documents = self.source.documents(step, self.mesh.dp_rank)
+        if not any(wanted) and not self.reads_source:
+            return Batch(none, none, documents=documents)
+        whole = self.source.batch(step, self.mesh.dp_rank) if group.rank == 0 else None
         lengths = self.source.lengths(step, self.mesh.dp_rank)
         held = None if lengths is None else [length // self.parallel.context.size for length in lengths]
-        received = iter(group.broadcast(self._make_batch(step) if group.rank == 0 else self._receive_buffer(), 0))
-        tokens, targets = (next(received) if reads else none for reads in wanted)
-        return Batch(tokens, targets, held)
-
-    def _make_batch(self, step: int) -> Tensor:
-        """Tokens, targets or both: (1 or 2, microbatches, microbatch size, sequence / cp)."""
-        whole = self.source.batch(step, self.mesh.dp_rank)
-        parts = [whole.tokens] * self.reads_tokens + [whole.targets] * self.reads_targets
-        stacked = torch.stack([self._shard_sequence(part, whole.lengths) for part in parts])
-        return stacked.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else stacked
-
-    def _receive_buffer(self) -> Tensor:
         *rows, sequence = self.shape
-        held = sequence // self.parallel.context.size
-        size = (self.reads_tokens + self.reads_targets, *rows, held)
-        return torch.empty(size, dtype=torch.int64, device=self.device)
+        source, tokens, targets = None, none, none
+        if self.reads_source:
+            parts = [] if whole is None or whole.source is None else [whole.source]
+            source = self._broadcast(parts, (1, *rows, self.source.source_length))[0]
+        if any(wanted):
+            parts = []
+            if whole is not None:
+                read = [whole.tokens] * self.reads_tokens + [whole.targets] * self.reads_targets
+                parts = [self._shard_sequence(part, whole.lengths) for part in read]
+            received = iter(self._broadcast(parts, (sum(wanted), *rows, sequence // self.parallel.context.size)))
+            tokens, targets = (next(received) if reads else none for reads in wanted)
+        return Batch(tokens, targets, held, source, documents)
+
+    def _broadcast(self, parts: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
+        """Parts of a batch, (parts, microbatches, microbatch size, tokens), which the first rank along tp has."""
+        group = self.parallel.region.group
+        if group.rank:
+            return group.broadcast(torch.empty(size, dtype=torch.int64, device=self.device), 0)
+        stacked = torch.stack(list(parts))
+        on_gpu = self.device.type == "cuda"
+        return group.broadcast(stacked.pin_memory().to(self.device, non_blocking=True) if on_gpu else stacked, 0)
 
     def _shard_sequence(self, part: Tensor, lengths: Sequence[int] | None) -> Tensor:
         """(microbatches, microbatch size, sequence / cp) of the whole; each shorter sequence is sharded, then padded."""
@@ -73,10 +83,20 @@ class BatchFeed:
 
 
 def make_feed(
-    source: TextData, mesh: Mesh, plan: Plan, parallel: Parallel, device: torch.device, rows: tuple[int, int]
+    source: TextData,
+    mesh: Mesh,
+    plan: Plan,
+    parallel: Parallel,
+    device: torch.device,
+    rows: tuple[int, int],
+    reads_tokens: Collection[int] = (),
 ) -> BatchFeed:
-    """The feed of this rank, by the stages that the plan gives it; ``rows`` are microbatch size and whole sequence."""
-    stages = plan.stages_of(mesh.pp_rank)
+    """The feed of this rank, by the stages that the plan gives it; ``rows`` are microbatch size and whole sequence.
+    ``reads_tokens`` are the stages of this rank with the embedding of a decoder that has an encoder.
+    """
+    stages, shape = plan.stages_of(mesh.pp_rank), (plan.num_microbatches, *rows)
     first = any(plan.previous_stage(stage) is None for stage in stages)
     last = any(plan.next_stage(stage) is None for stage in stages)
-    return BatchFeed(source, mesh, parallel, device, (plan.num_microbatches, *rows), first, last)
+    if source.source_length:
+        return BatchFeed(source, mesh, parallel, device, shape, bool(reads_tokens), last, first)
+    return BatchFeed(source, mesh, parallel, device, shape, first, last)

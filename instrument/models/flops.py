@@ -16,6 +16,9 @@ fused projection is then h × (h + 2k), and the 24·B·s·h² of a layer 20·B·
 A layer with experts of width f has k · 4·B·s·h·f in place of the MLP's 16·B·s·h², the router's 2·B·s·h·E, and 4·B·s·h·f_s of
 a shared MLP, with 2·B·s·h for each coefficient of it. They do not depend on the routes.
 
+An encoder's layers have its S tokens in place of s; those of its decoder attend over these too, 4·B·s·h² + 4·B·S·h·k of
+projections and 4·B·s·S·h of scores.
+
 These are the FLOPs of all ranks of a pipeline together. Ranks of tp and of cp share out every product (but norms and what
 else is not counted), so that a rank does 1/(tp·cp) of its layers' FLOPs, and MFU divides by all ranks of the world. Where
 a KV head is copied to several ranks of tp, each multiplies for its copy: work that the model does not need, and that is
@@ -46,7 +49,7 @@ from instrument.models.gpt import GptConfig, Recompute, RecomputeModule
 from pptrace.errors import UsageError
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
-from pptrace.sizes.flops import attention_flops, expert_flops, mlp_flops, projection_flops
+from pptrace.sizes.flops import attention_flops, cross_projection_flops, expert_flops, mlp_flops, projection_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +78,38 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int
         raise UsageError(
             f"{num_full} full recomputes of {num_passes} passes through a layer; expected 0 to {num_passes}"
         )
-    tokens = config.sequence
-    attention, mlp = attention_flops(tokens, config.hidden), mlp_flops(tokens, config.hidden, 4 * config.hidden)
-    layer = projection_flops(tokens, config.hidden, config.num_kv_heads * config.head_dim) + attention + mlp
-    differences = [expert_difference(config, index) for index in range(config.layers)]
-    layers = num_passes * layer + num_sequences * sum(differences)
-    if num_full and len(set(differences)) > 1:
+    each = [_layer_flops(config, index) for index in range(config.layers)]
+    layers = num_sequences * sum(sum(parts) for parts in each)
+    if num_full and len(set(each)) > 1:
         raise UsageError(
             "full recomputes of some microbatches are counted where all layers have equal experts, or none"
         )
-    head = 2 * tokens * config.hidden * config.padded_vocabulary(tp)
+    head = 2 * config.sequence * config.hidden * config.padded_vocabulary(tp)
     model = 3 * (layers + num_sequences * head)
-    modules = num_passes * attention if RecomputeModule.CORE_ATTN in config.recompute_modules else 0
+    modules = 0
+    if RecomputeModule.CORE_ATTN in config.recompute_modules:
+        modules += num_sequences * sum(attention for _, attention, _ in each)
     if RecomputeModule.MLP in config.recompute_modules:
-        num_mlps = sum(not config.has_experts(index) for index in range(config.layers))
-        modules += num_sequences * num_mlps * mlp
+        without_experts = (mlp for index, (_, _, mlp) in enumerate(each) if not config.has_experts(index))
+        modules += num_sequences * sum(without_experts)
     recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: modules, Recompute.FULL: layers}
     in_full = num_full * layers // num_passes
     rest = recomputed[config.recompute] * (num_passes - num_full) // num_passes
     return StepFlops(model, model + in_full + rest)
 
 
-def expert_difference(config: GptConfig, layer: int) -> int:
-    """FLOPs by which the forward of one sequence through a layer differs from that of one with an MLP."""
+def _layer_flops(config: GptConfig, layer: int) -> tuple[int, int, int]:
+    """The forward of one sequence through a layer: projections, attention, and MLP or experts."""
+    hidden, kv_width = config.hidden, config.num_kv_heads * config.head_dim
+    tokens = config.source_length if config.is_encoder(layer) else config.sequence
+    projections, attention = projection_flops(tokens, hidden, kv_width), attention_flops(tokens, hidden)
+    if 0 < config.encoder_layers <= layer:
+        projections += cross_projection_flops(tokens, config.source_length, hidden, kv_width)
+        attention += attention_flops(tokens, hidden, config.source_length)
     if config.experts is None or not config.has_experts(layer):
-        return 0
-    tokens, hidden, experts = config.sequence, config.hidden, config.experts.of_layer(layer)
-    of_experts = expert_flops(tokens, hidden, experts.width or 4 * hidden, experts)
-    return of_experts - mlp_flops(tokens, hidden, 4 * hidden)
+        return projections, attention, mlp_flops(tokens, hidden, 4 * hidden)
+    experts = config.experts.of_layer(layer)
+    return projections, attention, expert_flops(tokens, hidden, experts.width or 4 * hidden, experts)
 
 
 def count_full(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,6 +21,7 @@ from instrument.collectives import AxisGroup
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
 from instrument.expert.noise import ForwardKey
 from instrument.expert.pieces import Pieces, Tape
+from instrument.models.cross_attention import CrossAttention
 from instrument.models.parallel import Parallel, alone
 from instrument.recompute import MarkedContexts
 from instrument.recorder import Recorder
@@ -74,6 +75,8 @@ class GptConfig:
     ``vocabulary`` is the number of token ids; embedding and head have rows for more, up to a multiple of
     ``vocabulary_multiple`` × tp, which the loss leaves out.
     ``recompute_method`` and ``recompute_num_layers`` are of full recompute, ``recompute_modules`` of selective one.
+    The first ``encoder_layers`` make an encoder of ``encoder_sequence`` tokens (None: as many as ``sequence``), over whose output
+    the others attend too; 0: there is none.
     """
 
     layers: int
@@ -92,10 +95,12 @@ class GptConfig:
     recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
     recompute_num_layers: int = 1
     recompute_modules: tuple[RecomputeModule, ...] = (RecomputeModule.CORE_ATTN,)
+    encoder_layers: int = 0
+    encoder_sequence: int | None = None
 
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "sequence", "kv_heads", "vocabulary", "vocabulary_multiple")
-        for name in (*sizes, "recompute_num_layers"):
+        for name in (*sizes, "recompute_num_layers", "encoder_sequence"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; the model needs at least 1")
@@ -103,6 +108,25 @@ class GptConfig:
             raise UsageError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
+        if not 0 <= self.encoder_layers < self.layers:
+            raise UsageError(
+                f"{self.encoder_layers} of {self.layers} layers are the encoder's; expected at least one left for the decoder"
+            )
+        if self.encoder_sequence is not None and not self.encoder_layers:
+            raise UsageError("the encoder has a sequence length and no layers; give it some, or leave the length out")
+        if self.encoder_layers and (self.tied or self.experts is not None):
+            raise UsageError(
+                "an encoder and its decoder have an embedding each and no experts: leave out tied embeddings and experts"
+            )
+
+    @property
+    def source_length(self) -> int:
+        """Tokens of a sequence that the encoder reads."""
+        return self.sequence if self.encoder_sequence is None else self.encoder_sequence
+
+    def is_encoder(self, layer: int) -> bool:
+        """Return whether a layer is one of the encoder's, whose attention sees all tokens of the source."""
+        return layer < self.encoder_layers
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in place of its MLP."""
@@ -124,20 +148,24 @@ class GptConfig:
 class Embedding(nn.Module):
     """(microbatch, sequence / cp) token ids → (microbatch, sequence / cp, hidden), or with SP this rank's shard of that."""
 
-    def __init__(self, config: GptConfig, parallel: Parallel | None = None) -> None:
+    def __init__(
+        self, config: GptConfig, parallel: Parallel | None = None, num_positions: int | None = None, site: int = 0
+    ) -> None:
+        """``num_positions``: None for as many as ``config.sequence``; ``site`` tells masks of two embeddings from each other."""
         super().__init__()
         self.parallel = parallel = parallel or alone()
         self.dropout = config.dropout
+        self._site = site
         rows = config.padded_vocabulary(parallel.region.group.size)
         self.tokens = VocabParallelEmbedding(rows, config.hidden, parallel.region, config.dtype)
         self.positions = PositionEmbedding(
-            config.sequence, config.hidden, parallel.region.shards_sequence, config.dtype
+            num_positions or config.sequence, config.hidden, parallel.region.shards_sequence, config.dtype
         )
 
     def forward(self, tokens: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey()) -> Tensor:  # noqa: B008
-        position_ids = self.parallel.positions(tokens.shape[1], tokens.device)
+        position_ids = self.parallel.positions(tokens.shape[1], tokens.device, microbatch_key.documents)
         hidden: Tensor = self.tokens(tokens) + self.positions(position_ids)
-        return _drop(hidden, self.dropout * self.training, self.parallel, microbatch_key, layer=-1, site=0)
+        return _drop(hidden, self.dropout * self.training, self.parallel, microbatch_key, layer=-1, site=self._site)
 
     def take(self, whole: Embedding) -> None:
         """Copy this rank's part of the whole embedding's values."""
@@ -149,7 +177,10 @@ _TensorParallel = ColumnParallelLinear | RowParallelLinear
 
 
 class Block(nn.Module):
-    """One transformer layer; (microbatch, sequence / cp, hidden) in and out, with SP this rank's shard of that."""
+    """One transformer layer; (microbatch, sequence / cp, hidden) in and out, with SP this rank's shard of that.
+
+    One of a decoder that has an encoder attends over ``memory`` too, which that has made: (microbatch, source, hidden).
+    """
 
     def __init__(self, config: GptConfig, parallel: Parallel | None = None, layer: int = 0) -> None:
         super().__init__()
@@ -172,24 +203,33 @@ class Block(nn.Module):
         else:
             self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
             self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)
+        self.causal, self.cross = not config.is_encoder(layer), None
+        if 0 < config.encoder_layers <= layer:
+            self.cross = CrossAttention(hidden, config.head_dim, share, parallel, dtype)
 
-    def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
+    def forward(
+        self,
+        x: Tensor,
+        microbatch_key: MicrobatchKey = MicrobatchKey(),  # noqa: B008
+        recompute: bool = False,
+        memory: Tensor | None = None,
+    ) -> Tensor:
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
         if recompute or self.recompute is Recompute.FULL:
-            return recomputed_together([self], x, microbatch_key)
-        return self.prepared(microbatch_key)(x)
+            return recomputed_together([self], x, microbatch_key, memory)
+        return self.prepared(microbatch_key, memory)(x)
 
-    def prepared(self, microbatch_key: MicrobatchKey) -> Callable[[Tensor], Tensor]:
+    def prepared(self, microbatch_key: MicrobatchKey, memory: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The forward of a microbatch, which may run several times: experts then follow the routes of the first one."""
         routes = self._routes(microbatch_key)
-        return lambda x: self._compute(x, microbatch_key, routes)
+        return lambda x: self._compute(x, microbatch_key, routes, memory)
 
     def in_pieces(self, x: Tensor, tape: Tape, microbatch_key: MicrobatchKey, recompute: bool) -> Pieces[Tensor]:
         """:meth:`forward` that pauses while tokens travel to experts; in one piece where all of it is recomputed."""
         if not isinstance(self.experts, ExpertLayer) or recompute or self.recompute is Recompute.FULL:
             output: Tensor = self(x, microbatch_key, recompute)
             return output
-        attended = self._attended(x, microbatch_key)
+        attended = self._attended(x, microbatch_key, None)
         routes = self._routes(microbatch_key)
         output, residual = yield from self.experts.in_pieces(self.mlp_norm(attended), routes, tape, attended)
         return residual + self._drop(output, microbatch_key, 1)
@@ -208,15 +248,25 @@ class Block(nn.Module):
             pairs += [(self.mlp_in, whole.mlp_in), (self.mlp_out, whole.mlp_out)]
         for layer, source in pairs:
             layer.take(source.weight, source.bias)
+        if isinstance(self.cross, CrossAttention) and whole.cross is not None:
+            self.cross.take(whole.cross)
 
-    def _compute(self, x: Tensor, microbatch_key: MicrobatchKey, routes: RoutesOfForward) -> Tensor:
-        x = self._attended(x, microbatch_key)
+    def _compute(
+        self, x: Tensor, microbatch_key: MicrobatchKey, routes: RoutesOfForward, memory: Tensor | None
+    ) -> Tensor:
+        x = self._attended(x, microbatch_key, memory)
         return x + self._drop(self._transform(self.mlp_norm(x), routes), microbatch_key, 1)
 
-    def _attended(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
+    def _attended(self, x: Tensor, microbatch_key: MicrobatchKey, memory: Tensor | None) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
-        attended = self._again(RecomputeModule.CORE_ATTN, self._attend, qkv)
-        return x + self._drop(self.attention_out(attended), microbatch_key, 0)
+        attend = partial(self._attend, documents=microbatch_key.documents)
+        attended = self._again(RecomputeModule.CORE_ATTN, attend, qkv)
+        x = x + self._drop(self.attention_out(attended), microbatch_key, 0)
+        if self.cross is None or memory is None:
+            return x
+        q, k, v = self.cross.project(x, memory)
+        attended = self._again(RecomputeModule.CORE_ATTN, partial(self.cross.attend, k=k, v=v), q)
+        return x + self._drop(self.cross.out(attended), microbatch_key, 2)
 
     def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
         """The MLP, or the experts in its place."""
@@ -231,16 +281,18 @@ class Block(nn.Module):
     def _routes(self, key: MicrobatchKey) -> RoutesOfForward:
         return RoutesOfForward(ForwardKey(self.parallel.seeds.seed, self.layer, key.step, key.microbatch))
 
-    def _attend(self, qkv: Tensor) -> Tensor:
-        return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)
+    def _attend(self, qkv: Tensor, documents: Sequence[int] | None) -> Tensor:
+        return self.parallel.attend(*self.qkv.heads(qkv), self.causal, documents).transpose(1, 2).flatten(2)
 
     def _drop(self, x: Tensor, microbatch_key: MicrobatchKey, site: int) -> Tensor:
         return _drop(x, self.dropout * self.training, self.parallel, microbatch_key, self.layer, site)
 
 
-def recomputed_together(blocks: Sequence[Block], x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
+def recomputed_together(
+    blocks: Sequence[Block], x: Tensor, microbatch_key: MicrobatchKey, memory: Tensor | None = None
+) -> Tensor:
     """Run layers one after another, saving the input of the first: backward runs all of them again."""
-    forwards = [block.prepared(microbatch_key) for block in blocks]
+    forwards = [block.prepared(microbatch_key, memory) for block in blocks]
     return _checkpointed(lambda x: reduce(lambda x, forward: forward(x), forwards, x), x, blocks[0].recorder)
 
 
@@ -268,6 +320,9 @@ class GptStage(nn.Module):
     """A consecutive part of the model's layers; parameter names are the same in every partition.
 
     The first stage takes token ids, the last returns logits; between stages travel the activations of :class:`Block`.
+    Of an encoder with its decoder the first stage takes the tokens of the source; the one with the decoder's first layer takes
+    what the encoder has made of them, and ``decoder_tokens``; stages behind it pass on two tensors, their activations and what
+    the encoder has made, as long as layers follow that read it.
     Without ``parallel`` the rank has whole layers. ``ends``: the stage has the embedding, it has the head; left out, these go
     with the first and the last layer. ``before_part`` is called with the embedding, each layer and the head before it runs
     forward (of a forward in pieces with all of them first).
@@ -283,8 +338,14 @@ class GptStage(nn.Module):
         super().__init__()
         self.parallel = parallel = parallel or alone(config.seed)
         has_embedding, has_head = ends or (0 in layers, config.layers - 1 in layers)
-        self.embedding = Embedding(config, parallel) if has_embedding else None
+        self.embedding = _source_embedding(config, parallel) if has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})
+        self.encoder_norm = self.decoder_embedding = None
+        first = min(layers, default=0 if has_embedding else config.layers)
+        self.reads_source = bool(config.encoder_layers) and first <= config.encoder_layers
+        self._passes_memory = (
+            any(layer >= config.encoder_layers for layer in layers) and config.layers - 1 not in layers
+        )
         self.before_part: Callable[[nn.Module], None] = _nothing
         self._num_together = 1
         if config.recompute is Recompute.FULL and config.recompute_method is RecomputeMethod.UNIFORM:
@@ -293,34 +354,69 @@ class GptStage(nn.Module):
             for block in list(self.blocks.values())[config.recompute_num_layers :]:
                 block.recompute = Recompute.NONE  # type: ignore[assignment]
         self.head = Head(config, parallel) if has_head else None
+        if config.encoder_layers - 1 in layers:
+            self.encoder_norm = LayerNorm(config.hidden, parallel.region.shards_sequence, config.dtype)
+        if config.encoder_layers and config.encoder_layers in layers:
+            self.decoder_embedding = Embedding(config, parallel, site=1)
         self._initialise(config)
 
-    def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        decoder_tokens: Tensor | None = None,
+        microbatch_key: MicrobatchKey = MicrobatchKey(),  # noqa: B008
+        recompute: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the stage. With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
         recorder = self.parallel.region.group.recorder
-        if self.embedding is not None:
-            with recorder.part("embedding"):
-                self.before_part(self.embedding)
-                x = self.embedding(x, microbatch_key)
-        with recorder.part("layers"):
-            for blocks in self._together():
-                for block in blocks:
-                    self.before_part(block)
-                x = (
-                    recomputed_together(blocks, x, microbatch_key)
-                    if len(blocks) > 1
-                    else blocks[0](x, microbatch_key, recompute)
-                )
+        x = self._embedded(self.embedding, x, microbatch_key)
+        for is_encoder, blocks in self._parts():
+            if not is_encoder and self.decoder_embedding is not None:
+                assert decoder_tokens is not None
+                memory, x = x, self._embedded(self.decoder_embedding, decoder_tokens, microbatch_key)
+            with recorder.part("layers"):
+                for together in self._together(blocks):
+                    for block in together:
+                        self.before_part(block)
+                    x = (
+                        recomputed_together(together, x, microbatch_key, memory)
+                        if len(together) > 1
+                        else together[0](x, microbatch_key, recompute, memory)
+                    )
+                if is_encoder and self.encoder_norm is not None:
+                    self.before_part(self.encoder_norm)
+                    x = self.encoder_norm(x)
         if self.head is None:
-            return x
+            return (x, memory) if self._passes_memory and memory is not None else x
         with recorder.part(HEAD):
             self.before_part(self.head)
             logits: Tensor = self.head(x)
         return logits
 
-    def _together(self) -> Iterator[list[Block]]:
-        """The layers, those in one list that recompute as one."""
+    def _embedded(self, embedding: Embedding | None, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
+        """The activations of tokens; ``x`` itself where the stage has no embedding for it."""
+        if embedding is None:
+            return x
+        with self.parallel.region.group.recorder.part("embedding"):
+            self.before_part(embedding)
+            embedded: Tensor = embedding(x, microbatch_key)
+        return embedded
+
+    def _parts(self) -> Iterator[tuple[bool, list[Block]]]:
+        """The layers of each part of the model that the stage has any of, with whether that is the encoder; of a stage without
+        any an empty decoder.
+        """
         blocks = [block for block in self.blocks.values() if isinstance(block, Block)]
+        encoder, decoder = ([block for block in blocks if block.causal is causal] for causal in (False, True))
+        if encoder:
+            yield True, encoder
+        if decoder or not encoder:
+            yield False, decoder
+
+    def _together(self, blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+        """The layers, those in one list that recompute as one."""
         yield from (blocks[at : at + self._num_together] for at in range(0, len(blocks), self._num_together))
 
     def in_pieces(
@@ -335,7 +431,8 @@ class GptStage(nn.Module):
             self.before_part(part)
         if self.embedding is not None:
             x = self.embedding(x, microbatch_key)
-        for blocks in self._together():
+        ((_, layers),) = self._parts()  # no layers with experts have an encoder
+        for blocks in self._together(layers):
             if len(blocks) > 1:
                 x = recomputed_together(blocks, x, microbatch_key)
             else:
@@ -357,6 +454,15 @@ class GptStage(nn.Module):
             if config.tied:  # the values of the embedding, wherever that is
                 head.projection.weight = drawn_embedding(config).tokens.weight
             self.head.take(head)
+        if self.decoder_embedding is not None:
+            embedding = Embedding(replace(config, vocabulary_multiple=1))
+            _draw(embedding, config, part=2 + config.layers)
+            self.decoder_embedding.take(embedding)
+
+
+def _source_embedding(config: GptConfig, parallel: Parallel | None = None) -> Embedding:
+    """The embedding of what the first stage reads: of the encoder's tokens, where there is one."""
+    return Embedding(config, parallel, config.source_length if config.encoder_layers else config.sequence)
 
 
 def _nothing(_part: nn.Module) -> None:
@@ -365,7 +471,7 @@ def _nothing(_part: nn.Module) -> None:
 
 def drawn_embedding(config: GptConfig) -> Embedding:
     """The whole embedding with its initial values, without rows for more than the vocabulary."""
-    embedding = Embedding(replace(config, vocabulary_multiple=1))
+    embedding = _source_embedding(replace(config, vocabulary_multiple=1))
     _draw(embedding, config, part=0)
     return embedding
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from instrument.optim.gradient_sync import Averaging, GradientSync, Reduce
 from instrument.optim.main_parameters import Zero, accumulate_in
 from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.order import Posting
-from instrument.pipeline.p2p import Communicator, TensorSpec
+from instrument.pipeline.p2p import Communicator, Shape, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
 from instrument.pipeline.transport import Mode, make_transport
@@ -31,6 +32,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.cell import Cell
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
+from pptrace.sizes.gpt_facts import passed_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class GptPipeline:
 
     Args:
         plan: lowered.
-        config: the whole model; messages have (microbatch_size, config.sequence, config.hidden), the sequence
-            sharded over cp and with SP over tp, unless negotiated.
+        config: the whole model; messages have (microbatch_size, config.sequence, config.hidden), with an encoder those of
+            :func:`pptrace.sizes.gpt_facts.passed_lengths`, the sequence sharded over cp and with SP over tp, unless negotiated.
         layer_partition: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
         wrap: wraps each stage's module, to extend it.
         num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others do fully
@@ -95,6 +97,22 @@ class GptPipeline:
     microbatch_size: int
     wrap: Callable[[GptStage], nn.Module] = _as_it_is
     num_unrecomputed: int | None = None
+
+    def shapes(self, parallel: Parallel) -> Callable[[int], list[Shape]]:
+        """The shapes of the tensors that a stage of the plan passes on, of this rank's share."""
+        config, size, ends = self.config, self.microbatch_size, list(accumulate(map(len, self.layer_partition)))
+
+        def of_stage(stage: int) -> list[Shape]:
+            of_model = (config.layers, config.encoder_layers, config.sequence, config.source_length)
+            lengths = passed_lengths(ends[self.plan.model_stage(stage)], *of_model)
+            return [(size, parallel.activation_length(length), config.hidden) for length in lengths]
+
+        return of_stage
+
+    def begins_decoder(self, stage: int) -> bool:
+        """Return whether a stage of the plan has the first layer of a decoder that has an encoder."""
+        first = self.config.encoder_layers
+        return first > 0 and first in self.layer_partition[self.plan.model_stage(stage)]
 
 
 def make_gpt_runtime(
@@ -117,8 +135,7 @@ def make_gpt_runtime(
     stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = wiring.posting(plan, tagged=tagged)
-    message = (gpt.microbatch_size, parallel.activation_length(config.sequence), config.hidden)
-    spec = TensorSpec(None if wiring.negotiated else message, config.dtype, wiring.device)
+    spec = TensorSpec(gpt.shapes(parallel), config.dtype, wiring.device, wiring.negotiated)
     transport = make_transport(mesh, wiring.mode, wiring.route, plan, wiring.device)
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
@@ -130,7 +147,9 @@ def make_gpt_runtime(
     pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
     has_pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
     in_pieces = has_pairs and config.experts is not None and config.experts.overlap
-    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key, in_pieces)
+    reads_tokens = frozenset(filter(gpt.begins_decoder, modules))
+    how = (recomputed, pass_key, in_pieces, reads_tokens)
+    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, *how)
     return PipelineRuntime(program, gradients, posting)
 
 

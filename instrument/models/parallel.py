@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,11 +65,19 @@ class Parallel:
     seeds: DropoutSeeds
     experts: ExpertGroups | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention: (microbatch, heads, sequence / cp, head dim), k and v with KV heads → as ``q``."""
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True, documents: Sequence[int] | None = None
+    ) -> Tensor:
+        """Attention: (microbatch, heads, sequence / cp, head dim), k and v with KV heads → as ``q``.
+
+        With ``documents`` within each of so many tokens, whose scores alone are computed. Over cp ``causal`` and whole sequences.
+        """
+        if documents is not None:
+            of_q, of_k, of_v = (torch.split(tensor, list(documents), 2) for tensor in (q, k, v))
+            return torch.cat([self.attend(*each, causal) for each in zip(of_q, of_k, of_v, strict=True)], 2)
         if self.attention is not None:
             return self.attention(q, k, v)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     def with_microbatches(self, num_microbatches: int, dp_rank: int) -> Parallel:
         """The share with what layers with experts have to know of the microbatches of a step: how much a loss inside them
@@ -80,9 +89,14 @@ class Parallel:
         first = dp_rank * num_microbatches
         return replace(self, experts=replace(self.experts, loss_weight=weight, first_microbatch=first))
 
-    def positions(self, held: int, device: torch.device) -> Tensor:
-        """Position ids of this rank's activations, if its batch holds ``held`` tokens of each sequence."""
-        position_ids = positions(self.context, held * self.context.size, self.cp_rank, device)
+    def positions(self, held: int, device: torch.device, documents: Sequence[int] | None = None) -> Tensor:
+        """Position ids of this rank's activations, if its batch holds ``held`` tokens of each sequence; they begin anew in each
+        of the ``documents``.
+        """
+        if documents is None:
+            position_ids = positions(self.context, held * self.context.size, self.cp_rank, device)
+        else:
+            position_ids = torch.cat([torch.arange(length, device=device) for length in documents])
         return local_part(position_ids, 0, self.region.group) if self.region.shards_sequence else position_ids
 
     def activation_length(self, sequence: int) -> int:

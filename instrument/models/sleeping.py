@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from instrument.backward_split.split import Splittable, WeightQueue
 from instrument.recorder import Recorder
+from instrument.sequence.dropout import MicrobatchKey
 
 
 class _Sleep(torch.autograd.Function):
@@ -51,7 +52,8 @@ class SleepingStage(Splittable, nn.Module):
 
     ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; None: half of it. ``part`` names the
     part of the model that would have taken the time. ``length`` is the length of the inputs (their second size) for which the
-    times are, and others take a part of them; None: all sleep as long.
+    times are, and others take a part of them; None: all sleep as long. Sequences that are packed of documents take the part of
+    scores that these have of those of a whole sequence.
     """
 
     def __init__(
@@ -71,10 +73,14 @@ class SleepingStage(Splittable, nn.Module):
         self.part = part
         self.length = length
 
-    def forward(self, x: Tensor, **kwargs: object) -> Tensor:
-        share = 1.0 if self.length is None else x.shape[1] / self.length
-        output: Tensor = _Sleep.apply(self.stage(x, **kwargs), self, share)  # type: ignore[no-untyped-call]
-        return output
+    def forward(self, x: Tensor, *others: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
+        share, key = 1.0 if self.length is None else x.shape[1] / self.length, kwargs.get("microbatch_key")
+        if isinstance(key, MicrobatchKey) and key.documents is not None:
+            share *= sum(length**2 for length in key.documents) / sum(key.documents) ** 2
+        output = self.stage(x, *others, **kwargs)
+        first, *rest = (output,) if isinstance(output, Tensor) else output
+        slept: Tensor = _Sleep.apply(first, self, share)  # type: ignore[no-untyped-call]
+        return (slept, *rest) if rest else slept
 
 
 def _spend(device: torch.device, seconds: float, part: str) -> None:

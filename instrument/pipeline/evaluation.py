@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from instrument.expert.pieces import Tape
 from instrument.expert_counts import ExpertCounts
-from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import MicrobatchBuffers, Tensors
 from instrument.recorder import Recorder
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.cell import Cell
@@ -28,10 +28,10 @@ def forwards_of(plan: Plan) -> Plan:
 class ForwardBuffers(MicrobatchBuffers):
     """Inputs and outputs of microbatches that have no backward: no graph is kept."""
 
-    def put_input(self, cell: Cell, received: Tensor) -> None:
+    def put_input(self, cell: Cell, received: Tensors) -> None:
         self._inputs[cell] = received
 
-    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
+    def put_forward(self, cell: Cell, inputs: Tensors, outputs: Tensors, tape: Tape | None = None) -> None:
         """Keep nothing: no backward will ask for it."""
 
 

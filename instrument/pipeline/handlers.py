@@ -9,7 +9,7 @@ from torch import Tensor
 
 from instrument.expert.pieces import InPieces, Pieces, Tape, alternate, run_through
 from instrument.pipeline.instruction import Instruction, Posted
-from instrument.pipeline.microbatch_buffers import ForwardState
+from instrument.pipeline.microbatch_buffers import ForwardState, Tensors
 from instrument.pipeline.p2p import Message
 from instrument.pipeline.step import Handler, StepRun
 from pptrace.errors import ScheduleError
@@ -81,9 +81,9 @@ def transfer(run: StepRun, instruction: Instruction) -> None:
         for action, arrival in run.program.communicator.post(messages, run.step):
             run.arrivals[action.kind, cell_of(action)] = arrival
         return
-    for action, tensor in zip(instruction, run.program.communicator.exchange(messages, run.step), strict=True):
-        if tensor is not None:
-            _store_received(run, action.kind, cell_of(action), tensor)
+    for action, tensors in zip(instruction, run.program.communicator.exchange(messages, run.step), strict=True):
+        if tensors is not None:
+            _store_received(run, action.kind, cell_of(action), tensors)
 
 
 def skip(run: StepRun, instruction: Instruction) -> None:
@@ -116,7 +116,7 @@ HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fro
 """Kind of action → handler."""
 
 
-def _compute_forward(run: StepRun, cell: Cell) -> Tensor:
+def _compute_forward(run: StepRun, cell: Cell) -> Tensors:
     return run_through(_forward_in_pieces(run, cell))
 
 
@@ -128,23 +128,28 @@ def _compute_input_backward(run: StepRun, cell: Cell) -> ForwardState:
     return run_through(_input_backward_in_pieces(run, cell))
 
 
-def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensor]:
+def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensors]:
     """The forward, which pauses only where the program runs in pieces."""
     program, stage, tape = run.program, run.program.stages[cell.stage], Tape()
     run.buffers.begin_forward()
-    stage_input = None if program.plan.previous_stage(cell.stage) is None else run.buffers.take_input(cell)
-    kwargs = program.forward_kwargs(run.step, cell)
-    x = run.batch.tokens_of(cell.microbatch) if stage_input is None else stage_input
-    output: Tensor
+    is_first, is_last = (
+        neighbour(cell.stage) is None for neighbour in (program.plan.previous_stage, program.plan.next_stage)
+    )
+    inputs = () if is_first else run.buffers.take_input(cell)
+    kwargs = program.forward_kwargs(run.step, cell, run.batch)
+    read = (run.batch.inputs_of(cell.microbatch),) if is_first else inputs
+    output: Tensor | Tensors
     if program.in_pieces and isinstance(stage, InPieces):
-        output = yield from stage.in_pieces(x, tape, **kwargs)  # type: ignore[arg-type]
+        output = yield from stage.in_pieces(read[0], tape, **kwargs)  # type: ignore[arg-type]
     else:
-        output = stage(x, **kwargs)
-    if program.plan.next_stage(cell.stage) is None:
-        output = program.loss_function(output, run.batch.targets_of(cell.microbatch))
-        run.losses.append(output.detach())
-    run.buffers.put_forward(cell, stage_input, output, tape)
-    return output
+        output = stage(*read, **kwargs)
+    outputs = (output,) if isinstance(output, Tensor) else output
+    del output  # the loss does not keep the logits
+    if is_last:
+        outputs = (program.loss_function(outputs[0], run.batch.targets_of(cell.microbatch)),)
+        run.losses.append(outputs[0].detach())
+    run.buffers.put_forward(cell, inputs, outputs, tape)
+    return outputs
 
 
 def _backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
@@ -152,10 +157,10 @@ def _backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
     state = run.buffers.take_forward(cell)
     if run.program.plan.next_stage(cell.stage) is None:
         # The loss of a step is the mean over its microbatches.
-        gradient = run.losses[-1].new_full((), 1 / run.program.plan.num_microbatches)
+        gradients: Tensors = (run.losses[-1].new_full((), 1 / run.program.plan.num_microbatches),)
     else:
-        gradient = run.buffers.take_output_gradient(cell)
-    yield from state.tape.backward(state.edge, gradient)
+        gradients = run.buffers.take_output_gradient(cell)
+    yield from state.tape.backward(state.edges, gradients)
     return state
 
 
@@ -166,29 +171,30 @@ def _input_backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
     return state
 
 
-def _pass_output(run: StepRun, cell: Cell, output: Tensor) -> None:
-    """Pass the output to the next stage if that is on this rank, else store it for its send."""
+def _pass_output(run: StepRun, cell: Cell, outputs: Tensors) -> None:
+    """Pass the outputs to the next stage if that is on this rank, else store them for their sends."""
     following = run.program.plan.next_stage(cell.stage)
     if following is None:
         return
     if run.program.is_local(following):
-        run.buffers.put_input(Cell(following, cell.microbatch), output)
+        run.buffers.put_input(Cell(following, cell.microbatch), outputs)
     else:
-        run.buffers.put_output(cell, output)
+        run.buffers.put_output(cell, outputs)
 
 
 def _pass_input_gradient(run: StepRun, action: Action, state: ForwardState) -> None:
-    """Pass the gradient of the input to the previous stage if that is on this rank, else store it for its send."""
+    """Pass the gradients of the inputs to the previous stage if that is on this rank, else store them for their sends."""
     cell = cell_of(action)
     preceding = run.program.plan.previous_stage(cell.stage)
     if preceding is None:
         return
-    if state.input is None or state.input.grad is None:
+    gradients = tuple(tensor.grad for tensor in state.inputs if tensor.grad is not None)
+    if not gradients or len(gradients) < len(state.inputs):
         raise ScheduleError(f"{action}: the stage's output does not depend on its input, so nothing can be sent back")
     if run.program.is_local(preceding):
-        run.buffers.put_output_gradient(Cell(preceding, cell.microbatch), state.input.grad)
+        run.buffers.put_output_gradient(Cell(preceding, cell.microbatch), gradients)
     else:
-        run.buffers.put_input_gradient(cell, state.input.grad)
+        run.buffers.put_input_gradient(cell, gradients)
 
 
 def _message(run: StepRun, action: Action) -> Message:
@@ -204,8 +210,8 @@ def _await(run: StepRun, kind: Kind, cell: Cell) -> None:
         _store_received(run, kind, cell, arrival.wait(run.step))
 
 
-def _store_received(run: StepRun, kind: Kind, cell: Cell, tensor: Tensor) -> None:
+def _store_received(run: StepRun, kind: Kind, cell: Cell, tensors: Tensors) -> None:
     if kind is Kind.RECV_F:
-        run.buffers.put_input(cell, tensor)
+        run.buffers.put_input(cell, tensors)
     else:
-        run.buffers.put_output_gradient(cell, tensor)
+        run.buffers.put_output_gradient(cell, tensors)

@@ -23,7 +23,7 @@ from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
 from instrument.expert.pieces import Tape
 from instrument.expert_counts import ExpertCounts
-from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers, Tensors
 from instrument.pipeline.runtime import PipelineRuntime
 from pptrace.schedule.cell import Cell
 from pptrace.schedule.outstanding import Outstanding, outstanding
@@ -98,8 +98,8 @@ class MeasuredBuffers(MicrobatchBuffers):
         self._counts = counts
         self.peak_bytes = 0
 
-    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
-        super().put_forward(cell, stage_input, output, tape)
+    def put_forward(self, cell: Cell, inputs: Tensors, outputs: Tensors, tape: Tape | None = None) -> None:
+        super().put_forward(cell, inputs, outputs, tape)
         self._update_peak()
 
     def take_forward(self, cell: Cell) -> ForwardState:
@@ -125,7 +125,7 @@ def measure(runtime: PipelineRuntime, batch: Batch, step: int) -> MemoryUse:
     """
     parameters = tuple(runtime.program.parameters())
     watch = StorageWatch(parameters)
-    watch.exempt((batch.tokens, batch.targets))
+    watch.exempt(batch.tensors)
     is_gpu = batch.tokens.is_cuda
     before = _reset_allocator_peak() if is_gpu else 0
     with runtime.program.recorder.counting_routes() as routes:

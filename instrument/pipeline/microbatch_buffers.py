@@ -15,19 +15,21 @@ from pptrace.errors import ScheduleError
 from pptrace.schedule.cell import Cell
 
 T = TypeVar("T")
+Tensors = tuple[Tensor, ...]
+"""The tensors that a stage passes to the next one, or their gradients: one, or several of other shapes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardState:
     """One microbatch of one stage, between its forward and its backward.
 
-    ``edge`` is where backward enters the graph. It replaces the output, whose data is not needed once it has
+    ``edges`` are where backward enters the graph. They replace the outputs, whose data is not needed once it has
     been sent (Megatron-LM drops it with ``deallocate_output_tensor``); the graph stays. ``tape`` has the graphs of all
     pieces of the forward but the last.
     """
 
-    input: Tensor | None
-    edge: GradientEdge
+    inputs: Tensors
+    edges: Sequence[GradientEdge]
     tape: Tape
 
 
@@ -35,29 +37,29 @@ class MicrobatchBuffers:
     """Inputs, outputs, graphs and gradients of one step's microbatches. Each is put once and taken once; taking releases it."""
 
     def __init__(self) -> None:
-        self._inputs: dict[Cell, Tensor] = {}
-        self._outputs: dict[Cell, Tensor] = {}
+        self._inputs: dict[Cell, Tensors] = {}
+        self._outputs: dict[Cell, Tensors] = {}
         self._forwards: dict[Cell, ForwardState] = {}
-        self._output_gradients: dict[Cell, Tensor] = {}
-        self._input_gradients: dict[Cell, Tensor] = {}
+        self._output_gradients: dict[Cell, Tensors] = {}
+        self._input_gradients: dict[Cell, Tensors] = {}
         self._deferred_weight_grads: dict[Cell, Sequence[WeightWork]] = {}
         self.peak_in_flight = 0
         self.peak_deferred_weight_grads = 0
 
-    def put_input(self, cell: Cell, received: Tensor) -> None:
-        """Store what a stage will read, as a leaf of its graph."""
-        self._inputs[cell] = received.detach().requires_grad_()
+    def put_input(self, cell: Cell, received: Tensors) -> None:
+        """Store what a stage will read, as leaves of its graph."""
+        self._inputs[cell] = tuple(tensor.detach().requires_grad_() for tensor in received)
 
-    def take_input(self, cell: Cell) -> Tensor:
+    def take_input(self, cell: Cell) -> Tensors:
         return _take(self._inputs, cell, "input")
 
     def begin_forward(self) -> None:
         """Count a forward that begins; the backward with which it takes turns may be done before it ends."""
         self.peak_in_flight = max(self.peak_in_flight, len(self._forwards) + 1)
 
-    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
+    def put_forward(self, cell: Cell, inputs: Tensors, outputs: Tensors, tape: Tape | None = None) -> None:
         """Store the graph of a forward that has run, until :meth:`take_forward`."""
-        self._forwards[cell] = ForwardState(stage_input, get_gradient_edge(output), tape or Tape())
+        self._forwards[cell] = ForwardState(inputs, [get_gradient_edge(output) for output in outputs], tape or Tape())
 
     def take_forward(self, cell: Cell) -> ForwardState:
         return _take(self._forwards, cell, "forward")
@@ -67,25 +69,25 @@ class MicrobatchBuffers:
         return [
             (cell, edge.node)
             for cell, forward in self._forwards.items()
-            for edge in (forward.edge, *forward.tape.edges)
+            for edge in (*forward.edges, *forward.tape.edges)
         ]
 
-    def put_output(self, cell: Cell, output: Tensor) -> None:
-        self._outputs[cell] = output.detach()
+    def put_output(self, cell: Cell, outputs: Tensors) -> None:
+        self._outputs[cell] = tuple(output.detach() for output in outputs)
 
-    def take_output(self, cell: Cell) -> Tensor:
+    def take_output(self, cell: Cell) -> Tensors:
         return _take(self._outputs, cell, "output")
 
-    def put_output_gradient(self, cell: Cell, gradient: Tensor) -> None:
-        self._output_gradients[cell] = gradient
+    def put_output_gradient(self, cell: Cell, gradients: Tensors) -> None:
+        self._output_gradients[cell] = gradients
 
-    def take_output_gradient(self, cell: Cell) -> Tensor:
+    def take_output_gradient(self, cell: Cell) -> Tensors:
         return _take(self._output_gradients, cell, "gradient of the output")
 
-    def put_input_gradient(self, cell: Cell, gradient: Tensor) -> None:
-        self._input_gradients[cell] = gradient
+    def put_input_gradient(self, cell: Cell, gradients: Tensors) -> None:
+        self._input_gradients[cell] = gradients
 
-    def take_input_gradient(self, cell: Cell) -> Tensor:
+    def take_input_gradient(self, cell: Cell) -> Tensors:
         return _take(self._input_gradients, cell, "gradient of the input")
 
     def defer_weight_grads(self, cell: Cell, work: Sequence[WeightWork]) -> None:

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from instrument.mesh import Mesh
+from instrument.pipeline.microbatch_buffers import Tensors
 from instrument.pipeline.order import Posting
 from instrument.pipeline.transport import Parcel, Pending, Transport
 from instrument.recorder import Recorder
@@ -27,45 +28,57 @@ from pptrace.schedule.plan import Plan
 _HEADER_DIMS = 3  # Megatron's three int64: the dims of an activation
 
 
+Shape = tuple[int, ...]
+_MOST_TENSORS = 2
+"""Tensors of a message: a decoder's activations, and what its encoder has made."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape, dtype and device of every message: (microbatch size, sequence, hidden).
+    """Shapes, dtype and device of the tensors of every message: (microbatch size, sequence, hidden).
 
-    ``shape`` None means that sequences vary: each message is preceded by its shape.
+    ``shapes`` has those of a stage's output, which the gradients that come back have too. ``negotiated`` means that sequences
+    vary: each tensor is preceded by its shape.
     """
 
-    shape: tuple[int, ...] | None
+    shapes: Callable[[int], Sequence[Shape]]
     dtype: torch.dtype
     device: torch.device
+    negotiated: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """One transfer of a call; ``tensor`` is what a send carries, None for a receive."""
+    """One message of a call; ``tensors`` are what a send carries, none for a receive."""
 
     action: Action
-    tensor: Tensor | None = None
+    tensors: Tensors = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Routed:
-    """A message with its peer, and for a receive its buffer, or None as long as the shape is not known."""
+    """A tensor of a message with its peer, and for a receive its buffer, or None as long as the shape is not known.
+
+    ``index`` is that of one of several tensors, None of the only one.
+    """
 
     action: Action
     pp_rank: int
     peer: int
     tag: int
     tensor: Tensor | None
+    index: int | None = None
 
     @property
     def is_recv(self) -> bool:
         return self.action.kind.is_recv
 
     def transfer(self) -> Transfer:
-        return Transfer(self.action, self.peer, 0 if self.tensor is None else self.tensor.nbytes)
+        return Transfer(self.action, self.peer, 0 if self.tensor is None else self.tensor.nbytes, self.index)
 
     def parcel(self, tensor: Tensor, header: bool) -> Parcel:
-        return Parcel(tensor, self.pp_rank, self.action.kind.is_send, 2 * self.tag + header)
+        tag = self.tag * _MOST_TENSORS + (self.index or 0)
+        return Parcel(tensor, self.pp_rank, self.action.kind.is_send, 2 * tag + header)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +97,16 @@ class _Announced:
 class Arrival:
     """A receive that has been posted and not been awaited."""
 
-    _item: _Routed
-    _pending: Pending
+    _posted: Sequence[tuple[_Routed, Pending]]
     _recorder: Recorder
 
-    def wait(self, step: int) -> Tensor:
-        """Wait for the tensor, in a range of the wait, and return it."""
-        with self._recorder.wait(self._item, step):
-            return self._pending.wait()
+    def wait(self, step: int) -> Tensors:
+        """Wait for the tensors, each in a range of its wait, and return them."""
+        received = []
+        for item, pending in self._posted:
+            with self._recorder.wait(item, step):
+                received.append(pending.wait())
+        return tuple(received)
 
 
 class Communicator:
@@ -110,7 +125,7 @@ class Communicator:
         recorder: Recorder,
         posting: Posting = Posting(),  # noqa: B008
     ) -> None:
-        if posting.prefetch_depth and spec.shape is None:
+        if posting.prefetch_depth and spec.negotiated:
             raise UsageError("messages of negotiated shape cannot be posted ahead; use a prefetch depth of 0")
         self._mesh = mesh
         self._plan = plan
@@ -121,33 +136,38 @@ class Communicator:
         self._sending: dict[Kind | None, deque[list[tuple[_Routed, Pending]]]] = defaultdict(deque)
         self._num_unawaited = 1 if posting.calls.overlaps else posting.prefetch_depth
 
-    def exchange(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
+    def exchange(self, messages: Sequence[Message], step: int) -> list[Tensors | None]:
         """Post all transfers together and wait for all.
 
         Returns:
-            The received tensor for each receive, None for each send, in the order of ``messages``.
+            The received tensors for each receive, None for each send, in the order of ``messages``.
 
         With negotiated shapes, the sizes of receives stand as 0 in the call's range, which opens before they are known;
         the ranges of the waits inside it have them.
         """
-        if self._posting.blocking and len(messages) > 1:
-            return self._one_at_a_time(messages, step)
-        if not messages:
-            return []
         routed = [self._route(message) for message in messages]
-        received: dict[Action, Tensor] = {}
+        received: dict[Action, list[Tensor]] = {message.action: [] for message in messages}
+        if self._posting.blocking:
+            for items in sorted(routed, key=self._turn):
+                for item in items:
+                    self._call([item], step, received)
+        elif messages:
+            self._call([item for items in routed for item in items], step, received)
+        return [None if message.action.kind.is_send else tuple(received[message.action]) for message in messages]
+
+    def _call(self, routed: Sequence[_Routed], step: int, received: Mapping[Action, list[Tensor]]) -> None:
+        """Post tensors together and wait for all; those that come are added to the received ones of their action."""
         with self._recorder.p2p(routed, Axis.PP, step):
-            posted = self._post(routed) if self._spec.shape is not None else [self._negotiate(item) for item in routed]
+            posted = [self._negotiate(item) for item in routed] if self._spec.negotiated else self._post(routed)
             # Receives first: they end last, because the peer must compute for them, and by then the sends are complete
             # as a rule. So the host is woken once, and a receive is seen complete when it is.
             for item, pending in sorted(posted, key=_is_send):
                 with self._recorder.wait(item, step):
                     tensor = pending.wait()
-                if not item.action.kind.is_send:
-                    received[item.action] = tensor
+                if item.is_recv:
+                    received[item.action].append(tensor)
             if self._posting.synchronised and self._spec.device.type == "cuda":
                 torch.cuda.synchronize(self._spec.device)
-        return [received.get(message.action) for message in messages]
 
     def post(self, messages: Sequence[Message], step: int) -> list[tuple[Action, Arrival]]:
         """Post all transfers together and wait for none of them; the call's range ends with the posting.
@@ -158,7 +178,7 @@ class Communicator:
         Returns:
             The receives, to be awaited by the actions that read them.
         """
-        routed = [self._route(message) for message in messages]
+        routed = [item for message in messages for item in self._route(message)]
         with self._recorder.p2p(routed, Axis.PP, step):
             posted = self._post(routed)
         sends = [entry for entry in posted if _is_send(entry)]
@@ -167,7 +187,11 @@ class Communicator:
             waiting.append(sends)
             if len(waiting) > self._num_unawaited:
                 self._complete_oldest(waiting, step)
-        return [(item.action, Arrival(item, pending, self._recorder)) for item, pending in posted if item.is_recv]
+        arriving: dict[Action, list[tuple[_Routed, Pending]]] = {}
+        for item, pending in posted:
+            if item.is_recv:
+                arriving.setdefault(item.action, []).append((item, pending))
+        return [(action, Arrival(items, self._recorder)) for action, items in arriving.items()]
 
     def complete_sends(self, step: int) -> None:
         """Wait for every send that has been posted."""
@@ -180,31 +204,37 @@ class Communicator:
             with self._recorder.wait(item, step):
                 pending.wait()
 
-    def _one_at_a_time(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
-        """Split a call of several transfers into several calls, in the order in which neighbours' calls meet.
+    def _turn(self, items: Sequence[_Routed]) -> tuple[bool, bool]:
+        """The turn of a message where a call of several is split into one for each, so that neighbours' calls meet.
 
         Even stages send first and odd ones receive first, activations before gradients, so nobody waits in a ring.
         """
+        kind = items[0].action.kind
+        return (kind is Kind.SEND_B or kind is Kind.RECV_B, kind.is_send == bool(self._mesh.pp_rank % 2))
 
-        def turn(index: int) -> tuple[bool, bool]:
-            kind = messages[index].action.kind
-            return (kind is Kind.SEND_B or kind is Kind.RECV_B, kind.is_send == bool(self._mesh.pp_rank % 2))
-
-        received: dict[int, Tensor | None] = {}
-        for index in sorted(range(len(messages)), key=turn):
-            (received[index],) = self.exchange([messages[index]], step)
-        return [received[index] for index in range(len(messages))]
-
-    def _route(self, message: Message) -> _Routed:
-        action = message.action
-        pp_rank = peer_of(self._plan, action)
-        if action.kind.is_send:
-            if message.tensor is None:
-                raise PptraceError(f"{action} on pipeline rank {self._mesh.pp_rank} has no tensor to send")
-            tensor: Tensor | None = message.tensor.detach().contiguous()
+    def _route(self, message: Message) -> list[_Routed]:
+        action, plan = message.action, self._plan
+        pp_rank, shapes = peer_of(plan, action), self._shapes(action)
+        tensors: list[Tensor | None]
+        if not action.kind.is_send:
+            tensors = [None if self._spec.negotiated else self._buffer(shape) for shape in shapes]
+        elif len(message.tensors) == len(shapes):
+            tensors = [tensor.detach().contiguous() for tensor in message.tensors]
         else:
-            tensor = self._buffer(self._spec.shape)
-        return _Routed(action, pp_rank, self._mesh.global_rank(pp_rank), self._tag(action), tensor)
+            raise PptraceError(
+                f"{action} on pipeline rank {self._mesh.pp_rank} has {len(message.tensors)} tensors to send; expected "
+                f"{len(shapes)}"
+            )
+        ends = (action, pp_rank, self._mesh.global_rank(pp_rank), self._tag(action))
+        if len(tensors) == 1:
+            return [_Routed(*ends, tensors[0])]
+        return [_Routed(*ends, tensor, index) for index, tensor in enumerate(tensors)]
+
+    def _shapes(self, action: Action) -> Sequence[Shape]:
+        """The shapes of the tensors of a message: of the activations between two stages, whichever way it goes."""
+        message = message_of(self._plan, action)
+        forward = message.direction is Direction.FORWARD
+        return self._spec.shapes(message.source_stage if forward else message.target_stage)
 
     def _tag(self, action: Action) -> int:
         """A unique tag per message, equal at both ends: numbered by direction, sending stage and microbatch."""
@@ -212,8 +242,8 @@ class Communicator:
         forward = message.direction is Direction.FORWARD
         return ((message.microbatch or 0) * self._plan.num_stages + message.source_stage) * 2 + forward
 
-    def _buffer(self, shape: tuple[int, ...] | None) -> Tensor | None:
-        return None if shape is None else torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)
+    def _buffer(self, shape: Shape) -> Tensor:
+        return torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)
 
     def _post(self, routed: Sequence[_Routed]) -> list[tuple[_Routed, Pending]]:
         parcels = [item.parcel(item.tensor, False) for item in routed if item.tensor is not None]

@@ -34,7 +34,9 @@ class RankProgram:
         loss_function: of the last stage.
         communicator: sends and receives for this rank.
         recomputed: microbatches whose forward saves its input alone (``stage(x, recompute=True)``).
-        pass_microbatch_key: every forward gets its step and microbatch (``stage(x, microbatch_key=…)``).
+        pass_microbatch_key: every forward gets its step and microbatch (``stage(x, microbatch_key=…)``), as it does where its
+            batch is packed of documents.
+        reads_tokens: stages with the decoder's embedding, of a model with an encoder (``stage(x, decoder_tokens=…)``).
         in_pieces: the halves of overlapped pairs alternate in pieces, where the stages can (:mod:`instrument.expert.pieces`).
     """
 
@@ -47,6 +49,7 @@ class RankProgram:
     recomputed: frozenset[Cell] = frozenset()
     pass_microbatch_key: bool = False
     in_pieces: bool = False
+    reads_tokens: frozenset[int] = frozenset()
 
     @cached_property
     def queues(self) -> Mapping[int, WeightQueue]:
@@ -56,11 +59,14 @@ class RankProgram:
         """
         return {stage: attach(module) for stage, module in self.stages.items()} if self.plan.splits_backward else {}
 
-    def forward_kwargs(self, step: int, cell: Cell) -> dict[str, object]:
+    def forward_kwargs(self, step: int, cell: Cell, batch: Batch) -> dict[str, object]:
         """Keyword arguments of a stage's forward."""
         kwargs: dict[str, object] = {"recompute": True} if cell in self.recomputed else {}
-        if self.pass_microbatch_key:
-            kwargs["microbatch_key"] = MicrobatchKey(step, cell.microbatch)
+        documents = None if batch.documents is None else batch.documents[cell.microbatch]
+        if self.pass_microbatch_key or documents is not None:
+            kwargs["microbatch_key"] = MicrobatchKey(step, cell.microbatch, documents)
+        if cell.stage in self.reads_tokens:
+            kwargs["decoder_tokens"] = batch.tokens_of(cell.microbatch)
         return kwargs
 
     def is_local(self, stage: int | None) -> bool:

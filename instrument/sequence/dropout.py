@@ -23,10 +23,11 @@ from pptrace.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchKey:
-    """Step and microbatch of a forward."""
+    """Step and microbatch of a forward, and the tokens of the documents that its sequences are packed of; None: of one each."""
 
     step: int = 0
     microbatch: int = 0
+    documents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,10 +108,11 @@ class QkvParallelLinear(HasPartial, ColumnParallelLinear):
 
     def heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """This layer's output (b, s, …) as q (b, query heads, s, d), k and v (b, KV heads, s, d)."""
+        sizes = [(len(rows) // self.head_dim, self.head_dim) for rows in self.rows]
         query, key, _ = map(len, self.rows)
-        q, k, v = projected.tensor_split((query, query + key), -1)
-        per_head = [part.view(*part.shape[:-1], -1, self.head_dim).transpose(1, 2) for part in (q, k, v)]
-        return per_head[0], per_head[1], per_head[2]
+        parts = projected.tensor_split((query, query + key), -1)
+        q, k, v = (part.view(*part.shape[:-1], *size).transpose(1, 2) for part, size in zip(parts, sizes, strict=True))
+        return q, k, v
 
     def partial_gradients(self) -> Iterable[Partial]:
         if self.share.copies == 1:

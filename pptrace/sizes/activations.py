@@ -209,6 +209,8 @@ class ActivationSizes:
         if runs_again:
             return tensors
         tensors["attention.log-sum-exp"] = self.held * query * facts.sum_bytes
+        if facts.shortest_document is not None:  # the outputs of all documents, which are joined for the next layer
+            tensors["attention.documents"] = query * head
         return tensors | ({"all-to-all(attention)": query * head} if is_exchanged else {})
 
     def _mask(self, name: str) -> Mapping[str, int]:

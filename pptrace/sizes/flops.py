@@ -16,9 +16,14 @@ from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.step import StepVolume
 
 
-def attention_flops(tokens: int, hidden: int) -> int:
-    """Scores, and their product with the values: 4·s²·h, the full square."""
-    return 4 * tokens**2 * hidden
+def attention_flops(tokens: int, hidden: int, keys: int | None = None) -> int:
+    """Scores, and their product with the values: 4·s²·h, the full square; over ``keys`` of another sequence 4·s·S·h."""
+    return 4 * tokens * (tokens if keys is None else keys) * hidden
+
+
+def cross_projection_flops(tokens: int, source: int, hidden: int, kv_width: int) -> int:
+    """q and the output of a decoder's tokens, k and v of what an encoder has made of S: 4·s·h² + 4·S·h·k."""
+    return 4 * hidden * (tokens * hidden + source * kv_width)
 
 
 def projection_flops(tokens: int, hidden: int, kv_width: int) -> int:
@@ -45,14 +50,26 @@ def head_flops(tokens: int, hidden: int, rows: int) -> int:
 
 def layer_flops(facts: GptFacts, layer: int) -> int:
     """The forward of one sequence through a layer of the model."""
-    tokens, hidden, form = facts.sequence, facts.hidden, facts.form
+    is_encoder, hidden, form = layer < facts.encoder_layers, facts.hidden, facts.form
+    tokens, source, kv_width = facts.sequence, facts.source_length, facts.kv_heads * facts.head_dim
     if form.numbers is not None:
         return 2 * tokens * form.numbers.parameters
-    products = projection_flops(tokens, hidden, facts.kv_heads * facts.head_dim) + attention_flops(tokens, hidden)
+    tokens = source if is_encoder else tokens
+    products = projection_flops(tokens, hidden, kv_width) + layer_attention_flops(facts, layer)
+    if facts.encoder_layers and not is_encoder:
+        products += cross_projection_flops(tokens, source, hidden, kv_width)
     if facts.experts is None or not facts.experts_of(layer):
         return products + mlp_flops(tokens, hidden, facts.mlp_width, form.family)
     options = facts.experts.of_layer(layer)
     return products + expert_flops(tokens, hidden, facts.expert_width, options, form.family)
+
+
+def layer_attention_flops(facts: GptFacts, layer: int) -> int:
+    """The attention of one sequence in a layer of the model; in a decoder's over what its encoder has made too."""
+    if layer < facts.encoder_layers:
+        return attention_flops(facts.source_length, facts.hidden)
+    cross = attention_flops(facts.sequence, facts.hidden, facts.source_length) if facts.encoder_layers else 0
+    return attention_flops(facts.sequence, facts.hidden) + cross
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,8 @@ def stage_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> StageFlo
         numbers = facts.form.numbers
         head = head_flops(tokens, facts.hidden, facts.vocabulary_rows(tp) * tp)
         head = 2 * tokens * numbers.head_parameters if numbers is not None else head
-    again = {"none": 0, "selective": len(layers) * attention_flops(tokens, facts.hidden), "full": of_layers}
+    attention = sum(layer_attention_flops(facts, layer) for layer in layers)
+    again = {"none": 0, "selective": attention, "full": of_layers}
     return StageFlops(
         *(facts.microbatch_size * num // (tp * cp) for num in (of_layers + head, again[facts.recompute], of_layers))
     )
@@ -83,17 +101,18 @@ def op_flops(facts: GptFacts, model_stage: int, tp: int, cp: int) -> dict[str, d
     """FLOPs of one op of a stage of the model on one rank of tp and cp, by its kind and by kind of work.
 
     A backward multiplies twice as much as its forward, of which the gradients of weights (W) have half of the linear layers, and
-    none of the attention. {} where the sizes alone do not tell: sequences whose lengths vary, experts, copied heads of keys,
-    other recompute than of all layers or of their attention.
+    none of the attention. {} where the sizes alone do not tell: sequences or documents whose lengths vary, experts, copied heads
+    of keys, other recompute than of all layers or of their attention.
     """
     again = set(facts.recompute_of(model_stage))
-    is_varying = facts.shortest_sequence is not None
+    is_varying = facts.shortest_sequence is not None or facts.shortest_document is not None
     if facts.experts is not None or facts.form.numbers is not None or facts.kv_heads % tp or facts.sleeps or is_varying:
         return {}
     if not again <= {"none", "selective", "full"} or facts.recompute_microbatches_beyond is not None:
         return {}
     parts, share = stage_flops(facts, model_stage, tp, cp), facts.microbatch_size / (tp * cp)
-    attention = int(len(facts.layers_of(model_stage)) * attention_flops(facts.sequence, facts.hidden) * share)
+    of_layers = sum(layer_attention_flops(facts, layer) for layer in facts.layers_of(model_stage))
+    attention = int(of_layers * share)
     linear = parts.forward - attention
     full = facts.recompute_of(model_stage).count("full") / max(len(facts.layers_of(model_stage)), 1)
     again_attention = attention if "selective" in again else int(full * attention)

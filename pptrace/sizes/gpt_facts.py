@@ -23,6 +23,17 @@ def padded_vocabulary(vocabulary: int, multiple: int, tp: int) -> int:
     return -(-vocabulary // rows) * rows
 
 
+def passed_lengths(layers_done: int, layers: int, encoder_layers: int, sequence: int, source: int) -> tuple[int, ...]:
+    """Tokens of a sequence in each tensor that a stage passes on, when so many layers of the model are done.
+
+    Within an encoder and at its end one of ``source`` tokens; within the decoder one of ``sequence``, and what the encoder has
+    made as long as layers follow that read it. Source: ``get_tensor_shapes`` of Megatron-LM 0.12, of ``encoder_and_decoder``.
+    """
+    if not encoder_layers or layers_done == layers:
+        return (sequence,)
+    return (source,) if layers_done <= encoder_layers else (sequence, source)
+
+
 def modules_of(recompute: str) -> tuple[str, ...]:
     """The modules of a layer that run again, of what :meth:`GptFacts.recompute_of` has of it."""
     return ("core_attn",) if recompute == "selective" else tuple(recompute.split(","))
@@ -39,7 +50,9 @@ class GptFacts:
     and compute the halves of overlapped pairs one after the other. ``vocabulary`` is the number of token ids, for which a rank of
     tp has :meth:`vocabulary_rows`. ``cp_comm_type`` is how keys reach ranks of cp that exchange no heads: ``p2p`` or
     ``all_gather``. ``shortest_sequence`` is None where all sequences have ``sequence`` tokens, else what a microbatch of the
-    shortest ones has. ``num_positions`` are the rows of learned positions, None for as many as ``sequence``.
+    shortest ones has. ``num_positions`` are the rows of learned positions, None for as many as ``sequence``. The first
+    ``encoder_layers`` are an encoder's, of ``encoder_sequence`` tokens (None: as many as ``sequence``), 0: there is none.
+    ``shortest_document`` is what the shortest document of a sequence has that is packed of several, None where none is.
     """
 
     hidden: int
@@ -73,6 +86,9 @@ class GptFacts:
     cp_comm_type: str = "p2p"
     shortest_sequence: int | None = None
     num_positions: int | None = None
+    encoder_layers: int = 0
+    encoder_sequence: int | None = None
+    shortest_document: int | None = None
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
@@ -108,6 +124,16 @@ class GptFacts:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def source_length(self) -> int:
+        """Tokens of a sequence that the encoder reads."""
+        return (self.num_positions or self.sequence) if self.encoder_sequence is None else self.encoder_sequence
+
+    def passed_lengths(self, stage: int) -> tuple[int, ...]:
+        """Tokens of a sequence in each tensor that a stage of the model passes on."""
+        done, layers = self.layers_of(stage).stop, sum(self.layers_per_stage)
+        return passed_lengths(done, layers, self.encoder_layers, self.sequence, self.source_length)
 
     def layers_of(self, stage: int) -> range:
         """The layers of a stage of the model."""
@@ -201,17 +227,31 @@ def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int
         return _given_parameters(facts, facts.form.numbers, stage, tp)
     rows = facts.vocabulary_rows(tp)
     num_positions = facts.sequence if facts.num_positions is None else facts.num_positions
-    positions = (_whole((num_positions, hidden), shards),) if facts.form.family.has_positions else ()
+
+    def embedding(num_positions: int) -> tuple[Parameter, ...]:
+        positions = (_whole((num_positions, hidden), shards),) if facts.form.family.has_positions else ()
+        return (Parameter((rows, hidden), is_embedding=True), *positions)
+
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
     attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(facts, facts.mlp_width // tp, shards)
+    first = facts.encoder_layers
+    cross = _cross_parameters(facts, tp, shards)
     layers = [
-        (*attention, *(_expert_parameters(facts, num, tp, ep, etp) if num else mlp))
-        for num in map(facts.experts_of, facts.layers_of(stage))
+        (
+            *attention,
+            *(_expert_parameters(facts, num, tp, ep, etp) if num else mlp),
+            *(cross if 0 < first <= layer else ()),
+        )
+        for layer, num in zip(facts.layers_of(stage), map(facts.experts_of, facts.layers_of(stage)), strict=True)
     ]
     return StageParameters(
-        (Parameter((rows, hidden), is_embedding=True), *positions) if is_first else (),
+        embedding(facts.source_length if first else num_positions) if is_first else (),
         tuple(layers),
-        (*_norm(facts, shards), Parameter((rows, hidden), is_embedding=True)) if is_last else (),
+        (
+            *((*_norm(facts, shards), Parameter((rows, hidden), is_embedding=True)) if is_last else ()),
+            *(_norm(facts, shards) if first - 1 in facts.layers_of(stage) else ()),
+            *(embedding(num_positions) if first and first in facts.layers_of(stage) else ()),
+        ),
     )
 
 
@@ -237,20 +277,36 @@ def _norm(facts: GptFacts, shards: bool) -> tuple[Parameter, ...]:
 
 def _attention_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
     """Parameters of a layer up to the norm before its MLP or experts."""
+    return (
+        *_norm(facts, shards),
+        *_head_parameters(facts, tp, facts.heads // tp),
+        *_output_parameters(facts, tp, shards),
+        *_norm(facts, shards),
+    )
+
+
+def _cross_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
+    """Parameters of the attention over what an encoder has made, behind the MLP of each layer of the decoder."""
+    rows = facts.hidden // tp
+    query = (Parameter((rows, facts.hidden)), *((Parameter((rows,)),) if facts.form.family.has_biases else ()))
+    return (*_norm(facts, shards), *query, *_head_parameters(facts, tp, 0), *_output_parameters(facts, tp, shards))
+
+
+def _head_parameters(facts: GptFacts, tp: int, query_heads: int) -> tuple[Parameter, ...]:
+    """The projection to so many queries and to this rank's keys and values, of which copies are summed."""
     hidden, width = facts.hidden, facts.head_dim
     is_copied = facts.kv_heads % tp != 0
     kv_heads = 1 if is_copied else facts.kv_heads // tp
-    qkv = (facts.heads // tp + 2 * kv_heads) * width
+    rows = (query_heads + 2 * kv_heads) * width
     copied = 2 * facts.kv_heads * width if is_copied else 0  # rows of all key heads and all value heads
-    biases = facts.form.family.has_biases
-    return (
-        *_norm(facts, shards),
-        Parameter((qkv, hidden), summed=copied * hidden),
-        *((Parameter((qkv,), summed=copied),) if biases else ()),
-        Parameter((hidden, hidden // tp)),
-        *((_whole((hidden,), shards),) if biases else ()),
-        *_norm(facts, shards),
-    )
+    biases = (Parameter((rows,), summed=copied),) if facts.form.family.has_biases else ()
+    return (Parameter((rows, hidden), summed=copied * hidden), *biases)
+
+
+def _output_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
+    hidden = facts.hidden
+    biases = (_whole((hidden,), shards),) if facts.form.family.has_biases else ()
+    return (Parameter((hidden, hidden // tp)), *biases)
 
 
 def _mlp_parameters(facts: GptFacts, width: int, shards: bool) -> tuple[Parameter, ...]:

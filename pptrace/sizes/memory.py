@@ -65,6 +65,8 @@ class MemoryPrediction:
             return f"sequences have {facts.shortest_sequence} to {facts.sequence} tokens, and what a step keeps varies with them"
         if facts.attention_kernel == _SCORES_STORED:
             return "the attention ran without a fused kernel, and what it stores is not known"
+        if facts.encoder_layers:
+            return "what an encoder and its decoder keep, each of its own length, is not predicted"
         if facts.experts is not None and facts.experts.jitter > 0:
             return "the router sees noise, and what that keeps is not predicted"
         return None

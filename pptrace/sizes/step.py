@@ -129,8 +129,16 @@ class StepVolume:
 
     @cached_property
     def _tensor(self) -> TensorSizes:
+        return self._tensor_of(self.facts.sequence)
+
+    @cached_property
+    def _source(self) -> TensorSizes:
+        """The activations of an encoder."""
+        return self._tensor_of(self.facts.source_length)
+
+    def _tensor_of(self, sequence: int) -> TensorSizes:
         facts = self.facts
-        num_bytes = self._tokens * facts.hidden * facts.item_bytes
+        num_bytes = facts.microbatch_size * sequence // self._cp * facts.hidden * facts.item_bytes
         return TensorSizes(self._tp, num_bytes, facts.sequence_parallel, facts.overlap)
 
     @cached_property
@@ -149,12 +157,16 @@ class StepVolume:
         )
 
     def _batch(self, pp_rank: int) -> Iterator[Volume]:
-        """Tokens for the first stage and targets for the last, from the first rank of tp."""
-        stages = self.plan.stages_of(pp_rank)
-        reads = int(any(self.plan.previous_stage(stage) is None for stage in stages))
-        reads += any(self.plan.next_stage(stage) is None for stage in stages)
-        num_bytes = reads * self.plan.num_microbatches * self._tokens * _TOKEN_BYTES
-        yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if reads else 0)
+        """Tokens for the first stage and targets for the last, from the first rank of tp; with an encoder the source for the
+        first, and tokens for the one where the decoder begins.
+        """
+        plan, facts = self.plan, self.facts
+        stages = [plan.model_stage(stage) for stage in plan.stages_of(pp_rank)]
+        reads_source, reads_tokens = map(any, zip(*map(self._embeds, stages), strict=True))
+        reads = reads_tokens + (plan.chain_length - 1 in stages)
+        for number, length in ((int(reads_source), facts.source_length), (reads, facts.sequence)):
+            num_bytes = number * plan.num_microbatches * facts.microbatch_size * length // self._cp * _TOKEN_BYTES
+            yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if number else 0)
 
     def _actions(self, pp_rank: int, lengths: Sequence[int] | None = None) -> Iterator[Volume]:
         recomputed = self.fully_recomputed(pp_rank)
@@ -176,8 +188,7 @@ class StepVolume:
         model_stage_index, plan = self.plan.model_stage(stage), self.plan
         parts = [self._layers(model_stage_index).forward, *self._unrepeated(model_stage_index)]
         parts.append(self._transfers(stage, plan.next_stage(stage), plan.previous_stage(stage)))
-        if model_stage_index == 0:
-            parts.append(vocabulary_volume(self._tensor).forward)
+        parts += [both.forward for both in self._embedding_volumes(model_stage_index)]
         if model_stage_index == plan.chain_length - 1:
             parts.append(column_volume(self._tensor).forward)
             parts.append(cross_entropy_volume(self._tp, self._tokens, self.facts.sum_bytes))
@@ -188,11 +199,22 @@ class StepVolume:
         model_stage_index, plan = self.plan.model_stage(stage), self.plan
         parts = [self._layers(model_stage_index).backward, self._recomputed_volume(model_stage_index, fully_recomputed)]
         parts.append(self._transfers(stage, plan.previous_stage(stage), plan.next_stage(stage)))
-        if model_stage_index == 0:
-            parts.append(vocabulary_volume(self._tensor).backward)
+        parts += [both.backward for both in self._embedding_volumes(model_stage_index)]
         if model_stage_index == plan.chain_length - 1:
             parts.append(column_volume(self._tensor).backward)
         return total((*parts, self._gathered_units(model_stage_index)))
+
+    def _embeds(self, model_stage: int) -> tuple[bool, bool]:
+        """Two facts of a stage of the model: it embeds an encoder's source, it embeds the tokens of the model or its decoder."""
+        first = self.facts.encoder_layers
+        if not first:
+            return False, model_stage == 0
+        return model_stage == 0, first in self.facts.layers_of(model_stage)
+
+    def _embedding_volumes(self, model_stage: int) -> Iterator[BothWays]:
+        for embeds, sizes in zip(self._embeds(model_stage), (self._source, self._tensor), strict=True):
+            if embeds:
+                yield vocabulary_volume(sizes)
 
     def _layers(self, model_stage: int) -> BothWays:
         """The layers of a stage of the model, but for what their experts make of routes."""
@@ -207,11 +229,15 @@ class StepVolume:
         """The attention of a layer, and its MLP or experts."""
         if self.experts is not None and self.facts.experts_of(layer):
             return self._attention_layer, self.experts.fixed(self._tensor)
+        if layer < self.facts.encoder_layers:
+            return pair_volume(self._source), pair_volume(self._source)
         return self._attention_layer, pair_volume(self._tensor)
 
     @cached_property
     def _attention_layer(self) -> BothWays:
-        parts = (pair_volume(self._tensor), attention_volume(self._attention))
+        parts = [pair_volume(self._tensor), attention_volume(self._attention)]
+        if self.facts.encoder_layers:  # the decoder's layers attend over what the encoder has made, too
+            parts += [pair_volume(self._tensor), column_volume(self._source)]
         return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
 
     def _unrepeated(self, model_stage: int) -> Iterator[Volume]:
@@ -256,7 +282,7 @@ class StepVolume:
         if "core_attn" in modules:
             yield attention_again_volume(self._attention)
         if "mlp" in modules and not self.facts.experts_of(layer):
-            yield pair_volume(self._tensor).forward
+            yield self._parts_of(layer)[1].forward
 
     def fully_recomputed(self, pp_rank: int) -> frozenset[Cell]:
         """The forwards that keep their input alone beyond ``recompute_microbatches_beyond``."""
@@ -264,11 +290,20 @@ class StepVolume:
         return frozenset() if num_unrecomputed is None else recomputed_cells(self.plan, pp_rank, num_unrecomputed)
 
     def _transfers(self, stage: int, target: int | None, source: int | None) -> Volume:
-        """b · s/(cp · tp if SP) · h to the stage that reads an action's output, and from the one whose output it reads."""
-        placement = self.plan.placement
-        sent, received = (other is not None and placement[other] != placement[stage] for other in (target, source))
-        num_bytes = self._tensor.activation_bytes // (self._tp if self._tensor.is_cut else 1)
-        return messages(Axis.PP, num_bytes, int(sent), int(received))
+        """b · s/(cp · tp if SP) · h to the stage that reads an action's output, and from the one whose output it reads, of each
+        of their tensors.
+        """
+        sent, received = (self._passed_bytes(stage, other) for other in (target, source))
+        each = [messages(Axis.PP, num_bytes, 1, 0) for num_bytes in sent]
+        return total((*each, *(messages(Axis.PP, num_bytes, 0, 1) for num_bytes in received)))
+
+    def _passed_bytes(self, stage: int, other: int | None) -> list[int]:
+        """Bytes of each tensor between two stages of the plan, one behind the other; none if these are on one rank."""
+        if other is None or self.plan.placement[other] == self.plan.placement[stage]:
+            return []
+        lengths = self.facts.passed_lengths(min(self.plan.model_stage(stage), self.plan.model_stage(other)))
+        tensors = [self._tensor_of(length) for length in lengths]
+        return [sizes.activation_bytes // (self._tp if sizes.is_cut else 1) for sizes in tensors]
 
     def _gathered_units(self, model_stage_index: int) -> Volume:
         """ZeRO-3 gathers every unit for each forward and each backward (arXiv 1910.02054, section 7.2.2)."""

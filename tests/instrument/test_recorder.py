@@ -21,6 +21,8 @@ ACTION = Action(Kind.F, 2, 3, 1, Phase.WARMUP)
 class Counted:
     """A transfer that counts how often it is asked for."""
 
+    index = None
+
     def __init__(self) -> None:
         self.asked = 0
 

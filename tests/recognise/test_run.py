@@ -172,6 +172,14 @@ def test_a_received_size_that_was_negotiated_is_read_from_its_wait() -> None:
     ]
 
 
+def test_each_tensor_of_a_message_has_a_wait_even_where_all_are_as_large() -> None:
+    tensors = [Transfer(Action(Kind.RECV_F, 1, 3), 0, 64, index) for index in range(2)]
+    waits = [marked(WaitMark(tensor, 0), begin, begin + 20) for tensor, begin in zip(tensors, (30, 50), strict=True)]
+    rows = recognise([make_trace([marked(P2PMark(tuple(tensors), Axis.PP, 0), 10, 20), *waits])]).comms.itertuples()
+    expected = [(1, 3, 64, 10, 30, 50), (1, 3, 64, 10, 50, 70)]
+    assert [(row.stage, row.microbatch, row.bytes, row.start_ns, row.asked_ns, row.end_ns) for row in rows] == expected
+
+
 def test_transfers_without_waits_last_as_long_as_their_call() -> None:
     mark = P2PMark((Transfer(Action(Kind.SEND_F, 0, 0), 1, 64),), Axis.PP, 0)
     (row,) = recognise([make_trace([marked(mark, 10, 90)])]).comms.itertuples()

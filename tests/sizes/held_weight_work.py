@@ -57,13 +57,17 @@ def _hold(mix: Mix, sequences: int) -> list[HeldWork]:
                 length = parallel.activation_length(SEQUENCE)
                 x = torch.randn(sequences, length, HIDDEN, dtype=mix.config.dtype).requires_grad_()
             tape, key = Tape(), MicrobatchKey()
-            output = run_through(stage.in_pieces(x, tape, key)) if runtime.program.in_pieces else stage(x, key)
+            output = (
+                run_through(stage.in_pieces(x, tape, key))
+                if runtime.program.in_pieces
+                else stage(x, microbatch_key=key)
+            )
             if stage.head is not None:
                 output = cross_entropy(output, targets, parallel.region.group)
             edge, gradient = torch.autograd.graph.get_gradient_edge(output), torch.ones_like(output)
             del output
             with runtime.program.queues[number].collecting() as work:
-                run_through(tape.backward(edge, gradient))
+                run_through(tape.backward([edge], [gradient]))
             del edge, gradient, tape, x
             found.append(HeldWork(number, settled(watch), tuple(routes)))
             while work:

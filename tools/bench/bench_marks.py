@@ -55,6 +55,7 @@ ACTION = Action(Kind.F, 2, 3, 1, Phase.STEADY)
 @dataclass(frozen=True, slots=True)
 class Carried:
     action: Action
+    index: int | None = None
 
     def transfer(self) -> Transfer:
         return Transfer(self.action, 5, 4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,9 @@ def _least_of_links(messages: Slice, window: Int64) -> Int64:
 
 
 def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
-    """The messages of the plan that a rank received."""
+    """The messages of the plan that a rank received, with the cost of each transfer for its reader; one of several tensors lasts
+    from the first to the last of them.
+    """
     is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
     sent = _sent_with(comms, window)[is_received]
     received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
@@ -87,12 +90,27 @@ def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
         "arrival": received[MOVED],
         "sent": sent,
         "received": received["end_ns"],
-        "transfer": _transfer_ns(received, MOVED),
-        "recorded": _transfer_ns(received, "transfer_end_ns"),
+        "began": np.maximum(begins, received["asked_ns"]),  # one posted ahead is seen complete when it is asked for
+        "ended": received["transfer_end_ns"],
         "sender_is_last": begins > posted,
         "is_early": (begins > posted) & (begins <= received["asked_ns"]),
     }
-    return Slice({name: column[known] for name, column in columns.items()})
+    messages = _joined_tensors({name: column[known] for name, column in columns.items()})
+    began, ended = messages.pop("began"), messages.pop("ended")
+    took = {"transfer": np.maximum(messages["arrival"] - began, 0), "recorded": np.maximum(ended - began, 0)}
+    return Slice(messages | took)
+
+
+def _joined_tensors(messages: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """One row for each message, where those of several tensors have one for each."""
+    group, first = distinct_of((messages["window"], messages["message"]))
+    if len(first) == len(group):
+        return messages
+    joined = {name: column[first].copy() for name, column in messages.items()}
+    for name, column in messages.items():
+        last = np.minimum if name in ("began", "is_early") else np.maximum
+        last.at(joined[name], group, column)
+    return joined
 
 
 def _sent_with(comms: Slice, window: Int64) -> Int64:
@@ -235,10 +253,3 @@ def _messages_of(table: PlanTable, ends: Slice, is_send: Bool) -> Int64:
     stage = ends["stage"] + np.where(is_send, 0, np.where(is_forward, -1, 1))
     slots = table.slots_of(producer, stage, ends["microbatch"])
     return np.where(slots >= 0, table.slot_to_message[slots], NONE)
-
-
-def _transfer_ns(received: Slice, end: str) -> Int64:
-    """Cost of each transfer for its reader until a column of ends, ns; one posted ahead is seen complete when it is asked for."""
-    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
-    durations: Int64 = np.maximum(received[end] - begins, 0)
-    return durations

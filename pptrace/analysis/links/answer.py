@@ -50,7 +50,9 @@ class RankTraffic:
 
     ``messages`` has a row for each ``axis``, ``kind`` (send or recv), ``peer`` and size (``bytes``, −1 unknown): ``count``, the
     sums ``transfer`` and ``wait``, the transfer ``fast``, below which a tenth of them are, and ``slack``: the time for which
-    messages might have been under way before the rank asked for them. ``collectives`` has one for each ``axis`` and ``kind``:
+    messages might have been under way before the rank asked for them. Of several that went together (:func:`_with_others`)
+    ``until`` is how many bytes had been moved when one was there, which is what ``fast`` is of; of ``transfer`` and ``slack``
+    what each took beyond those before it counts. ``collectives`` has one for each ``axis`` and ``kind``:
     ``count``, ``num_last`` (calls that the rank was the last to enter) and ``wait``. ``on_device``: all of it was timed on the
     device. ``sizes`` are collectives by size, those without a match too (:mod:`pptrace.analysis.links.collectives`).
     """
@@ -99,7 +101,7 @@ def traffic_of(rank: int, comms: Slice) -> RankTraffic:
 
 
 _COLUMNS = (
-    *("axis", "kind", "peer", "bytes", "group_size", "clock"),
+    *("axis", "kind", "peer", "bytes", "group_size", "clock", "stage", "microbatch"),
     *("start_ns", "asked_ns", "end_ns", "transfer_start_ns", "transfer_end_ns"),
 )
 
@@ -107,17 +109,48 @@ _COLUMNS = (
 def _messages(rows: Slice) -> Slice:
     transfer = rows["transfer_end_ns"] - rows["transfer_start_ns"]
     slack = np.where(rows["kind"] == "recv", np.maximum(rows["asked_ns"] - rows["transfer_start_ns"], 0), 0)
-    keys, group, first = _grouped(rows, ("axis", "kind"), ("peer", "bytes"))
+    until, before = _with_others(rows)
+
+    def beyond(ns: Int64) -> Int64:
+        """The time of each beyond that of the one before it on its link."""
+        longer: Int64 = np.maximum(ns - np.append(ns, 0)[before], 0)
+        return longer
+
+    rows = Slice({**rows.columns, "until": until})
+    keys, group, first = _grouped(rows, ("axis", "kind"), ("peer", "bytes", "until"))
     return Slice(
         {
             **keys,
             "count": np.bincount(group, minlength=len(first)),
-            "transfer": _sums(transfer, group, len(first)),
+            "transfer": _sums(beyond(transfer), group, len(first)),
             "wait": _sums(rows["end_ns"] - rows["start_ns"] - transfer, group, len(first)),
-            "slack": _sums(slack, group, len(first)),
+            "slack": _sums(beyond(slack), group, len(first)),
             "fast": _fast(transfer, group, len(first)),
         }
     )
+
+
+def _with_others(rows: Slice) -> tuple[Int64, Int64]:
+    """(bytes that had been moved when each message was there, the row of the one before it on its link, −1 of the first).
+
+    The tensors of a stage that passes on several are posted together and share their link: the first is alone on it, and when the
+    last is there all have been moved.
+    """
+    of_text = (rows.codes(name)[0] for name in ("axis", "kind"))
+    of_message = (rows[name] for name in ("peer", "stage", "microbatch", "start_ns", "transfer_start_ns"))
+    alone = np.where(rows["microbatch"] < 0, np.arange(len(rows)), -1)
+    group, first = distinct_of([*of_text, *of_message, alone])
+    sizes, before = rows["bytes"], np.full(len(rows), -1)
+    if len(first) == len(group):
+        return sizes, before
+    order = np.lexsort((rows["transfer_end_ns"], group))
+    is_next = np.append(False, group[order][1:] == group[order][:-1])
+    before[order[is_next]] = np.append(-1, order[:-1])[is_next]
+    moved = np.cumsum(sizes[order])
+    begins = np.maximum.accumulate(np.where(is_next, 0, np.arange(len(order))))
+    until = np.empty_like(sizes)
+    until[order] = moved - (moved - sizes[order])[begins]
+    return np.where(sizes < 0, sizes, until), before
 
 
 def _collectives(rows: Slice) -> Slice:
@@ -236,7 +269,7 @@ def _link(ends: Slice, facts: Mapping[int, Mapping[str, object]], on_device: Col
     transfer, slack = int(received["transfer"].sum()), int(received["slack"].sum())
     rate = num_bytes / transfer if num_bytes is not None and transfer else None
     peak = peak_between((source, target), facts) if set(ends["rank"].tolist()) <= set(on_device) else None
-    fit = fit_link(*fast_of_sizes(sizes, received["fast"], count))
+    fit = fit_link(*fast_of_sizes(received["until"], received["fast"], count))
     same_host = is_same_host((source, target), facts)
     return Link(
         axis=axis,

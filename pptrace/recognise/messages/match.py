@@ -122,14 +122,16 @@ def number_by_name(p2p: pd.DataFrame, numbers: MatchNumbers) -> None:
     is_pair = (sizes == 2) & (num_sends == 1)
     rows, of_pair = p2p["row"].to_numpy(), begins[is_pair]
     numbers.give([rows[order[of_pair]], rows[order[of_pair + 1]]])
-    several = np.repeat((num_sends > 0) & (num_sends < sizes) & ~is_pair, sizes)
+    several = np.repeat((2 * num_sends == sizes) & ~is_pair, sizes)
     if several.any():
-        group = np.repeat(np.arange(len(begins)), sizes)[several]
-        ordered = p2p.iloc[order[several]].assign(group=group).sort_values("start_ns", kind="stable")
-        for same in slices(ordered, ("group",)).values():
-            both = _sends_and_receives(same)
-            if len(both[0]) == len(both[1]):
-                _number_in_order(both, numbers)
+        at, group = order[several], np.repeat(np.arange(len(begins)), sizes)[several]
+        of_group = np.lexsort((p2p["start_ns"].to_numpy()[at], ~is_send[at], group))
+        at, group = at[of_group], group[of_group]
+        sends, receives = at[is_send[at]], at[~is_send[at]]
+        sent, received = (p2p["bytes"].to_numpy()[end] for end in (sends, receives))
+        differ = group[is_send[at]][(sent != received) & (sent >= 0) & (received >= 0)]
+        agree = ~np.isin(group[is_send[at]], differ)
+        numbers.give([rows[sends[agree]], rows[receives[agree]]])
 
 
 def _number_in_order(ends: Sequence[Slice], numbers: MatchNumbers) -> None:

@@ -135,7 +135,7 @@ def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
 def _transfer_columns(marks: MarkedRanges) -> dict[str, Int64]:
     """Messages of the pipeline. Their wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     transfers, waits = marks.transfers, marks.waits
-    names = ("kind", "stage", "microbatch", "peer", "step")
+    names = ("kind", "stage", "microbatch", "tensor", "peer", "step")
     wait = last_like([transfers[name] for name in names], [waits[name] for name in names])
     awaited_bytes = _taken(waits["bytes"], wait, 0)
     return {name: transfers[name] for name in ("at", "step", "axis", "peer", "stage", "microbatch")} | {

@@ -47,7 +47,7 @@ from pptrace.slices import Slice, rows_among
 KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
 """Values that the codes in columns stand for."""
 
-_TRANSFER = ("at", "step", "axis", "kind", "stage", "microbatch", "peer", "bytes")
+_TRANSFER = ("at", "step", "axis", "kind", "stage", "microbatch", "tensor", "peer", "bytes")
 _COLUMNS = {
     OpMark: ("at", "step", "kind", "stage", "chunk", "microbatch", "phase", "pair"),
     SpanMark: ("at", "step", "kind"),
@@ -223,7 +223,10 @@ def _transfer(
 ) -> dict[str, Int64]:
     action = transfer.action
     columns = {"kind": same(action.kind.code), "stage": numbers(action.stage), "microbatch": numbers(action.microbatch)}
-    return columns | {"peer": numbers(transfer.peer), "bytes": numbers(transfer.bytes)}
+    return columns | {
+        name: numbers(value)
+        for name, value in (("tensor", transfer.tensor), ("peer", transfer.peer), ("bytes", transfer.bytes))
+    }
 
 
 def _messages(at: Int64, messages: Sequence[Mapping[str, Int64]], shared: Mapping[str, Int64]) -> dict[str, Int64]:

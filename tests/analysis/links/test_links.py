@@ -96,6 +96,19 @@ def test_a_link_is_fitted_to_fast_transfers_whatever_others_took_and_waited() ->
     assert link.fit_reason is None
 
 
+def test_tensors_of_one_message_share_their_link_and_tell_its_latency_and_bandwidth() -> None:
+    """Closed form: of 1000 and 3000 bytes at 2 bytes/ns after 100 ns the first is there after 600 ns, both after 2,100."""
+    rows = []
+    for start in range(0, 50_000, 10_000):
+        posted = {"asked_ns": start + 900}
+        rows += [message("recv", 0, start, start, start + 600, **posted, microbatch=start)]
+        rows += [message("recv", 0, start, start, start + 2100, **posted, microbatch=start, bytes=3000)]
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(*rows)))], {})
+    assert (link.count, link.bytes, link.transfer_ns, link.slack_ns) == (10, 20_000, 5 * 2100, 5 * 900)
+    assert (link.latency_ns, link.bandwidth_gbps) == (100, pytest.approx(2.0))
+    assert link.algbw_gbps == pytest.approx(4000 / 2100)
+
+
 def test_the_rank_that_enters_last_is_counted_and_does_not_wait() -> None:
     def calls(*starts: int) -> pd.DataFrame:
         return comms_of(
@@ -142,7 +155,8 @@ def test_what_a_rank_communicated_is_summed_by_axis_kind_peer_and_size() -> None
         collectives: dict[tuple[object, ...], Counter[str]] = {}
         transfers: dict[tuple[object, ...], list[int]] = {}
         for _ in range(rng.randint(0, 30)):
-            start, asked = rng.randint(0, 30), rng.randint(0, 60)
+            start, after = rng.randint(0, 30) + 100 * len(rows), rng.randint(0, 60)  # each is alone on its link
+            asked = 100 * len(rows) + after
             begin = start + rng.choice((0, rng.randint(0, 20)))
             moved = begin + rng.randint(1, 20)
             end, size, count = moved + rng.randint(0, 5), rng.choice((1, 2, 4)), rng.choice((10, 20))
@@ -189,7 +203,7 @@ def test_links_with_most_waiting_come_first_and_sums_are_those_of_the_side_that_
 
 def test_a_tenth_of_a_links_messages_are_faster_than_its_fast_one() -> None:
     for num, fast in ((10, 1), (11, 2), (20, 2), (21, 3)):
-        rows = [message("recv", 1, 0, 0, transfer) for transfer in range(num, 0, -1)]
+        rows = [message("recv", 1, 100 * ns, 100 * ns, 101 * ns) for ns in range(num, 0, -1)]
         assert traffic_of(0, slice_of(comms_of(*rows))).messages["fast"].tolist() == [fast]
 
 

@@ -27,6 +27,8 @@ FORWARD, SEND = Action(Kind.F, 0, 0), Action(Kind.SEND_F, 0, 0)
 class Message:
     """A message with a tensor, as the runtime's."""
 
+    index = None
+
     def __init__(self) -> None:
         self.action, self.tensor = SEND, torch.zeros(3)
 

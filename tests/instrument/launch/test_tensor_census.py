@@ -55,7 +55,7 @@ def test_what_only_autograd_holds_is_found_once_with_the_operator_that_saved_it(
 def test_activations_that_a_runtime_holds_have_their_stage_and_microbatch() -> None:
     buffers = MicrobatchBuffers()
     x = torch.ones(ROWS, WIDTH, requires_grad=True)
-    buffers.put_forward(Cell(3, 5), x, x.exp())
+    buffers.put_forward(Cell(3, 5), (x,), (x.exp(),))
     (held,) = [tensor for tensor in of_shape(ROWS, WIDTH) if tensor.what is What.ACTIVATION]
     assert (held.op, held.stage, held.microbatch) == ("ExpBackward0", 3, 5)
     buffers.take_forward(Cell(3, 5))

@@ -108,7 +108,7 @@ def masks_of(sizes: dict[str, int], options: ParallelOptions) -> Masks:
         x.requires_grad_()
         kept: list[bytes] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (_note(t, kept), t)[1], lambda t: t):
-            output = stage(x, MicrobatchKey(3, 1))
+            output = stage(x, microbatch_key=MicrobatchKey(3, 1))
         output.backward(torch.ones_like(output))
         assert x.grad is not None
         runs.append((*kept, output.detach().numpy().tobytes()))

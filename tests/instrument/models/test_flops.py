@@ -18,9 +18,12 @@ from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.models.peaks import Peak
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
+from instrument.sequence.dropout import MicrobatchKey
 from pptrace.errors import UsageError
 from pptrace.schedule.registry import build
 from pptrace.sizes.expert_options import ExpertOptions, Shared
+from pptrace.sizes.flops import op_flops
+from tests.instrument.models.cases.mixes import MICROBATCH_SIZE, Mix, facts_of
 from tests.support.pool import Pool
 
 LAYERS, HIDDEN, SEQUENCE, BATCH = 3, 8, 20, 2
@@ -32,15 +35,37 @@ def config(recompute: Recompute) -> GptConfig:
     return GptConfig(LAYERS, HIDDEN, 2, SEQUENCE, recompute=recompute)
 
 
-def counted(config: GptConfig, splits: bool = False, is_recomputed: bool = False) -> int:
+def counted(config: GptConfig, splits: bool = False, is_recomputed: bool = False, **read: object) -> int:
     """FLOPs of a forward and backward by torch, which counts an attention made of matrix products."""
     model = GptStage(config, range(LAYERS))
     if splits:
         attach(model)
     tokens = torch.randint(config.vocabulary, (BATCH, SEQUENCE))
+    source = torch.randint(config.vocabulary, (BATCH, config.source_length)) if config.encoder_layers else tokens
+    read |= {"decoder_tokens": tokens} if config.encoder_layers else {}
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        cross_entropy(model(tokens, recompute=is_recomputed), tokens, vocabulary=config.vocabulary).backward()
+        logits = model(source, recompute=is_recomputed, **read)
+        cross_entropy(logits, tokens, vocabulary=config.vocabulary).backward()
     return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])
+def test_flops_of_an_encoder_and_its_decoder_are_those_of_both_lengths(recompute: Recompute) -> None:
+    model = replace(config(recompute), encoder_layers=1, encoder_sequence=12)
+    flops = step_flops(model, BATCH)
+    assert flops.model == counted(replace(model, recompute=Recompute.NONE))
+    again = BATCH * 4 * HIDDEN * (12**2 + 2 * (SEQUENCE**2 + SEQUENCE * 12)) if recompute is Recompute.SELECTIVE else 0
+    assert flops.hardware == flops.model + again
+    mix = Mix(encoder=(1, 12), tied=False, recompute=recompute)
+    facts = replace(facts_of(mix, 1), layers_per_stage=(1, 1))
+    of_ops = [op_flops(facts, stage, 1, 1)[kind] for stage in range(2) for kind in "FB"]
+    assert sum(sum(parts.values()) for parts in of_ops) == step_flops(mix.config, MICROBATCH_SIZE).hardware
+
+
+def test_flops_of_packed_documents_are_those_of_so_many_sequences() -> None:
+    documents = (3, 16, 1)
+    each = [step_flops(replace(config(Recompute.NONE), sequence=length), BATCH).model for length in documents]
+    assert sum(each) == counted(config(Recompute.NONE), microbatch_key=MicrobatchKey(documents=documents))
 
 
 @pytest.mark.parametrize("splits", [False, True])

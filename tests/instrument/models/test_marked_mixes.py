@@ -68,6 +68,7 @@ MIXES = {
     "gathered-selective-gqa": Mix(
         pp=2, cp=2, exchange=KeyExchange.ALL_GATHER, layout=Layout.CONTIGUOUS, recompute=Recompute.SELECTIVE, kv_heads=1
     ),
+    "encoder": Mix(pp=2, tp=2, sequence=True, encoder=(1, 8), tied=False, kv_heads=1, ahead=2),
     "dualpipe": Mix(pp=2, dp=2, schedule="dualpipe", ahead=2),
     "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),
 }

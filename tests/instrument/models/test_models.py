@@ -14,6 +14,7 @@ from instrument.data.text import TextData
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.partition import Layout, partition
+from instrument.sequence.dropout import MicrobatchKey
 from pptrace.errors import UsageError
 from pptrace.sizes.gpt_facts import GptFacts, stage_parameters
 
@@ -172,10 +173,17 @@ def test_a_sleeping_stage_sleeps_its_weight_part_when_the_weights_are_due() -> N
     assert time.perf_counter() - started >= 0.04
 
 
-def test_a_sleeping_stage_sleeps_a_part_for_shorter_inputs() -> None:
-    stage, x = SleepingStage(nn.Identity(), 0.2, 0.4, length=8), torch.ones(1, 2, 3, requires_grad=True)
+class _Same(nn.Identity):
+    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(("tokens", "documents"), [(2, None), (8, (2, 2, 2, 2))])
+def test_a_sleeping_stage_sleeps_a_part_for_shorter_inputs(tokens: int, documents: tuple[int, ...] | None) -> None:
+    """A quarter of the tokens, or documents with a quarter of the scores."""
+    stage, x = SleepingStage(_Same(), 0.2, 0.4, length=8), torch.ones(1, tokens, 3, requires_grad=True)
     started = time.perf_counter()
-    output = stage(x)
+    output = stage(x, microbatch_key=MicrobatchKey(documents=documents))
     forward = time.perf_counter()
     output.sum().backward()
     ended = time.perf_counter()

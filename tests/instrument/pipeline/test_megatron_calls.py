@@ -97,7 +97,7 @@ def marked(plan: Plan, rank: int, posting: Posting) -> list[list[Any]]:
     """Marks of our runtime in one step of one rank."""
     marks: Any = Marks()
     mesh: Any = SimpleNamespace(pp_rank=rank, global_rank=lambda peer: peer)
-    spec = TensorSpec((1,), torch.float32, torch.device("cpu"))
+    spec = TensorSpec(lambda _: [(1,)], torch.float32, torch.device("cpu"))
     communicator = Communicator(mesh, plan, spec, Arrived(), marks, posting)
     stages: dict[int, nn.Module] = {stage: Scale() for stage in plan.stages_of(rank)}
     program = RankProgram(plan, rank, stages, lambda output, _: output.sum(), communicator, marks)
@@ -174,11 +174,11 @@ def test_the_host_waits_for_the_gpu_after_a_call_that_is_awaited(
     monkeypatch.setattr("torch.cuda.synchronize", waited.append)
     mesh: Any = SimpleNamespace(pp_rank=0, global_rank=lambda peer: peer)
     plan, marks, transport = plan_of((2, 2, 1, 2)), Marks(), Arrived()
-    spec = TensorSpec((1,), torch.float32, torch.device(device))
+    spec = TensorSpec(lambda _: [(1,)], torch.float32, torch.device(device))
     posting = Posting(calls=Calls.MEGATRON, synchronised=synchronised)
     communicator = Communicator(mesh, plan, spec, transport, cast("Any", marks), posting)
     send = next(action for action in plan.ranks[0] if action.kind.is_send)
-    communicator.exchange([Message(send, torch.ones(1))], 0)
+    communicator.exchange([Message(send, (torch.ones(1),))], 0)
     assert waited == [torch.device(device)] * times
     assert [event[0] for event in marks.events] == ["post", "wait"]
 

@@ -141,11 +141,11 @@ def test_the_buffers_see_the_peak_before_weights_are_taken() -> None:
         del chosen
         for microbatch in range(3):
             x = torch.ones(2, 8).requires_grad_()
-            buffers.put_forward(Cell(0, microbatch), x, layer(x))
+            buffers.put_forward(Cell(0, microbatch), (x,), (layer(x),))
         del x
         for microbatch in range(3):
             with queue.collecting() as work:
-                torch.autograd.backward(buffers.take_forward(Cell(0, microbatch)).edge, torch.ones(2, 8))
+                torch.autograd.backward(buffers.take_forward(Cell(0, microbatch)).edges, torch.ones(2, 8))
             buffers.defer_weight_grads(Cell(0, microbatch), work)
         del work
         held = watch.live_bytes()

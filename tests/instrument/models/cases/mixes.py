@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.context.shard import KeyExchange, Layout
-from instrument.data.text import Lengths, TextData
+from instrument.data.text import Batch, Documents, Lengths, TextData
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
@@ -92,6 +92,8 @@ class Mix:
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
+    encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
+    packed: int | None = None  # the tokens of the shortest document that sequences are packed of
 
     @property
     def lengths(self) -> Lengths | None:
@@ -132,7 +134,15 @@ class Mix:
             recompute_method=RecomputeMethod.BLOCK if self.num_layers else RecomputeMethod.UNIFORM,
             recompute_num_layers=self.num_layers or 1,
             recompute_modules=self.modules,
+            encoder_layers=self.encoder[0] if self.encoder else 0,
+            encoder_sequence=self.encoder[1] if self.encoder else None,
         )
+
+    @property
+    def data(self) -> TextData:
+        source = self.encoder[1] if self.encoder else 0
+        documents = None if self.packed is None else Documents(self.packed, SEQUENCE, seed=3)
+        return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE, 0, self.lengths, source, documents)
 
     @property
     def cut(self) -> tuple[range, ...]:
@@ -193,6 +203,9 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         recompute_method=str(mix.config.recompute_method),
         recompute_num_layers=mix.config.recompute_num_layers,
         recompute_modules=tuple(map(str, mix.modules)),
+        encoder_layers=mix.config.encoder_layers,
+        encoder_sequence=mix.config.encoder_sequence,
+        shortest_document=mix.packed,
     )
 
 
@@ -232,8 +245,8 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
     """Train; the losses, on ranks that have them."""
-    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=mix.lengths)
-    feed = make_feed(data, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
+    rows, reads_tokens = (MICROBATCH_SIZE, SEQUENCE), runtime.program.reads_tokens
+    feed = make_feed(mix.data, mesh, mix.plan, parallel_of(runtime), device_of(mix), rows, reads_tokens)
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
     clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
     losses = []
@@ -272,9 +285,9 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     experts = mix.experts  # one process has all of them, and nothing travels
     if experts is not None:
         experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest)
+    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder, mix.packed)
     weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
-    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary)
+    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary, encoder=mix.encoder)
     whole = GptStage(alone.config, range(mix.layers)).double()
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
@@ -305,6 +318,10 @@ def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage, parallel: Par
             block.take(whole.blocks[layer])  # type: ignore[operator]
         if right.head is not None and whole.head is not None:
             right.head.take(whole.head)
+        if right.encoder_norm is not None and whole.encoder_norm is not None:
+            right.encoder_norm.load_state_dict(whole.encoder_norm.state_dict())
+        if right.decoder_embedding is not None and whole.decoder_embedding is not None:
+            right.decoder_embedding.take(whole.decoder_embedding)
     trained, expected = (dict(each.named_parameters(remove_duplicate=False)) for each in (stage, right))
     return [_same_part(mesh, trained[name], expected[name].detach()) for name in expected]
 
@@ -326,9 +343,17 @@ def _alone(
     experts: ExpertOptions | None,
     bfloat16: bool = False,
     vocabulary: int = 256,
+    encoder: tuple[int, int] | None = None,
 ) -> Mix:
     """The part of a mix that matters to one process."""
-    return Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts, vocabulary=vocabulary)
+    of_model = {
+        "kv_heads": kv_heads,
+        "bfloat16": bfloat16,
+        "experts": experts,
+        "vocabulary": vocabulary,
+        "encoder": encoder,
+    }
+    return Mix(pp=pp, dp=dp, tied=tied, **of_model)  # type: ignore[arg-type]
 
 
 @on_one_rank
@@ -342,9 +367,12 @@ def _expected(
     steps: int,
     vocabulary: int,
     shortest: int | None,
+    encoder: tuple[int, int] | None,
+    packed: int | None,
 ) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
     of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
+    of_one |= {"encoder": encoder, "packed": packed}
     model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)  # type: ignore[arg-type]
     return dict(model.state_dict()), losses
 
@@ -361,32 +389,35 @@ def reference(
     steps: int = STEPS,
     vocabulary: int = 256,
     shortest: int | None = None,
+    encoder: tuple[int, int] | None = None,
+    packed: int | None = None,
 ) -> tuple[GptStage, tuple[float, ...]]:
-    """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = replace(_alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary), shortest=shortest)
+    """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``.
+
+    Documents that sequences are packed of are sequences of their own here.
+    """
+    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary, encoder)
+    mix = replace(mix, shortest=shortest, packed=packed)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None
         assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
-    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE, lengths=mix.lengths)
+    data = mix.data
     is_firm = [] if experts is None else watch_choices(model)
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
-        if shortest is None:
-            tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
-            targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
-            loss = cross_entropy(model(tokens, MicrobatchKey(step)), targets)
+        if shortest is None and packed is None:
+            tokens, targets, *source = (
+                torch.cat(parts).flatten(0, 1) for parts in zip(*(b.tensors for b in batches), strict=True)
+            )
+            key = {"microbatch_key": MicrobatchKey(step)} | ({"decoder_tokens": tokens} if source else {})
+            loss = cross_entropy(model(*(source or [tokens]), **key), targets)
         else:
             every = [(batch, microbatch) for batch in batches for microbatch in range(mix.microbatches)]
-            loss = torch.stack(
-                [
-                    cross_entropy(model(batch.tokens_of(i), MicrobatchKey(step)), batch.targets_of(i))
-                    for batch, i in every
-                ]
-            ).mean()
+            loss = torch.stack([_loss_of(model, batch, i, step) for batch, i in every]).mean()
         optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -396,6 +427,13 @@ def reference(
         losses.append(float(loss.detach()))
     assert all(is_firm), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
+
+
+def _loss_of(model: GptStage, batch: Batch, microbatch: int, step: int) -> Tensor:
+    tokens = batch.tokens_of(microbatch)
+    runs = tokens.split(tokens.shape[1] if batch.documents is None else list(batch.documents[microbatch]), 1)
+    logits = torch.cat([model(run, microbatch_key=MicrobatchKey(step)) for run in runs], 1)
+    return cross_entropy(logits, batch.targets_of(microbatch))
 
 
 SMALLEST_GAP = 1e-9

@@ -228,7 +228,7 @@ def exchanges(mode: Mode) -> list[list[dict[str, float]]]:
 def _exchanges(mesh: Mesh, mode: Mode, negotiated: bool) -> list[dict[str, float]]:
     plan = lower(build("1f1b", mesh.shape.pp, 1, 1))
     shape = (2, 3, 4)
-    spec = TensorSpec(None if negotiated else shape, torch.float64, CPU)
+    spec = TensorSpec(lambda _: [shape], torch.float64, CPU, negotiated)
     p2p = Communicator(mesh, plan, spec, make_transport(mesh, mode, Route.DIRECT, plan, CPU), Recorder())
     stage = mesh.pp_rank
 
@@ -237,9 +237,9 @@ def _exchanges(mesh: Mesh, mode: Mode, negotiated: bool) -> list[dict[str, float
         actions = [Action(Kind(kind), stage, number) for kind in kinds]
         actions = [action for action in actions if _leads_to_a_stage(plan, action)]
         sent = torch.full(shape, float(10 * number + stage), dtype=torch.float64)
-        answers = p2p.exchange([Message(action, sent if action.kind.is_send else None) for action in actions], 0)
+        answers = p2p.exchange([Message(action, (sent,) * action.kind.is_send) for action in actions], 0)
         pairs = zip(actions, answers, strict=True)
-        return {str(action.kind): float(tensor.mean()) for action, tensor in pairs if tensor is not None}
+        return {str(action.kind): float(tensors[0].mean()) for action, tensors in pairs if tensors is not None}
 
     seen = [call(0, "RECV_F"), call(0, "SEND_F"), call(1, "RECV_B"), call(1, "SEND_B")]
     seen += [call(2, "SEND_F", "RECV_F"), call(3, "SEND_B", "RECV_B"), call(4, "SEND_F", "SEND_B", "RECV_F", "RECV_B")]
