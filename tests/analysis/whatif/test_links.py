@@ -49,6 +49,14 @@ def test_faster_links_leave_the_latency_as_it_was(measured: Analysis, speed: flo
     assert scenario.note == "messages keep the latency that was fitted to their links"
 
 
+def test_links_that_cost_a_pipeline_14_percent_of_its_throughput_can_be_asked_for(measured: Analysis) -> None:
+    """A pipeline across nodes loses 14 % of its throughput, as one of the documents has it."""
+    transfer = LATENCY + OF_BYTES
+    slow = next(ns for ns in range(transfer, 10 * transfer, 100) if on_paper(transfer) / on_paper(ns) <= 1 - 0.14)
+    scenario = study_of(measured, None).scenario(Change(link_speed=transfer / slow), "links")
+    assert on_paper(transfer) / scenario.span_ns == pytest.approx(1 - 0.14, abs=1e-3)
+
+
 def test_without_a_fit_all_of_a_message_is_divided_and_the_interval_has_none_of_it(measured: Analysis) -> None:
     scenario = study_of(measured, None).scenario(Change(link_speed=4.0), "links")
     assert scenario.span_ns == pytest.approx(on_paper((LATENCY + OF_BYTES) // 4), abs=5)
