@@ -106,7 +106,7 @@ def ranks_by_host(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]
 
 
 def _host_of(facts: Mapping[str, object]) -> str | None:
-    """What ranks of one host share: its recorder's word, else the name in the traces; None of several ranks in one file."""
+    """The name that ranks of one host share: by its recorder, else by the traces; None in a file of several ranks."""
     shared = facts.get(ONE_CLOCK)
     if shared is not None:
         return str(shared) if str(shared).startswith(HOST) else None

@@ -412,6 +412,7 @@ def test_memory_of_old_traces_counts_from_the_first_event(write: Write, op: Op) 
         (b'{"traceEvents": []}', "an empty list of trace events"),
         (b"[]", "an empty list of trace events"),
         (b"[1, 2, 3]", "an empty list of trace events"),
+        (b'[]\n{"ph": "X"}', 'an empty list of trace events, and \'{"ph": "X"}\' behind it'),
         (b'[{"file": "a.json.gz", "size": 32}]', "a list of 1 entry of which none can be read as an event"),
         (b'{"traceEvents": [{"ph": "M"}]}', "1 event and no complete one"),
         (b'{"traceEvents": [{"ph": "B", "ts": 1}, {"ph": "E", "ts": 2}]}', "1 begin/end pair and no complete event"),
