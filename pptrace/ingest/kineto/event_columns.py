@@ -49,7 +49,7 @@ _OF_MTIA = {
     "event_wait": Category.DEVICE_SYNC,
     "event_record": Category.DEVICE_SYNC,
 }
-"""What events of MTIA's command processors are that are no kernels, by name."""
+"""Category by name of those events of MTIA's command processors that are no kernels."""
 _RANGES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 """Beginnings of names of torch's own ranges begin: older versions write them as operators."""
 _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
