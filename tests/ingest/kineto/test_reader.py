@@ -93,6 +93,24 @@ def test_categories_of_every_age_are_known(write: Write, op: Op, name: str, cate
     assert trace.warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("__amd_rocclr_copyBuffer.kd", Category.MEMCPY),
+        ("__amd_rocclr_copyBufferRectAligned", Category.MEMCPY),
+        ("MEMORY_COPY_HOST_TO_DEVICE", Category.MEMCPY),
+        ("__amd_rocclr_fillBufferAligned.kd", Category.MEMSET),
+        ("__amd_rocclr_initHeap.kd", Category.KERNEL),
+        ("copyBuffer.kd", Category.KERNEL),
+    ],
+)
+def test_kernels_by_which_the_runtime_of_rocm_copies_and_fills_move_memory(
+    write: Write, op: Op, name: str, category: Category
+) -> None:
+    events = read_kineto(write([kernel(name), op(name=name)])).events
+    assert sorted(events.category.tolist()) == sorted([Category.CPU_OP, category])
+
+
 def test_copies_and_waits_of_mtia_are_no_kernels_though_of_one_category_and_have_no_launches(
     write: Write, op: Op
 ) -> None:
