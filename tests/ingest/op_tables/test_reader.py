@@ -815,6 +815,8 @@ def test_an_empty_column_of_microbatches_is_read_as_none(tmp_path: Path) -> None
 
 def test_a_table_of_rocprofv3_says_what_to_record_instead(tmp_path: Path) -> None:
     path = tmp_path / "7_kernel_trace.csv"
-    path.write_text('"Kind","Agent_Id","Queue_Id","Kernel_Name","Start_Timestamp"\n"KERNEL_DISPATCH","Agent 4",1,"f",1\n')
+    path.write_text(
+        '"Kind","Agent_Id","Queue_Id","Kernel_Name","Start_Timestamp"\n"KERNEL_DISPATCH","Agent 4",1,"f",1\n'
+    )
     with pytest.raises(TraceError, match="rocprofv3's own CSV, which is not read; expected its database"):
         load([path])
