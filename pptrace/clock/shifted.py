@@ -21,8 +21,11 @@ from pptrace.model.traces import HOST, ONE_CLOCK
 from pptrace.slices import reduce_groups
 
 Mask = npt.NDArray[np.bool_]
-_TOLERANCE_NS = 1_000_000
-"""Ops that begin so much before the first reading of the clock, or end after the last one, are no doubt of their times."""
+_BEGINNING_NS = 1_000_000
+_ENDING_NS = 10_000_000
+"""Ops that begin so much before the first reading of the clock, or end so much after the last one, are no doubt of their times: a
+recorder reads it before it starts, and before it stops, which takes a while.
+"""
 _SYNCHRONISED_NS = 1_000_000_000
 """Closer than this are the clocks of two hosts, which may have one name: NTP keeps them together."""
 
@@ -120,8 +123,10 @@ def _outside_of_readings(
     outside = []
     for index, rank in enumerate(ranks):
         walls = [wall for wall, _ in readings_of(facts.get(rank, {}))]
-        is_early = bool(walls) and int(times.begin_ns[index]) < min(walls) - _TOLERANCE_NS
-        is_late = len(walls) > 1 and int(times.host_end_ns[index]) > max(walls) + _TOLERANCE_NS
+        if len(walls) > 1 and min(walls) == max(walls):  # it stopped before it began to record
+            walls = []
+        is_early = bool(walls) and int(times.begin_ns[index]) < min(walls) - _BEGINNING_NS
+        is_late = len(walls) > 1 and int(times.host_end_ns[index]) > max(walls) + _ENDING_NS
         outside.append(is_early or is_late)
     return outside
 

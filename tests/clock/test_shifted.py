@@ -13,6 +13,11 @@ SECOND = 1_000_000_000
 START = 1_790_000_000 * SECOND
 
 
+def read(start_ns: int = START - 1000, stop_ns: int = START + SECOND + 1000) -> dict[str, object]:
+    wall = {"start": start_ns, "stop": stop_ns}
+    return {"host": "a", "clock": {name: {"time_ns": ns, "monotonic_ns": ns - START} for name, ns in wall.items()}}
+
+
 def clock_of(facts: list[dict[str, object]], shifts_ns: list[int]) -> Clock:
     """Of ranks that ran ops for a second, each shifted by so much."""
     rows = [
@@ -23,16 +28,16 @@ def clock_of(facts: list[dict[str, object]], shifts_ns: list[int]) -> Clock:
     return estimate_clock(empty_table(COMMS), range(len(facts)), dict(enumerate(facts)), ops, (), ops)
 
 
-def read(host: str = "a") -> dict[str, object]:
-    wall = {"start": START - 1000, "stop": START + SECOND + 1000}
-    return {"host": host, "clock": {name: {"time_ns": ns, "monotonic_ns": ns - START} for name, ns in wall.items()}}
-
-
 @pytest.mark.parametrize("shift_ns", [-SECOND // 2, SECOND // 2, -3600 * SECOND, 3600 * SECOND])
 def test_times_outside_of_what_the_recorder_read_are_shifted(shift_ns: int) -> None:
     clock = clock_of([read(), read()], [0, shift_ns])
     assert clock.shifted == {1}
     assert not clock.relates([0, 1])
+
+
+def test_a_recorder_that_never_began_or_is_stopping_says_nothing_of_the_times() -> None:
+    for other in (read(START + 2 * SECOND, START + 2 * SECOND), read(stop_ns=START + SECOND - 9_000_000)):
+        assert clock_of([read(), other], [0, 0]).shifted == frozenset()
 
 
 def test_times_that_are_on_no_clock_of_the_readings_are_those_of_all() -> None:
