@@ -220,7 +220,7 @@ def audit_clock(clock: Clock) -> Iterator[AuditEntry]:
         len(ranks),
         tuple(ranks),
         (),
-        f"the times of these ranks are not those of the others on their host, whose clock they read: {done}",
+        f"these ranks' times are not on one clock with those of others on their host, though they read one: {done}",
         "record all ranks at the same time, and leave the clock of the host alone while it records (NTP, date)",
     )
 

@@ -61,7 +61,9 @@ def estimate_clock(
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
     spread = same_host_spread(ordered, facts)
     hosts = pairs_of_same_host_name(ordered, facts)
-    shifted = set() if every_op is None else shifted_in_hosts(ordered, facts, RecordedTimes.of(ordered, every_op))
+    shifted = (
+        set() if every_op is None else shifted_in_hosts(ordered, facts, RecordedTimes.of(ordered, every_op, comms))
+    )
     if shifted:
         shared = [None if rank in shifted else of_rank for rank, of_rank in zip(ordered, shared, strict=True)]
         is_right = ~np.isin(ordered, list(shifted))

@@ -18,7 +18,7 @@ from pptrace.clock.result import Clock
 from pptrace.clock.same_host import host_name, readings_of
 from pptrace.model.tables import Int64
 from pptrace.model.traces import HOST, ONE_CLOCK
-from pptrace.slices import reduce_groups
+from pptrace.slices import reduce_groups, rows_where
 
 Mask = npt.NDArray[np.bool_]
 _BEGINNING_NS = 1_000_000
@@ -34,7 +34,8 @@ _SYNCHRONISED_NS = 1_000_000_000
 class RecordedTimes:
     """Begin of the first op of each rank, end of the last one, and of the last one on the host, ns on each rank's own clock.
 
-    Of shape (n,) each, in the order of the ranks. A rank without ops begins last of all and ends first.
+    Of shape (n,) each, in the order of the ranks. Of ranks without ops it is that of their communication; one without either
+    begins last of all and ends first.
     """
 
     begin_ns: Int64
@@ -42,8 +43,11 @@ class RecordedTimes:
     host_end_ns: Int64
 
     @classmethod
-    def of(cls, ranks: Sequence[int], ops: pd.DataFrame) -> RecordedTimes:
-        """The times of these ranks' ops (schema OPS)."""
+    def of(cls, ranks: Sequence[int], ops: pd.DataFrame, comms: pd.DataFrame) -> RecordedTimes:
+        """The times of these ranks' ops (schema OPS), of ranks without any those of their communication (schema COMMS)."""
+        names = ["rank", "start_ns", "end_ns", "clock"]
+        others = rows_where(comms, ~comms["rank"].isin(ops["rank"].unique()))
+        ops = pd.concat((ops[names], others[names])) if len(others) else ops
         ops = ops[ops["rank"].isin(ranks)]
         rank = np.searchsorted(np.asarray(ranks), ops["rank"].to_numpy())
         start_ns, end_ns = (ops[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
@@ -55,7 +59,7 @@ class RecordedTimes:
         )
 
     def overlap(self, index: int) -> Mask:
-        """Shape (n,): which ranks' times overlap those of one; those of ranks without ops might."""
+        """Shape (n,): which ranks' times overlap those of one; those of ranks without times might."""
         is_known = self.begin_ns <= self.end_ns
         meets = (self.begin_ns <= self.end_ns[index]) & (self.begin_ns[index] <= self.end_ns)
         found: Mask = meets | ~is_known | ~is_known[index]

@@ -7,7 +7,7 @@ import pytest
 from pptrace.clock import Clock, ClockMethod, estimate_clock
 from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.model.traces import HOST, HOST_NAME, ONE_CLOCK, SESSION
-from tests.support.tables import table_of
+from tests.support.tables import matched_comms, table_of
 
 SECOND = 1_000_000_000
 START = 1_790_000_000 * SECOND
@@ -53,6 +53,14 @@ def test_times_that_do_not_overlap_with_those_of_most_on_the_host_are_shifted(fa
     assert not clock.relates([0, 2])
     assert clock_of([fact] * 2, [0, 12 * SECOND]).shifted == {0, 1}, "which of two is off is not known"
     assert clock_of([fact] * 2, [0, SECOND // 2]).shifted == frozenset()
+
+
+def test_ranks_without_ops_are_known_by_their_communication() -> None:
+    comms = matched_comms(
+        [(rank, "send", -1, START + ns, START + ns + SECOND) for rank, ns in enumerate((0, 1, 3600 * SECOND))]
+    )
+    facts = dict.fromkeys(range(3), {ONE_CLOCK: f"{HOST}7"})
+    assert estimate_clock(comms, range(3), facts, empty_table(OPS), (), empty_table(OPS)).shifted == {2}
 
 
 def test_processes_of_one_recording_or_of_two_hosts_need_not_overlap() -> None:
