@@ -59,7 +59,7 @@ def test_ranks_without_ops_are_known_by_their_communication() -> None:
     comms = matched_comms(
         [(rank, "send", -1, START + ns, START + ns + SECOND) for rank, ns in enumerate((0, 1, 3600 * SECOND))]
     )
-    facts = dict.fromkeys(range(3), {ONE_CLOCK: f"{HOST}7"})
+    facts = {rank: {ONE_CLOCK: f"{HOST}7"} for rank in range(3)}
     assert estimate_clock(comms, range(3), facts, empty_table(OPS), (), empty_table(OPS)).shifted == {2}
 
 
