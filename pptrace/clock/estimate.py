@@ -28,7 +28,7 @@ from pptrace.clock.offsets import from_bounds, offsets_by_common_ends
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import drop_contradicted, pairs_of_same_host_name, same_host_spread
-from pptrace.clock.shifted import RecordedTimes, shifted_by_messages, shifted_in_hosts
+from pptrace.clock.shifted import shifted_by_messages, shifted_in_hosts
 from pptrace.model.tables import OPS, empty_table
 from pptrace.model.traces import HOST, SESSION
 from pptrace.slices import rows_where
@@ -61,9 +61,7 @@ def estimate_clock(
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
     spread = same_host_spread(ordered, facts)
     hosts = pairs_of_same_host_name(ordered, facts)
-    shifted = (
-        set() if every_op is None else shifted_in_hosts(ordered, facts, RecordedTimes.of(ordered, every_op, comms))
-    )
+    shifted = set() if every_op is None else shifted_in_hosts(ordered, facts, every_op, comms)
     if shifted:
         shared = [None if rank in shifted else of_rank for rank, of_rank in zip(ordered, shared, strict=True)]
         is_right = ~np.isin(ordered, list(shifted))

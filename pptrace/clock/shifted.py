@@ -66,11 +66,17 @@ class RecordedTimes:
         return found
 
 
-def shifted_in_hosts(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]], times: RecordedTimes) -> set[int]:
+def shifted_in_hosts(
+    ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]], ops: pd.DataFrame, comms: pd.DataFrame
+) -> set[int]:
     """The ranks whose times are not those of their host's other ranks, as readings of its clock and the times themselves tell."""
     found: set[int] = set()
+    hosts = ranks_by_host(ranks, facts)
+    if not hosts:
+        return found
+    times = RecordedTimes.of(ranks, ops, comms)
     outside = _outside_of_readings(ranks, facts, times)
-    for members in ranks_by_host(ranks, facts):
+    for members in hosts:
         wrong = {index for index in members if outside[index]}
         if len(wrong) == len(members):  # times on a clock that is not that of the readings
             wrong = set()
