@@ -19,19 +19,22 @@ sys.path.insert(0, str(ROOT))
 from pptrace.analysis.report import AuditEntry, Report  # noqa: E402
 from pptrace.model.damage import Damage  # noqa: E402
 from pptrace.workflow.load import load  # noqa: E402
-from tests.support.damages import KINDS, OF_CLOCK, OF_DEVICE, OF_RUN, RANK, damaged  # noqa: E402
+from tests.support.damages import KINDS, OF_CLOCK, OF_DEVICE, OF_RUN, RANK, SHIFTS, damaged  # noqa: E402
 
 SAMPLES = sorted(path for path in (ROOT / "sample_traces").glob("gpu_*") if any(path.glob("rank*.json.gz")))
 _RIGHT = 0.05
 """Part by which a figure may differ from that of the whole run: of as much as the damaged kernels are of it."""
 _LEAST_NS = 100_000
+_WAITS = 3
+"""Times as much as the clocks may be off that a rank's waits in a step may be."""
 _PAGE = """\
 # Damaged recordings
 
 Written by `{command}`: events of one rank of each sample on GPUs are
 damaged on purpose, each kind of the [audit](inputs.md#the-audit) for itself, and figures of the damaged recording are compared
 with those of the whole one: each rank's compute, exposed communication and bubble in every step, and the length of the steps.
-*Right*: all that is known is within {right:.0%} (or 0.1 ms) of it. *Null*: so is that, and what the damage makes unknown is null.
+*Right*: all that is known is within {right:.0%} (or 0.1 ms, or {waits} times what the report says the clocks may be off: waits of
+several messages add up) of it. *Null*: so is that, and what the damage makes unknown is null.
 Figures that differ are named, the one that differs most.
 
 """
@@ -62,12 +65,13 @@ def verdict_on_run(whole: Report, report: Report) -> str:
 
 def _verdict(whole: Report, report: Report, *, named: bool) -> str:
     before, after = figures(whole), figures(report)
+    least_ns = max(_LEAST_NS, _WAITS * (report.clock.uncertainty_ns or 0))
     wrong, nulls = {}, 0
     for name, ns in before.items():
         found = after.get(name)
         if found is None:
             nulls += ns is not None
-        elif ns is not None and abs(found - ns) > max(_RIGHT * abs(ns), _LEAST_NS):
+        elif ns is not None and abs(found - ns) > max(_RIGHT * abs(ns), least_ns):
             wrong[name] = found / ns - 1 if ns else float("inf")
     if wrong:
         name = max(wrong, key=lambda one: abs(wrong[one]))
@@ -100,7 +104,7 @@ def table() -> Iterator[str]:
             row.append(verdict_on(kind, whole[path], report))
         cells += row
         yield f"| `{kind}` | {' | '.join(row)} |"
-    for name, change in (OF_CLOCK | OF_DEVICE | OF_RUN).items():
+    for name, change in (OF_CLOCK | OF_DEVICE | SHIFTS | OF_RUN).items():
         row = []
         for path in SAMPLES:
             with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +126,9 @@ def main() -> int:
     print(text)
     if options.write is not None:
         command = "python tools/damage_table.py --write docs/damage.md"
-        options.write.write_text(f"{_PAGE.format(command=command, right=_RIGHT)}{text}\n", encoding="utf-8")
+        options.write.write_text(
+            f"{_PAGE.format(command=command, right=_RIGHT, waits=_WAITS)}{text}\n", encoding="utf-8"
+        )
     return 0
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from pptrace.analysis.report import AuditEntry, Report
 from pptrace.clock.result import Clock
+from pptrace.model import units
 from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.tables import COMPUTE_KINDS, Int64
@@ -138,7 +139,7 @@ _OF_DEVICE = frozenset(list(Damage)[: list(Damage).index(Damage.UNSET_TIMES)]) -
 """Kinds of the device's records; the others are of the host, as launches whose kernels are missing, or of the file."""
 SETTINGS_COST, SLOWED_AFTER, MISSING_RANKS = "costly_settings", "slowed_after", "missing_ranks"
 INCOMPLETE_STEPS, OTHER_SETTINGS = "incomplete_steps", "other_settings"
-UNMATCHED_MESSAGES, MISSING_RANGES = "unmatched_messages", "missing_ranges"
+UNMATCHED_MESSAGES, MISSING_RANGES, SHIFTED_TIMES = "unmatched_messages", "missing_ranges", "shifted_times"
 _COSTLY = {
     "record_shapes": "shapes",
     "with_stack": "stacks",
@@ -199,6 +200,29 @@ def _begins_of_steps(ops: pd.DataFrame, *, on_device: bool) -> dict[int, tuple[I
         order = np.argsort(begin, kind="stable")
         found[rank] = steps[order].astype(np.int64), begin[order], int(rows["end_ns"].max())
     return found
+
+
+def audit_clock(clock: Clock) -> Iterator[AuditEntry]:
+    """Find the ranks whose times are not those of their host."""
+    if not clock.shifted:
+        return
+    ranks = sorted(clock.shifted)
+    others = [rank for rank in clock.offsets_ns if rank not in clock.shifted] or ranks
+    if all(clock.relates([rank, *others]) for rank in ranks):
+        moved_ns = max(abs(clock.offsets_ns[rank] - clock.offsets_ns[other]) for rank in ranks for other in others)
+        moved = f"{moved_ns / 1e9:,.1f} s" if moved_ns >= 1e9 else f"{units.milliseconds(moved_ns)} ms"
+        off = "" if clock.uncertainty_ns is None else f" ({units.uncertainty(clock.uncertainty_ns)})"
+        done = f"put back as messages or the order of ops demand, by {moved}{off}"
+    else:
+        done = "no message relates them to the others, and what compares ranks is null"
+    yield AuditEntry(
+        SHIFTED_TIMES,
+        len(ranks),
+        tuple(ranks),
+        (),
+        f"these ranks' times are not on one clock with those of others on their host, though they read one: {done}",
+        "record all ranks at the same time, and leave the clock of the host alone while it records (NTP, date)",
+    )
 
 
 def audit_report(

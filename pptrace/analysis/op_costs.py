@@ -72,13 +72,18 @@ def _of_rank(rank: int, data: AlignedRun) -> Iterator[tuple[int, str, Int64]]:
 
 def _cost(stage: int, kind: str, of_ranks: dict[int, Int64]) -> OpCost:
     values = np.sort(np.concatenate(list(of_ranks.values())))
-    p10, median, p90 = (int(values[round(share * (len(values) - 1))]) for share in (0.1, 0.5, 0.9))
-    medians = {rank: float(np.median(of_rank)) for rank, of_rank in of_ranks.items()}
+    p10, median, p90 = (_percentile(values, share) for share in (0.1, 0.5, 0.9))
+    medians = {rank: _percentile(np.sort(of_rank), 0.5) for rank, of_rank in of_ranks.items()}
     slowest = max(medians, key=lambda rank: (medians[rank], -rank))
     return OpCost(
         stage, kind, len(values), round(values.mean()), p10, median, p90, int(values[-1]),
-        len(of_ranks), slowest, round(medians[slowest]),
+        len(of_ranks), slowest, medians[slowest],
     )  # fmt: skip
+
+
+def _percentile(ascending: Int64, share: float) -> int:
+    """The length of the op that is longer than this share of the others, ns."""
+    return int(ascending[round(share * (len(ascending) - 1))])
 
 
 MOST_POINTS = 3_000

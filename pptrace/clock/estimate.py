@@ -8,7 +8,7 @@ from the traffic in several stretches of time. Where messages contradict each ot
 else the uncertainty covers what it makes of the offset from end to end.
 
 Ranks of one host read one clock: where readings of it say so, or the host's name in the traces, and no message is against it.
-A few messages that are were recorded wrongly, and relate nothing.
+A few messages that are were recorded wrongly, and relate nothing. A rank whose times are shifted is related by messages alone.
 
 Where no messages relate the ranks, the order of a pipeline's ops does: a stage's forward ends before the next stage's forward
 of that microbatch begins, and its backward begins after the next stage's has ended.
@@ -28,6 +28,7 @@ from pptrace.clock.offsets import from_bounds, offsets_by_common_ends
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import drop_contradicted, pairs_of_same_host_name, same_host_spread
+from pptrace.clock.shifted import shifted_by_messages, shifted_in_hosts
 from pptrace.model.tables import OPS, empty_table
 from pptrace.model.traces import HOST, SESSION
 from pptrace.slices import rows_where
@@ -39,6 +40,7 @@ def estimate_clock(
     facts: Mapping[int, Mapping[str, object]],
     ops: pd.DataFrame | None = None,
     pipelines: Sequence[Sequence[int]] = (),
+    every_op: pd.DataFrame | None = None,
 ) -> Clock:
     """The clock of a set of ranks.
 
@@ -49,6 +51,7 @@ def estimate_clock(
             ``one_clock`` is what ranks share whose reader found them on one clock; ``host_name`` is the producer's own word.
         ops: the ops that follow causality (schema OPS) in each rank's own time: used where messages do not relate all ranks.
         pipelines: the global ranks of each pipeline.
+        every_op: all ops (schema OPS), hosts' too, in each rank's own time: they show ranks whose times are shifted.
     """
     ordered = sorted(ranks)
     if len(ordered) < 2:
@@ -57,8 +60,15 @@ def estimate_clock(
     matched = _without_mixed_clocks(matched)
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
     spread = same_host_spread(ordered, facts)
+    hosts = pairs_of_same_host_name(ordered, facts)
+    shifted = set() if every_op is None else shifted_in_hosts(ordered, facts, every_op, comms)
+    if shifted:
+        shared = [None if rank in shifted else of_rank for rank, of_rank in zip(ordered, shared, strict=True)]
+        is_right = ~np.isin(ordered, list(shifted))
+        hosts = (hosts | (spread is not None)) & is_right & is_right[:, None]
+        spread = None
     is_one = spread is not None or (shared[0] is not None and len(set(shared)) == 1)
-    same = np.full((len(ordered), len(ordered)), is_one) | pairs_of_same_host_name(ordered, facts)
+    same = np.full((len(ordered), len(ordered)), is_one) | hosts
     low = lower_bounds(matched, ordered)  # with a diagonal of 0
     limit, every = READING_NS + (spread or 0), matched
     early = matched.iloc[:0]
@@ -66,7 +76,7 @@ def estimate_clock(
         matched, early = without_early_ends(matched, ordered, same, limit)
         low = lower_bounds(matched, ordered) if len(early) else low
     violated = int(low.max())
-    clock = _clock(ordered, low, spread, shared, facts, comms, matched, ops, pipelines)
+    clock = _clock(ordered, low, spread, shared, hosts, comms, matched, ops, pipelines)
     # Is the clock as good as readings of one clock, which messages contradict by ``violated`` ns?
     is_close = clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
     if clock.method is ClockMethod.BOUNDS:
@@ -74,7 +84,8 @@ def estimate_clock(
     if spread is not None and not is_close:
         _, early = without_early_ends(every, ordered, same, limit, least_share=np.inf)
         clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), violated)
-    return clock.with_early_ends(early) if len(early) else clock
+    clock = clock.with_early_ends(early) if len(early) else clock
+    return replace(clock, shifted=frozenset(shifted | shifted_by_messages(clock, ordered, facts, shifted, limit)))
 
 
 _CLOSER = 10
@@ -86,19 +97,20 @@ def _clock(
     low: Matrix,
     spread: int | None,
     shared: Sequence[object],
-    facts: Mapping[int, Mapping[str, object]],
+    hosts: Pairs,
     comms: pd.DataFrame,
     matched: pd.DataFrame,
     ops: pd.DataFrame | None,
     pipelines: Sequence[Sequence[int]],
 ) -> Clock:
-    """The clock of several ranks, of which ``matched`` communication tells ``low``; ``spread`` is of readings of one host."""
+    """The clock of several ranks, of which ``matched`` communication tells ``low``; ``spread`` is of readings of one host, and
+    ``hosts`` are the pairs on one.
+    """
     violated = int(low.max())
     if len(set(shared)) == 1 and shared[0] is not None:
         return _of_one_recording(ordered, str(shared[0]), violated)
     if spread is not None and violated <= spread + READING_NS:
         return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
-    hosts = pairs_of_same_host_name(ordered, facts)
     if hosts.any():
         hosts = drop_contradicted(hosts, low, ordered, comms, empty_table(OPS) if ops is None else ops, pipelines)
     if hosts.all():

@@ -32,7 +32,7 @@ class Clock:
 
     ``unrelated`` are the ranks whose times nothing relates to the first one's. Where a clock drifts, ``rates`` has how much more
     is added for each ns after ``middle_ns``, which is on the common clock. ``early_ends`` are the ends of communication, on the
-    clock of each rank, that were before the other side began.
+    clock of each rank, that were before the other side began. ``shifted`` are the ranks whose times are not those of their host.
     """
 
     method: ClockMethod
@@ -43,6 +43,7 @@ class Clock:
     rates: Mapping[int, float] = field(default_factory=dict)
     middle_ns: int = 0
     early_ends: Mapping[int, Int64] = field(default_factory=dict)
+    shifted: frozenset[int] = frozenset()
 
     def with_early_ends(self, early: pd.DataFrame) -> Clock:
         """The same, with the rows (schema COMMS) whose ends are wrong."""

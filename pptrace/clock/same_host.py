@@ -21,20 +21,26 @@ def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, obje
     hosts = {str(facts.get(rank, {}).get("host")) for rank in ranks}
     if len(hosts) != 1 or "None" in hosts:
         return None
-    of_ranks = [facts.get(rank, {}).get("clock") for rank in ranks]  # {"start": {"time_ns": …, "monotonic_ns": …}, …}
-    readings = [each for readings in of_ranks if isinstance(readings, Mapping) for each in readings.values()]
-    times = [
-        (reading.get("time_ns"), reading.get("monotonic_ns")) for reading in readings if isinstance(reading, Mapping)
-    ]
-    differences = [
-        wall - monotonic for wall, monotonic in times if isinstance(wall, int) and isinstance(monotonic, int)
-    ]
+    differences = [wall - monotonic for rank in ranks for wall, monotonic in readings_of(facts.get(rank, {}))]
     return max(differences) - min(differences) if differences else None
+
+
+def readings_of(facts: Mapping[str, object]) -> list[tuple[int, int]]:
+    """(wall, monotonic) clock, ns, of each reading that a rank's recorder took; its fact is damaged where one lacks."""
+    readings = facts.get("clock")  # {"start": {"time_ns": …, "monotonic_ns": …}, "stop": …}
+    found = []
+    for reading in readings.values() if isinstance(readings, Mapping) else ():
+        wall, monotonic = (
+            (reading.get("time_ns"), reading.get("monotonic_ns")) if isinstance(reading, Mapping) else (None, None)
+        )
+        if isinstance(wall, int) and isinstance(monotonic, int):
+            found.append((wall, monotonic))
+    return found
 
 
 def pairs_of_same_host_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:
     """Pairs of ranks on hosts of one name, as their traces say; a recorder's own fact about the host outweighs the name."""
-    names = [_name(facts.get(rank, {})) for rank in ranks]
+    names = [host_name(facts.get(rank, {})) for rank in ranks]
     return np.array([[name is not None and name == other for other in names] for name in names], dtype=np.bool_)
 
 
@@ -69,7 +75,8 @@ def drop_contradicted(
     return same
 
 
-def _name(facts: Mapping[str, object]) -> str | None:
+def host_name(facts: Mapping[str, object]) -> str | None:
+    """The name of the host, as the trace has it; None where it is that of any host, or the recorder says more."""
     name = facts.get(HOST_NAME)
     is_name = isinstance(name, str) and name.strip().lower() not in _ANY_HOST
     return str(name) if is_name and facts.get("host") is None else None

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
+from pptrace.analysis.audit import MISSING_RANGES, SHIFTED_TIMES, UNMATCHED_MESSAGES
 from pptrace.analysis.report import KERNELS_MISSING, AuditEntry, RecordingReport, Report
 from pptrace.model import units
 from pptrace.model.damage import Damage
@@ -19,7 +19,7 @@ _SLOWED = 1.05
 """Steps after the recording that take so many times as long as those before are reported as slowed."""
 _HARMLESS = frozenset((Damage.WORK_BEFORE_RECORDING, Damage.BUFFER_REQUESTS))
 """Kinds that a recording may have and be whole."""
-_MAKES_NULL = frozenset((*Damage, MISSING_RANGES, UNMATCHED_MESSAGES)) - _HARMLESS
+_MAKES_NULL = frozenset((*Damage, MISSING_RANGES, SHIFTED_TIMES, UNMATCHED_MESSAGES)) - _HARMLESS
 
 
 def name_of(entry: AuditEntry) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pptrace.errors import PptraceError, UsageError
 from pptrace.workflow.live.follow import LiveRank, LiveStepFigures
@@ -79,20 +80,39 @@ def _wandb(project: str, name: str) -> Iterator[_Log]:
 
 @contextmanager
 def _tensorboard(folder: str, _: str) -> Iterator[_Log]:
-    with import_module("torch.utils.tensorboard").SummaryWriter(folder) as writer:
+    """Context of what writes a run's figures; steps from the first one on replace those that are in the folder already."""
+    writer_of_folder = import_module("torch.utils.tensorboard").SummaryWriter
+    with ExitStack() as stack:
+        writers: list[Any] = []
 
         def write(step: int, time_s: float, values: Mapping[str, float]) -> None:
+            if not writers:
+                writers.append(stack.enter_context(writer_of_folder(folder, purge_step=step)))
             for name, value in values.items():
-                writer.add_scalar(name, value, step, time_s)
-            writer.flush()
+                writers[0].add_scalar(name, value, step, time_s)
+            writers[0].flush()
 
         yield write
 
 
 @contextmanager
 def _jsonl(file: str, _: str) -> Iterator[_Log]:
-    with Path(file).open("a", encoding="utf-8", buffering=1) as lines:
-        yield lambda step, time_s, values: lines.write(f"{json.dumps({'step': step, 'time_s': time_s, **values})}\n")
+    """Context of what appends the steps that the file does not have: a step that began at the same time is the same one."""
+    with Path(file).open("a+", encoding="utf-8", errors="replace", buffering=1) as lines:
+        lines.seek(0)
+        known, line = set(), ""
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):
+                of_step = json.loads(line)
+                known.add((of_step["step"], of_step["time_s"]))
+        if line and not line.endswith("\n"):  # of a writer that was killed
+            lines.write("\n")
+
+        def write(step: int, time_s: float, values: Mapping[str, float]) -> None:
+            if (step, time_s) not in known:
+                lines.write(f"{json.dumps({'step': step, 'time_s': time_s, **values})}\n")
+
+        yield write
 
 
 _LOGS: Mapping[str, Callable[[str, str], AbstractContextManager[_Log]]] = {

@@ -168,7 +168,7 @@ def analyse_ranks(
     del ranks  # their tables are in the run's, and what these replaced takes memory
     timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
-    clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines)
+    clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops)
     data, by_end_times = _align(timed, clock)
     every_window = step_windows(data.ops, run.mesh)
     marked = () if every_window else marked_windows(data.ops)

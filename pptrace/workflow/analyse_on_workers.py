@@ -107,7 +107,8 @@ def analyse_on_workers(
     run = recognise_ranks(shuffle.leans, schedule, num_ranks, shuffle.match)
     if any(run.work[rank.number].missing_device_events != rank.work.missing_device_events for rank in shuffle.leans):
         raise NotSplitError("a rank has no device events, but others have")
-    clock = estimate_clock(shuffle.relating_rows(), list(run.facts), run.facts, execution_ops(run), run.mesh.pipelines)
+    relating, ops = shuffle.relating_rows(), execution_ops(run)
+    clock = estimate_clock(relating, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops)
     data = _align_ops(run, clock)
     every_window = step_windows(data.ops, run.mesh)
     if not every_window:

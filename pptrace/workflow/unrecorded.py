@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from pptrace.analysis.audit import audit_events, audit_report
+from pptrace.analysis.audit import audit_clock, audit_events, audit_report
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.report import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
@@ -68,6 +68,7 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
         damage[rank] = RankDamage.joined((damage.get(rank, RankDamage()), RankDamage.of(Damage.EARLY_ENDS, ends)))
     audit = (
         *audit_events(damage, analysis.data.ops, clock),
+        *audit_clock(clock),
         *audit_report(analysis.report, settings, block.slowdown, block.slowed_after, analysis.lacking),
     )
     return replace(undone, report=replace(undone.report, audit=audit))

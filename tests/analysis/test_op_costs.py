@@ -12,6 +12,7 @@ from pptrace.analysis.op_costs import OpCost, op_costs
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import Costs, simulate
+from tests.support.programs import SAMPLES
 
 MS = 1_000_000
 FACTORS = tuple(range(1, 12))
@@ -70,3 +71,9 @@ def test_ops_of_devices_that_were_not_recorded_have_no_cost(run: pptrace.Run) ->
     data = run.analysis.data
     unseen = replace(data, work=dict.fromkeys(data.work, replace(data.work[0], missing_device_events=True)))
     assert op_costs(unseen) == ()
+
+
+def test_the_median_of_a_stages_only_rank_is_that_of_its_ops() -> None:
+    costs = op_costs(pptrace.load(SAMPLES / "1f1b_p4").analysis.data)
+    assert len(costs) == 8
+    assert all(one.num_ranks == 1 and one.slowest_ns == one.median_ns for one in costs)

@@ -260,6 +260,13 @@ def difference(stage: int, **parts: int) -> StageDifference:
     return StageDifference("F", stage, 1, sum(parts.values()), (), named)
 
 
+def test_a_difference_of_nanoseconds_is_in_words_no_zero_with_a_sign() -> None:
+    one = difference(2, head=4_100_000, loss=900_000, layers=-200, norm=-32)
+    assert words_of(one) == (
+        "its F takes 5.00 ms more than that of stage 1: head +4.10, loss +0.90, layers -0.0002, all else -0.000032 ms"
+    )
+
+
 @pytest.mark.parametrize(
     ("layers", "one", "is_same"),
     [

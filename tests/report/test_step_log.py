@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,15 +39,36 @@ def test_what_is_not_known_has_no_value() -> None:
     assert not {name for name in step_values(partly) if "bubble" in name or "exposed" in name}
 
 
-def test_lines_are_appended_to_a_file(tmp_path: Path) -> None:
+def test_a_line_is_written_at_once_and_once_for_each_step_of_a_run_whatever_is_in_the_file(tmp_path: Path) -> None:
+    """The second run has the same step, at another time; a writer was killed in the middle of a line."""
     file = tmp_path / "steps.jsonl"
-    for _ in range(2):
+    file.write_text('[1]\n{"step": 3}\n{"step": 7, "time_s"')
+    later = replace(_STEP, start_ns=2 * _STEP.start_ns)
+    for step in (_STEP, _STEP, later, later):
         with open_step_logs([f"jsonl:{file}"], tmp_path) as write:
-            write(_STEP)
+            write(step)
             assert file.read_text().endswith("}\n"), "a step can be read once it is written"
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [
-        {"step": 7, "time_s": 5.0, **step_values(_STEP)}
-    ] * 2
+    expected = [{"step": 7, "time_s": time_s, **step_values(_STEP)} for time_s in (5.0, 10.0)]
+    assert [json.loads(line) for line in file.read_text().splitlines()[3:]] == expected
+
+
+def test_tensorboard_shows_the_steps_of_the_last_writer_from_its_first_one_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    @contextmanager
+    def writer(folder: str, purge_step: int) -> Iterator[SimpleNamespace]:
+        calls.append((folder, purge_step))
+        yield SimpleNamespace(add_scalar=lambda *row: calls.append(row), flush=lambda: None)
+        calls.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer))
+    with open_step_logs(["tensorboard:folder"], tmp_path) as write:
+        write(_STEP)
+        write(replace(_STEP, step=8))
+    rows = [(name, value, step, 5.0) for step in (7, 8) for name, value in step_values(_STEP).items()]
+    assert calls == [("folder", 7), *rows, "closed"]
 
 
 def test_wandb_gets_a_run_of_the_name_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

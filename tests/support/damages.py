@@ -325,6 +325,20 @@ def other_names(events: Events) -> Events:
     return events
 
 
+def shifted(events: Events, microseconds: float) -> Events:
+    """A rank whose times are all off: of the host and of the device."""
+    for event in events:
+        if "ts" in event:
+            event["ts"] += microseconds
+    return events
+
+
+SHIFTS: dict[str, Change] = {
+    "all times 5 ms early": partial(shifted, microseconds=-5_000),
+    "all times 30 ms late": partial(shifted, microseconds=30_000),
+    "all times an hour late": partial(shifted, microseconds=3_600e6),
+}
+"""Shifts of a rank's times, by what is done."""
 OF_CLOCK: dict[str, Change] = {
     "device 0.5 ms behind": partial(with_clock_off, microseconds=-500),
     "device 10 ms ahead": partial(with_clock_off, microseconds=10_000),

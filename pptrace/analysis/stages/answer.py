@@ -327,7 +327,7 @@ def words_of(one: StageDifference) -> str:
 
 
 def _signed(ns: int) -> str:
-    """Milliseconds with a sign, to about three digits."""
+    """Milliseconds with a sign, to about three digits; the last nanosecond of what is below a tenth of a microsecond."""
     ms = abs(ns) / 1e6
-    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 0.1 else 3 if ms >= 0.01 else 4
+    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 0.1 else 3 if ms >= 0.01 else 4 if ms >= 0.0001 else 6
     return f"{'-' if ns < 0 else '+'}{ms:,.{digits}f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -20,6 +21,12 @@ MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 LONE_ZERO_NS = 3600 * 10**9
 """A timestamp of 0 that is at least this long (an hour) before all others was never set."""
 
+_ROCM_MOVES = ("__amd_rocclr_", "MEMORY_COPY_")
+_MOVES = (
+    (re.compile(r"__amd_rocclr_copy\w*(\.kd)?|MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)"), Category.MEMCPY),
+    (re.compile(r"__amd_rocclr_fill\w*(\.kd)?"), Category.MEMSET),
+)
+"""Kernels by which the runtime of ROCm copies and fills memory, which its recorders before 7.2 call kernels like all others."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -128,12 +135,15 @@ def sorted_events(parts: Sequence[EventColumns], names: Sequence[str], base_ns: 
         return np.asarray(unsorted.pop(name)[order])
 
     category, lane = sorted_column("category"), sorted_column("lane").astype(np.int64, copy=False)
+    name_id = sorted_column("name")
+    for code, moves in _moves_of_runtime(sorted_names):
+        category[(name_id == code) & (category == Category.KERNEL)] = moves
     on_device = category > Category.HOST_LIMIT
     stream = np.where(on_device, lane, -1)
     lane[on_device] = -1
     events = Events(
         category=category,
-        name_id=sorted_column("name"),
+        name_id=name_id,
         start_ns=sorted_column("start_ns"),
         dur_ns=sorted_column("dur_ns"),
         device=sorted_column("device"),
@@ -144,6 +154,12 @@ def sorted_events(parts: Sequence[EventColumns], names: Sequence[str], base_ns: 
         comm_args=empty_table(COMM_ARGS),
     )
     return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings), damage)
+
+
+def _moves_of_runtime(names: Sequence[str]) -> list[tuple[int, Category]]:
+    """(index, category) of the names of kernels by which a runtime copies or fills."""
+    named = [(code, name) for code, name in enumerate(names) if name.startswith(_ROCM_MOVES)]
+    return [(code, category) for code, name in named for pattern, category in _MOVES if pattern.fullmatch(name)]
 
 
 def _plausible_times(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str], RankDamage]:

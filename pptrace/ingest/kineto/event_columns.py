@@ -43,6 +43,13 @@ _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
 _P2P_OPS = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _NODE = "autograd::engine::evaluate_function: "
+_MTIA = "mtia_ccp_events"
+_OF_MTIA = {
+    "dma_request": Category.MEMCPY,
+    "event_wait": Category.DEVICE_SYNC,
+    "event_record": Category.DEVICE_SYNC,
+}
+"""Category by name of those events of MTIA's command processors that are no kernels."""
 _RANGES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 """Beginnings of names of torch's own ranges begin: older versions write them as operators."""
 _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
@@ -66,6 +73,7 @@ class _NameCodes(Codes):
         self.nodes: list[int] = []
         self.counted: list[int] = []
         self.ranges: list[int] = []
+        self.of_mtia: dict[int, Category] = {}
 
     def __missing__(self, name: str | None) -> int:
         code = super().__missing__(name)
@@ -79,6 +87,8 @@ class _NameCodes(Codes):
             self.counted.append(code)
         elif name is not None and name.startswith(_RANGES):
             self.ranges.append(code)
+        elif name in _OF_MTIA:
+            self.of_mtia[code] = _OF_MTIA[name]
         return code
 
 
@@ -175,6 +185,9 @@ class Collected:
         name_id = self.names.of(names)
         if self.names.ranges:
             category[(category == Category.CPU_OP) & np.isin(name_id, self.names.ranges)] = Category.ANNOTATION
+        for code, of_mtia in self.names.of_mtia.items():
+            named = np.flatnonzero((category == Category.KERNEL) & (name_id == code))
+            category[[row for row in named.tolist() if cats[row] == _MTIA]] = of_mtia
         lane = self._integers(tids)
         device, correlation = np.full(len(events), -1, dtype=np.int32), np.full(len(events), -1, dtype=np.int64)
         on_device = category > Category.HOST_LIMIT

@@ -201,19 +201,22 @@ class EventStream:
 
 def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | None:
     """Decode a list of events, repaired where that is unambiguous; None if it is no list, as after a cut inside an event."""
-    try:
-        return Walk(decoders.events.decode(block))
-    except msgspec.ValidationError:  # JSON, but of other types than expected
-        with suppress(*DECODE_ERRORS):
-            events = [event_of(bytes(span), decoders) for span in SPANS_DECODER.decode(block)]
+    if (result := _decode_list(block, decoders)) is not None:
+        return result
+    text, num_repairs = repaired_text(block)
+    result = _decode_list(text, decoders) if num_repairs else None
+    return None if result is None else replace(result, repaired=num_repairs)
+
+
+def _decode_list(text: bytes, decoders: Decoders) -> Walk | None:
+    """Decode a list of events without those that are of other types than expected; None if it is no list."""
+    with suppress(*DECODE_ERRORS):
+        try:
+            return Walk(decoders.events.decode(text))
+        except msgspec.ValidationError:
+            events = [event_of(bytes(span), decoders) for span in SPANS_DECODER.decode(text)]
             decoded = [event for event in events if event is not None]
             return Walk(decoded, num_lost=len(events) - len(decoded))
-    except DECODE_ERRORS:
-        pass
-    text, num_repairs = repaired_text(block)
-    if num_repairs:
-        with suppress(*DECODE_ERRORS):
-            return Walk(decoders.events.decode(text), repaired=num_repairs)
     return None
 
 

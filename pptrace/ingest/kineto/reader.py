@@ -196,7 +196,8 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
         return f"damaged or truncated before the first event; {expected}"
     if lost := stream.damage.lost_events:
         return f"a list of {counted(lost, 'entry', 'entries')} of which none can be read as an event; {expected}"
-    return f"an empty list of trace events; {expected}"
+    behind = stream.tail[:24].decode("utf-8", "replace").strip() if stream.bare else ""
+    return f"an empty list of trace events{f', and {behind!r} behind it' if behind else ''}; {expected}"
 
 
 def _read_members(stream: EventStream) -> tuple[Mapping[str, Any], str, bool]:

@@ -197,6 +197,10 @@ def _csv(path: Path, content: bytes) -> Frame:
     first = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=first.count)
     if not names:
+        if first.startswith('"Kind","Agent_Id"'):
+            raise TraceError(
+                f"{path}: rocprofv3's own CSV, which is not read; expected its database, which --output-format rocpd writes"
+            )
         raise TraceError(
             f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
             "rank,step,kind,stage,microbatch,start_ns,end_ns"

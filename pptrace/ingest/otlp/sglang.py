@@ -4,7 +4,7 @@
     pp_forward: the forward of a batch on this stage
 
 Each request of a batch has spans of its own, which begin and end at the same instants: together they are one op. A batch passes
-the stages one after the other with the same requests, so that its ops are those whose requests are the same, in their order. A
+the stages one after the other with the same requests, so that its ops are found by these (:mod:`pptrace.ingest.otlp.batches`). A
 step is a time without a batch in the pipeline before it and behind it (``python/sglang/srt/observability/trace.py``,
 ``req_time_stats.py``).
 """
@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.ingest.ops.build import Tables
+from pptrace.ingest.otlp.batches import batches_of
 from pptrace.ingest.otlp.spans import Attributes, SpanColumns
-from pptrace.model.tables import ops_table
+from pptrace.model.tables import Int64, ops_table
 from pptrace.model.wording import counted
 
 SGLANG = "sglang"
@@ -62,11 +63,13 @@ def forwards_of_batches(columns: SpanColumns) -> Tables | None:
         found.append((*ranks, columns.start_ns[index], columns.end_ns[index], trace))
     if not found:
         return None
-    rows = pd.DataFrame(found, columns=[*_AXES, "start_ns", "end_ns", "requests"])
-    of_batch = rows.groupby([*_AXES, "start_ns", "end_ns"])["requests"]
-    ops = of_batch.agg(lambda ids: ",".join(sorted(set(ids)))).reset_index()
+    spans = pd.DataFrame(found, columns=[*_AXES, "start_ns", "end_ns", "request"])
+    spans["request"] = pd.factorize(spans["request"])[0]
+    of_op = spans.groupby(["start_ns", *_AXES, "end_ns"])
+    spans["op"] = of_op.ngroup()
+    ops = of_op.size().index.to_frame(index=False)
     warnings = [f"left out {counted(num_lost, 'forward')} whose thread is not in the file"] if num_lost else []
-    return _tables(ops, warnings)
+    return _tables(ops, batches_of(spans), warnings)
 
 
 def _thread_above(parent: str, index_of: Mapping[str, int], columns: SpanColumns) -> Attributes | None:
@@ -81,11 +84,9 @@ def _thread_above(parent: str, index_of: Mapping[str, int], columns: SpanColumns
     return None
 
 
-def _tables(ops: pd.DataFrame, warnings: list[str]) -> Tables:
-    """The tables of ops with dp, pp, tp, times and the requests of each."""
-    ops = ops.sort_values("start_ns", kind="stable", ignore_index=True)
-    turn = ops.groupby([*_AXES, "requests"]).cumcount()
-    batch = pd.Series(pd.factorize(pd.MultiIndex.from_arrays([ops["dp"], ops["requests"], turn]))[0])
+def _tables(ops: pd.DataFrame, batch_of_op: Int64, warnings: list[str]) -> Tables:
+    """The tables of ops with dp, pp, tp and times, by start, and the batch of each."""
+    batch = pd.Series(batch_of_op)
     begin, end = ops["start_ns"].groupby(batch).min(), ops["end_ns"].groupby(batch).max()
     # Batches are numbered by their first forward; one that begins when all before it have ended begins a step.
     before = end.cummax().shift(fill_value=0)

@@ -171,6 +171,9 @@ def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Ro
             return rows[:0], rows
         is_before = events.start_ns[rows] < events.start_ns[launches].min()
         return rows[is_before], rows[~is_before]
+    is_copy = events.category[rows] == Category.MEMCPY
+    if (events.correlation[rows[is_copy]] < 0).all():  # as of MTIA, whose recorder never says what launched a copy
+        missing &= ~is_copy
     stream = _streams(events, rows)
     first = np.full(stream.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, stream[~missing], events.start_ns[rows[~missing]])

@@ -119,16 +119,9 @@ def test_helpers_change_nothing(write: Write, name: str, layout: dict[str, Any])
     assert len(shared.events.comm_args) == 120
 
 
-def test_mended_places_are_counted_by_helpers_too(write: Write) -> None:
-    text = json.dumps({"traceEvents": events(6000)}, indent=1).encode()
-    path = write(re.sub(rb"aten::op1\b", b"aten::\x01", text))
-    shared = read_shared(path)
-    assert len(made) == 1
-    assert_same(shared, read_kineto(path))
-    assert any("repaired" in line for line in shared.warnings)
-
-
-def test_odd_types_are_no_reason_to_refuse_a_block_and_what_it_says_of_the_rank_is_heard(write: Write) -> None:
+def test_odd_types_and_control_characters_are_no_reason_to_refuse_a_block_whose_rank_is_heard(
+    write: Write,
+) -> None:
     odd: list[Any] = events(6000)
     for event in odd:
         if event["ph"] == "M":
@@ -136,13 +129,15 @@ def test_odd_types_are_no_reason_to_refuse_a_block_and_what_it_says_of_the_rank_
     for event in odd[::997]:
         event["name"] = 7
     odd[::1999] = [7] * len(odd[::1999])
-    path = write(odd, indent=1)
+    text = json.dumps({"traceEvents": odd}, indent=1).encode()
+    path = write(re.sub(rb"aten::op1\b", b"aten::\x01", text))
     shared = read_shared(path)
     assert len(made) == 1
     assert sum(made[0].offered) > 5
     assert_same(shared, read_kineto(path))
     assert shared.rank == 5
     assert any(line.startswith(f"left out {len(odd[::1999])} events") for line in shared.warnings)
+    assert any(line.startswith("repaired") for line in shared.warnings)
 
 
 def test_a_damaged_file_is_salvaged_as_by_one_reader(write: Write) -> None:

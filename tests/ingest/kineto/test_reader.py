@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pptrace
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
 from pptrace.model.tables import COMM_ARGS, MEMORY
 from pptrace.model.traces import Category, Events, InputFormat
+from pptrace.report.recording import damage_in
 from tests.support.extent import by_turns
 
 Op = Callable[..., dict[str, Any]]
@@ -88,6 +91,49 @@ def test_categories_of_every_age_are_known(write: Write, op: Op, name: str, cate
     trace = read_kineto(write([op(cat=name)]))
     assert trace.events.category[0] == category
     assert trace.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("__amd_rocclr_copyBuffer.kd", Category.MEMCPY),
+        ("__amd_rocclr_copyBufferRectAligned", Category.MEMCPY),
+        ("MEMORY_COPY_HOST_TO_DEVICE", Category.MEMCPY),
+        ("__amd_rocclr_fillBufferAligned.kd", Category.MEMSET),
+        ("__amd_rocclr_initHeap.kd", Category.KERNEL),
+        ("copyBuffer.kd", Category.KERNEL),
+    ],
+)
+def test_kernels_by_which_the_runtime_of_rocm_copies_and_fills_move_memory(
+    write: Write, op: Op, name: str, category: Category
+) -> None:
+    events = read_kineto(write([kernel(name), op(name=name)])).events
+    assert sorted(events.category.tolist()) == sorted([Category.CPU_OP, category])
+
+
+def test_copies_and_waits_of_mtia_are_no_kernels_though_of_one_category_and_have_no_launches(
+    write: Write, op: Op
+) -> None:
+    """As in HolisticTraceAnalysis' public traces: kernels have correlations, requests of the DMA engines none."""
+    mtia = partial(op, cat="mtia_ccp_events", pid=9)
+    work = [
+        mtia(name="dma_request", ts=10, dur=5, args={"stream": 1, "direction": "DEVICE_TO_HOST", "size": 16}),
+        mtia(name="fc-dtype_Float", ts=20, dur=30, args={"stream": 1, "correlation": 7}),
+        mtia(name="dma_request", ts=60, dur=5, args={"stream": 1, "direction": "DEVICE_TO_HOST", "size": 16}),
+        mtia(name="event_wait", ts=70, dur=500, args={"stream": 1, "wait_on_stream": 104}),
+        mtia(name="event_record", ts=570, dur=1, args={"stream": 1}),
+    ]
+    call = op(cat="mtia_runtime", name="runFunction - job_prep_and_submit_for_execution", ts=1, args={"correlation": 7})
+    trace = read_kineto(write([call, *work, op(cat="kernel", name="event_wait", ts=600, dur=1)]))
+    of_name = dict(zip(np.array(trace.events.names)[trace.events.name_id], trace.events.category, strict=True))
+    assert of_name["fc-dtype_Float"] == of_name["event_wait"] == Category.KERNEL  # the last one, which is CUDA's
+    assert of_name["dma_request"] == Category.MEMCPY
+    assert of_name["event_record"] == trace.events.category[-2] == Category.DEVICE_SYNC
+    report = pptrace.load(write([call, *work]), cache=False).report
+    assert report.recording is not None
+    assert damage_in(report.recording) == []
+    device = report.device[0].breakdown
+    assert (device.compute_ns, device.memory_ns) == (30_000, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -412,6 +458,7 @@ def test_memory_of_old_traces_counts_from_the_first_event(write: Write, op: Op) 
         (b'{"traceEvents": []}', "an empty list of trace events"),
         (b"[]", "an empty list of trace events"),
         (b"[1, 2, 3]", "an empty list of trace events"),
+        (b'[]\n{"ph": "X"}', 'an empty list of trace events, and \'{"ph": "X"}\' behind it'),
         (b'[{"file": "a.json.gz", "size": 32}]', "a list of 1 entry of which none can be read as an event"),
         (b'{"traceEvents": [{"ph": "M"}]}', "1 event and no complete one"),
         (b'{"traceEvents": [{"ph": "B", "ts": 1}, {"ph": "E", "ts": 2}]}', "1 begin/end pair and no complete event"),

@@ -811,3 +811,12 @@ def test_an_empty_column_of_microbatches_is_read_as_none(tmp_path: Path) -> None
         read.append(load([tmp_path / f"{name}.csv"], cache=False).data.ops["microbatch"].tolist())
     assert read[0] == read[1]
     assert set(read[0]) == {0, 1, 2}
+
+
+def test_a_table_of_rocprofv3_says_what_to_record_instead(tmp_path: Path) -> None:
+    path = tmp_path / "7_kernel_trace.csv"
+    path.write_text(
+        '"Kind","Agent_Id","Queue_Id","Kernel_Name","Start_Timestamp"\n"KERNEL_DISPATCH","Agent 4",1,"f",1\n'
+    )
+    with pytest.raises(TraceError, match="rocprofv3's own CSV, which is not read; expected its database"):
+        load([path])

@@ -100,12 +100,32 @@ def test_the_same_requests_again_are_the_next_batch(tmp_path: Path) -> None:
         assert trace.metadata["pp_ranks"] == [trace.rank % 2, trace.rank % 2 + 2, trace.rank % 2 + 4]
 
 
-def test_a_batch_that_a_stage_lost_moves_no_other(tmp_path: Path) -> None:
-    """Batch 4 alone has its requests, and the middle stage has lost it."""
-    first, middle, _ = read_otlp(serve(BATCHES, lost=(4, 1)).write(tmp_path / "spans.json"))
-    begins = dict(zip(first.ops["microbatch"], first.ops["start_ns"], strict=True))
-    assert middle.ops["microbatch"].tolist() == [0, 1, 2, 3, 5]
-    assert middle.ops["start_ns"].tolist() == [begins[batch] + 10 * MS for batch in middle.ops["microbatch"]]
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("batch", range(6))
+def test_a_batch_that_a_stage_lost_moves_no_other_though_its_requests_recur(
+    batch: int, stage: int, tp: int, tmp_path: Path
+) -> None:
+    spans = serve(BATCHES, tp=tp)
+    whole = read_otlp(spans.write(tmp_path / "spans.json"))
+    traces = read_otlp(serve(BATCHES, tp=tp, lost=(batch, stage)).write(tmp_path / "lost.json"))
+    for trace, before in zip(traces, whole, strict=True):
+        expected = before.ops[(before.ops["stage"] != stage) | (before.ops["microbatch"] != batch)]
+        assert (
+            trace.ops[["microbatch", "start_ns"]].to_numpy().tolist()
+            == expected[["microbatch", "start_ns"]].to_numpy().tolist()
+        )
+
+
+@pytest.mark.parametrize("period", [8, 35])
+def test_requests_that_are_served_alone_are_followed_past_lost_forwards_and_spans(period: int, tmp_path: Path) -> None:
+    """The same two requests in every batch, of which the middle stage lost one, and the last one a span of b."""
+    spans = serve([["a", "b"]] * 8, period=period, lost=(2, 1))
+    of_b = [span for span in spans.spans if span["name"] == "pp_forward" and span["traceId"].endswith("b00")]
+    spans.spans.remove(of_b[-3])
+    first, middle, last = read_otlp(spans.write(tmp_path / "spans.json"))
+    assert first.ops["microbatch"].tolist() == last.ops["microbatch"].tolist() == list(range(8))
+    assert middle.ops["microbatch"].tolist() == [0, 1, *range(3, 8)]
 
 
 def test_an_empty_pipeline_ends_a_step(tmp_path: Path) -> None:

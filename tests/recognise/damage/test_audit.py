@@ -19,13 +19,26 @@ import pytest
 from dashboards import app
 from dashboards.pages import overview
 from dashboards.store import Store
-from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
+from pptrace.analysis.audit import MISSING_RANGES, SHIFTED_TIMES, UNMATCHED_MESSAGES
 from pptrace.analysis.report import AuditEntry, Report
 from pptrace.model.damage import Damage
 from pptrace.model.device import UNKNOWN_CLOCK
 from pptrace.report.recording import damage_in
 from pptrace.workflow.load import load
-from tests.support.damages import FEW, KINDS, MANY, OF_DEVICE, OF_RUN, RANK, Events, damaged, lost, of, with_clock_off
+from tests.support.damages import (
+    FEW,
+    KINDS,
+    MANY,
+    OF_DEVICE,
+    OF_RUN,
+    RANK,
+    SHIFTS,
+    Events,
+    damaged,
+    lost,
+    of,
+    with_clock_off,
+)
 from tests.support.extent import by_turns
 from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
@@ -141,6 +154,20 @@ def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
         for rank in step.ranks:
             assert rank.bubble_ns is None or rank.bubble_ns == pytest.approx(bubbles[rank.rank], rel=0.01)
         assert any(rank.bubble_ns is None for rank in step.ranks)
+
+
+@pytest.mark.parametrize(("shift", "sample"), by_turns(list(SHIFTS), ["gpu_nccl_1f1b_p4", "gpu_zbv_p2"]))
+def test_a_rank_whose_times_are_all_shifted_is_named_and_put_back(shift: str, sample: str, tmp_path: Path) -> None:
+    before = recorded(sample)
+    report = load([damaged(SAMPLES / sample, tmp_path, SHIFTS[shift])], cache=False, as_recorded=True).report
+    (entry,) = damage_in(report.recording)
+    assert (entry.kind, entry.ranks) == (SHIFTED_TIMES, (RANK,))
+    off_ns = report.clock.uncertainty_ns
+    assert off_ns is not None
+    assert report.steps[0].length_ns == pytest.approx(before.steps[0].length_ns, abs=off_ns)
+    for rank, whole in zip(report.steps[0].ranks, before.steps[0].ranks, strict=True):
+        assert rank.compute_ns == whole.compute_ns
+        assert rank.bubble_ns == pytest.approx(whole.bubble_ns, abs=3 * off_ns)
 
 
 @pytest.mark.parametrize("ranks", [(RANK,), (0, RANK)])
