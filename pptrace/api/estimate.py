@@ -52,43 +52,32 @@ class EstimateOptions:
     microbatches: int | None = same(_STEP["microbatches"], None)
     chunks: int | None = same(_STEP["chunks"], None)
     group_size: int | None = same(_STEP["group_size"], None)
-    tp: int = option(1, Value.WHOLE, "Tensor-parallel ranks.", "T")
-    cp: int = option(1, Value.WHOLE, "Context-parallel ranks (ring attention).", "C")
-    dp: int = option(1, Value.WHOLE, "Data-parallel pipelines.", "D")
-    ep: int = option(1, Value.WHOLE, "Ranks of a stage that share its experts.", "E")
-    ulysses: int = option(1, Value.WHOLE, "Context-parallel ranks that exchange heads (Ulysses); a divisor of cp.", "N")
-    cp_comm_type: str = option(
-        "p2p",
-        Value.TEXT,
-        "How keys reach the other context-parallel ranks: p2p (ring), all_gather.",
-        choices=CP_COMM_TYPES,
-    )
-    sequence_parallel: bool = option(False, Value.FLAG, "Sequence parallelism along tp.")
-    zero: int = option(0, Value.DEPTH, "What replicas share: 1 optimizer, 2 also gradients, 3 also weights.", "0-3")
-    recompute: str = option("none", Value.TEXT, "What the backward computes again.", choices=RECOMPUTES)
     model: FilePath | None = option(
         None,
         Value.FILE,
         "JSON with sizes of the model: by these options' names, or Hugging Face's config.json.",
         "FILE",
     )
-    layers: int | None = option(None, Value.WHOLE, "Layers of the model.", "L")
-    hidden: int | None = option(None, Value.WHOLE, "Hidden size.", "H")
-    heads: int | None = option(None, Value.WHOLE, "Attention heads.", "A")
-    kv_heads: int | None = option(None, Value.WHOLE, "Heads of keys and values (GQA) [default: all].", "K")
-    ffn: int | None = option(None, Value.WHOLE, "Width of the MLP's inner layer [default: 4h].", "F")
+    layers: int | None = option(None, Value.WHOLE, "Layers of the model.", "L", label="layers")
+    hidden: int | None = option(None, Value.WHOLE, "Hidden size.", "H", label="hidden")
+    heads: int | None = option(None, Value.WHOLE, "Attention heads.", "A", label="heads")
+    kv_heads: int | None = option(
+        None, Value.WHOLE, "Heads of keys and values (GQA) [default: all].", "K", label="KV heads"
+    )
+    ffn: int | None = option(None, Value.WHOLE, "Width of the MLP's inner layer [default: 4h].", "F", label="FFN")
     family: str | None = option(
         None,
         Value.TEXT,
         "gpt: LayerNorm, biases, learned positions, GELU; llama: RMSNorm, none, rotary, SwiGLU [default: gpt].",
         choices=tuple(Family),
+        label="family",
     )
-    tied: bool = option(False, Value.FLAG, "Embedding and head are one matrix.")
+    tied: bool = option(False, Value.FLAG, "Embedding and head are one matrix.", label="tied")
     vocabulary: int | None = option(
-        None, Value.WHOLE, "Rows of embedding and head; more where tp does not divide them.", "V"
+        None, Value.WHOLE, "Rows of embedding and head; more where tp does not divide them.", "V", label="vocabulary"
     )
-    sequence: int | None = option(None, Value.WHOLE, "Tokens of a sequence.", "S")
-    microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B")
+    sequence: int | None = option(None, Value.WHOLE, "Tokens of a sequence.", "S", label="sequence")
+    microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B", label="b")
     dropout: bool = option(False, Value.FLAG, "With dropout, whose masks are kept.")
     attention: str = option(
         "fused",
@@ -96,9 +85,29 @@ class EstimateOptions:
         "fused: scores are computed again; stored: a layer keeps sbh(34 + 5as/h), as in arXiv 2205.05198.",
         choices=ATTENTIONS,
     )
-    experts: int | None = option(None, Value.WHOLE, "Experts in place of each layer's MLP.", "N")
-    experts_per_token: int | None = option(None, Value.WHOLE, "Experts of a token [default: 2].", "N")
-    expert_ffn: int | None = option(None, Value.WHOLE, "Width of an expert's inner layer [default: the MLP's].", "F")
+    experts: int | None = option(None, Value.WHOLE, "Experts in place of each layer's MLP.", "N", label="experts")
+    experts_per_token: int | None = option(None, Value.WHOLE, "Experts of a token [default: 2].", "N", label="top k")
+    expert_ffn: int | None = option(
+        None, Value.WHOLE, "Width of an expert's inner layer [default: the MLP's].", "F", label="expert FFN"
+    )
+    tp: int = option(1, Value.WHOLE, "Tensor-parallel ranks.", "T", label="tp")
+    cp: int = option(1, Value.WHOLE, "Context-parallel ranks (ring attention).", "C", label="cp")
+    dp: int = option(1, Value.WHOLE, "Data-parallel pipelines.", "D", label="dp")
+    ep: int = option(1, Value.WHOLE, "Ranks of a stage that share its experts.", "E", label="ep")
+    ulysses: int = option(1, Value.WHOLE, "Context-parallel ranks that exchange heads (Ulysses); a divisor of cp.", "N")
+    cp_comm_type: str = option(
+        "p2p",
+        Value.TEXT,
+        "How keys reach the other context-parallel ranks: p2p (ring), all_gather.",
+        choices=CP_COMM_TYPES,
+    )
+    sequence_parallel: bool = option(False, Value.FLAG, "Sequence parallelism along tp.", label="sp")
+    zero: int = option(
+        0, Value.DEPTH, "What replicas share: 1 optimizer, 2 also gradients, 3 also weights.", "0-3", label="ZeRO"
+    )
+    recompute: str = option(
+        "none", Value.TEXT, "What the backward computes again.", choices=RECOMPUTES, label="recompute"
+    )
     split: Sequence[int] | None = option(
         None, Value.SPLIT, "Layers of each stage, or Megatron-LM's layout [default: equal shares].", "N,N,…"
     )
@@ -118,12 +127,17 @@ class EstimateOptions:
     head_activations: int | None = option(
         None, Value.WHOLE, "Bytes that the head keeps of a sequence, with them.", "BYTES"
     )
-    fits: int | None = option(None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES")
+    fits: int | None = option(None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES", label="fits")
     tflops: float | None = option(
-        None, Value.TIMES, "TFLOP/s that a rank reaches in matrix products: predict the step.", "X"
+        None, Value.TIMES, "TFLOP/s that a rank reaches in matrix products: predict the step.", "X", label="TFLOP/s"
     )
     link: Sequence[str] | None = option(
-        None, Value.NAMES, "GB/s that a rank sends along an axis, or along all.", "[AXIS=]GBPS"
+        None,
+        Value.NAMES,
+        "GB/s that a rank sends along an axis, or along all.",
+        "[AXIS=]GBPS",
+        label="GB/s",
+        hint="of a rank along all axes, or of some: 25,tp=300",
     )
 
 
