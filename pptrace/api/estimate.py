@@ -36,6 +36,8 @@ ATTENTIONS = ("fused", "stored")
 CP_COMM_TYPES = ("p2p", "all_gather")
 _DTYPES = {num_bytes: name for name, num_bytes in ITEM_BYTES.items()}
 _STEP = options_of(SimulateOptions)
+_OF_TOKENS = ("hidden", "sequence")
+"""Sizes that layers by their numbers alone do not need: without them less is known."""
 _AXES = ("pp", "tp", "cp", "dp", "ep")
 _SAME_LINKS = {"cp": ("dp-cp",), "dp": ("dp-cp", "edp"), "ep": ("etp",), "pp": ("embd", "mirror")}
 """Axes whose calls take the links of another one, where no speed of theirs is given."""
@@ -143,7 +145,9 @@ class EstimateOptions:
 
 @dataclass(frozen=True, eq=False)
 class EstimatedRun(ExportsJson):
-    """Result of :func:`estimate`. ``limit_bytes`` is what a rank has; ``step`` is None where no speed is given."""
+    """Result of :func:`estimate`. ``limit_bytes`` is what a rank has; ``step`` is None where no speed is given,
+    or hidden or sequence is not.
+    """
 
     estimate: Estimate
     limit_bytes: int | None
@@ -152,8 +156,9 @@ class EstimatedRun(ExportsJson):
 
     @cached_property
     def step(self) -> EstimatedStep | None:
-        """The predicted step."""
-        return None if self.speeds is None else estimated_step(self.estimate, self.speeds)
+        """The predicted step; None where the sizes do not tell how long ops or messages take."""
+        is_unknown = self.estimate.tokens is None or (self.estimate.missing and self.link_speeds)
+        return None if self.speeds is None or is_unknown else estimated_step(self.estimate, self.speeds)
 
     @property
     def peak_bytes(self) -> int:
@@ -173,7 +178,8 @@ class EstimatedRun(ExportsJson):
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens of all pipelines in a second; None where no speed is given."""
-        return None if self.step_ns is None else self.estimate.tokens / self.step_ns * 1e9
+        tokens = self.estimate.tokens
+        return None if self.step_ns is None or tokens is None else tokens / self.step_ns * 1e9
 
     @CopiedTable
     def ranks(self) -> pd.DataFrame:
@@ -255,7 +261,8 @@ def estimate_as(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
     each = ParameterBytes.of_adam(options.number_bytes) if given is None else ParameterBytes(*given)
     links = _links(options.link, spell)
     speeds = None if options.tflops is None else Speeds(options.tflops * 1e3, links)
-    return EstimatedRun(Estimate(facts, mesh, plan, each), options.fits, speeds, links)
+    missing = tuple(name for name in _OF_TOKENS if getattr(options, name) is None)
+    return EstimatedRun(Estimate(facts, mesh, plan, each, missing), options.fits, speeds, links)
 
 
 @lru_cache(64)
@@ -287,8 +294,8 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
             require_whole(spell(name), value, 1, MOST_LAYERS if name == "layers" else 2**62)
         if one.choices and value is not None and value not in one.choices:
             raise UsageError(f"{spell(name)} is {value!r}; expected one of {', '.join(one.choices)}")
-    of_layers = ("heads", "vocabulary") if options.layer_parameters is None else ("layer_activations",)
-    for name in ("layers", "hidden", "sequence", *of_layers):
+    of_layers = (*_OF_TOKENS, "heads", "vocabulary") if options.layer_parameters is None else ("layer_activations",)
+    for name in ("layers", *of_layers):
         if getattr(options, name) is None:
             raise UsageError(f"{spell(name)} is not given; expected it, or {spell('model')} with it")
     if options.layer_parameters is None and (given := [name for name in _NUMBERS if getattr(options, name)]):
@@ -309,13 +316,17 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
             f"{spell('recompute')} is selective; of layers known by their numbers alone no part is known: give what they keep "
             f"as {spell('layer_activations')}"
         )
+    if options.recompute == "full" and None in (options.hidden, options.sequence):
+        raise UsageError(
+            f"{spell('recompute')} is full: a layer keeps its input, b·s·h numbers; give {spell('hidden')} and "
+            f"{spell('sequence')}"
+        )
 
 
 def _facts(options: EstimateOptions, plan: Plan, spell: Spelling) -> GptFacts:
-    heads, layers, hidden, sequence = options.heads or 1, options.layers, options.hidden, options.sequence
+    heads, layers = options.heads or 1, options.layers
+    hidden, sequence = options.hidden or options.tp, options.sequence or 2 * options.cp * options.tp
     assert layers is not None
-    assert hidden is not None
-    assert sequence is not None
     numbers = [getattr(options, name) or 0 for name in _NUMBERS]
     experts = None
     if options.experts is not None:
