@@ -122,6 +122,12 @@ def _add_schedule(add: Add) -> None:
     )
     add("--negotiate", action="store_true", help="send the shape before every message")
     add(
+        "--scatter-gather-tensors",
+        action="store_true",
+        help="each rank of tp sends a part of an activation, and the receivers gather it over tp",
+    )
+    add("--pipeline-dtype", choices=DTYPES, help="of messages between stages; left out: --dtype")
+    add(
         "--variable-seq-lengths",
         type=int,
         metavar="SHORTEST",

@@ -275,8 +275,9 @@ def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo,
         )
     sharding = (parallel, bucket_bytes, Zero(options.zero))
     when = (Reduce(options.grad_reduce or Reduce.OVERLAP), options.overlap_param_gather)
+    sent = options.scatter_gather_tensors, DTYPES.get(options.pipeline_dtype or "")
     return Wiring(
-        device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when
+        device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when, *sent
     )
 
 
@@ -319,11 +320,16 @@ def _read_modules(text: str | None) -> tuple[RecomputeModule, ...]:
 
 def _check_axes(options: argparse.Namespace) -> None:
     """Refuse options of an axis that has one rank: they would change nothing."""
-    for name, value in (("--sequence-parallel", options.sequence_parallel), ("--overlap", options.overlap)):
+    for name in ("sequence_parallel", "overlap", "scatter_gather_tensors"):
+        value, name = getattr(options, name), f"--{name.replace('_', '-')}"
         if value and options.tp == 1:
             raise UsageError(
                 f"{name} is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave {name} out"
             )
+    if options.scatter_gather_tensors and (options.sequence_parallel or options.negotiate):
+        other = "sequence-parallel" if options.sequence_parallel else "negotiate"
+        why = "sends parts already" if options.sequence_parallel else "tells shapes of whole activations"
+        raise UsageError(f"--scatter-gather-tensors with --{other}, which {why}; leave out one of them")
     if options.ulysses > 1 and options.cp == 1:
         raise UsageError(
             f"--ulysses is {options.ulysses} and cp is 1; it says how many ranks of cp exchange heads: give --cp a multiple of "

@@ -326,6 +326,8 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         encoder_layers=settings.model.encoder_layers,
         encoder_sequence=settings.model.encoder_sequence,
         shortest_document=options.packed,
+        scatter_gather=options.scatter_gather_tensors,
+        sent_dtype=options.pipeline_dtype,
     )
 
 

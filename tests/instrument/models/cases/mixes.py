@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from instrument.context.shard import KeyExchange, Layout
 from instrument.data.text import Batch, Documents, Lengths, TextData
+from instrument.examples.gpt_arguments import DTYPES
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
@@ -91,6 +92,8 @@ class Mix:
     split: tuple[int, ...] | None = None
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
+    scatters: bool = False
+    sent_dtype: str | None = None
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
     encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
     packed: int | None = None  # the tokens of the shortest document that sequences are packed of
@@ -206,6 +209,8 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         encoder_layers=mix.config.encoder_layers,
         encoder_sequence=mix.config.encoder_sequence,
         shortest_document=mix.packed,
+        scatter_gather=mix.scatters,
+        sent_dtype=mix.sent_dtype,
     )
 
 
@@ -238,7 +243,8 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     wiring = Wiring(
         device, route=route, negotiated=mix.shortest is not None, prefetch_depth=mix.ahead, parallel=mix.options,
         bucket_bytes=mix.bucket_bytes, zero=zero,
-        reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers,
+        reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers, scatters=mix.scatters,
+        sent_dtype=DTYPES.get(mix.sent_dtype or ""),
     )  # fmt: skip
     return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE), wiring, recorder)
 
