@@ -203,6 +203,7 @@ def _add_model(add: Add) -> None:
         metavar="K",
         help="of the microbatches outstanding on a rank, K recompute by --recompute and all others fully",
     )
+    add("--offload-activations", action="store_true", help="activations wait for their backward in the host's memory")
     add("--seed", type=int, default=0, help="of parameters and data")
 
 

@@ -269,6 +269,11 @@ def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo,
         raise UsageError("--bucket-mb is for --zero 0 and 1; fully_shard gathers and reduces layer by layer")
     if options.zero >= Zero.GRADIENTS and options.grad_reduce is not None:
         raise UsageError("--grad-reduce is for --zero 0 and 1; fully_shard reduces each layer in its last backward")
+    if options.zero >= Zero.GRADIENTS and options.offload_activations:
+        raise UsageError(
+            f"--offload-activations leaves parameters where they are, and with --zero {options.zero} they come and go; use "
+            "--zero 1"
+        )
     if options.zero != Zero.OPTIMIZER and options.overlap_param_gather:
         raise UsageError(
             f"--overlap-param-gather is for --zero 1, which gathers parameters, and that is {options.zero}"

@@ -135,6 +135,16 @@ def test_messages_of_another_dtype_have_its_bytes_and_its_rounding(pool: Pool) -
     assert any(outcome.loss_error > 1e-12 for outcome in outcomes), "messages have 32 bits, the model has 64"
 
 
+OFFLOADING = Mix(pp=2, tp=2, dp=2, offloads=True, sequence=True)
+
+
+@pytest.mark.parametrize(
+    "mix", [replace(OFFLOADING, schedule="zb-h1"), replace(OFFLOADING, tp=1, zero=1, sequence=False)]
+)
+def test_activations_on_the_host_change_nothing(pool: Pool, mix: Mix) -> None:
+    check(pool, [mix, replace(mix, recompute=Recompute.SELECTIVE)])
+
+
 @pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])
 def test_any_order_of_the_axes_trains_the_same(pool: Pool, order: str) -> None:
     mix = Mix(pp=2, tp=2, cp=2, sequence=True) if order.startswith("pp") else Mix(pp=2, cp=2, dp=2, zero=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -25,6 +25,7 @@ from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
+from instrument.offload import OffloadingStage
 from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
@@ -93,6 +94,7 @@ class Mix:
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
     scatters: bool = False
+    offloads: bool = False
     sent_dtype: str | None = None
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
     encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
@@ -246,7 +248,10 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
         reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers, scatters=mix.scatters,
         sent_dtype=DTYPES.get(mix.sent_dtype or ""),
     )  # fmt: skip
-    return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE), wiring, recorder)
+    gpt = GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE)
+    if mix.offloads:
+        gpt = replace(gpt, wrap=lambda stage: OffloadingStage(stage, recorder))
+    return make_gpt_runtime(mesh, gpt, wiring, recorder)
 
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
@@ -277,9 +282,14 @@ def _clipped(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, optimizer: AdamW, m
 
 
 def parallel_of(runtime: PipelineRuntime) -> Parallel:
-    stage = next(iter(runtime.program.stages.values()))
-    assert isinstance(stage, GptStage)
-    return stage.parallel
+    return next(stages_of(runtime)).parallel
+
+
+def stages_of(runtime: PipelineRuntime) -> Iterator[GptStage]:
+    for stage in runtime.program.stages.values():
+        inner = stage.stage if isinstance(stage, OffloadingStage) else stage
+        assert isinstance(inner, GptStage)
+        yield inner
 
 
 def _train(mix: Mix, mesh: Mesh) -> Outcome:
@@ -297,8 +307,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     whole = GptStage(alone.config, range(mix.layers)).double()
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
-    for stage in runtime.program.stages.values():
-        assert isinstance(stage, GptStage)
+    for stage in stages_of(runtime):
         errors += [
             float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole, parallel_of(runtime))
         ]
