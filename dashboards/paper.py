@@ -71,13 +71,13 @@ class OnPaper:
     backward: float = 0.0
     p2p: float = 0.0
     sizes: Mapping[str, object] = field(default_factory=dict)
-    """What was typed for :data:`SIZES`."""
+    """Texts and numbers that were typed for :data:`SIZES`."""
     several: Mapping[str, object] = field(default_factory=dict)
-    """What was typed for :data:`SEVERAL`."""
+    """Texts that were typed for :data:`SEVERAL`."""
 
     @property
     def has_model(self) -> bool:
-        """Whether there are sizes enough to estimate something."""
+        """Return whether there are sizes enough to estimate something."""
         return all(name in self.sizes for name in OF_MODEL)
 
     def estimate(self) -> EstimatedRun | None:

@@ -27,7 +27,7 @@ from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.schedule.registry import SCHEDULES
 
 _NUMBERS = (Value.WHOLE, Value.DEPTH, Value.TIMES, Value.MILLISECONDS)
-"""What fields of numbers take."""
+"""Values of fields of numbers."""
 _OPTIONS = {**PLAN, **SIZES, **SEVERAL}
 """The options of all fields by their names, as an address has them."""
 _REFUSED = "plan-refused"
@@ -184,7 +184,7 @@ def _needs(form: OnPaper) -> list[Node]:
 
 
 def _combinations(form: OnPaper) -> list[Node]:
-    """What fits of several values, the best first, and why others do not."""
+    """The combinations of several values that fit, the best first, and why others do not."""
     found = form.candidates()
     if found is None:
         return []

@@ -1,4 +1,4 @@
-"""What of an activation travels between two stages on different ranks: a part of it for each rank of tp, or other bits.
+"""Messages that are no activations as they are: a part for each rank of tp, or numbers of other bits.
 
 Both are in the graph of the stage that sends and of the one that receives, so that gradients travel back in the same way:
 inside ops, whose time has the casts, and in which the calls that gather parts are marked.
@@ -51,7 +51,7 @@ class Boundary:
         """The outputs of a stage from its messages."""
         if self.parts is not None:
             each = zip(messages, self.shapes(stage), strict=True)
-            messages = tuple(_Whole.apply(part, self.parts).view(shape) for part, shape in each)  # type: ignore[no-untyped-call]
+            messages = tuple(_Gathered.apply(part, self.parts).view(shape) for part, shape in each)  # type: ignore[no-untyped-call]
         return tuple(message.to(self.dtype) for message in messages)
 
 
@@ -68,7 +68,7 @@ class _Part(torch.autograd.Function):
         return ctx.group.all_gather(gradient).view(ctx.shape), None
 
 
-class _Whole(torch.autograd.Function):
+class _Gathered(torch.autograd.Function):
     """All-gather of the parts in forward, this rank's part of the gradient in backward: all ranks of tp have the same."""
 
     @staticmethod

@@ -44,12 +44,12 @@ def test_what_a_forward_saves_is_freed_and_its_copies_have_ranges() -> None:
     weights, made = {parameter.data_ptr() for parameter in stage.parameters()}, list[StorageWeakRef]()
     mlp = next(module for name, module in stage.named_modules() if name.endswith("mlp_in"))
     mlp.register_forward_hook(lambda _module, _inputs, output: made.append(StorageWeakRef(output.untyped_storage())))
-    kept = stage(TOKENS)
+    plain = stage(TOKENS)
     with torch.profiler.profile() as profiler:
         output = OffloadingStage(stage, Recorder())(TOKENS)
         output.sum().backward()
     assert [storage.expired() for storage in made] == [False, True], "GELU needs it: by itself, or as a copy"
-    assert kept.requires_grad
+    assert plain.requires_grad
     names = [event.name for event in profiler.events()]
     copies = (names.count(f"part: {TO_HOST}"), names.count(f"part: {FROM_HOST}"))
     assert copies[0] == copies[1] > 8

@@ -115,13 +115,13 @@ IN_PARTS = (
 
 @pytest.mark.parametrize("mix", IN_PARTS, ids=name_of)
 def test_each_rank_of_tp_sends_a_part_of_an_activation_and_trains_the_same(pool: Pool, mix: Mix) -> None:
-    """What the parts are gathered with is marked and predicted as all else; a chunk on its rank is handed on whole."""
+    """Their gathers are marked and predicted as all else; a chunk on its rank is handed on as it is."""
     check(pool, [mix])
-    whole, parted = (
+    full, parted = (
         StepVolume(facts_of(one, STEPS), one.shape, one.plan) for one in (replace(mix, scatters=False), mix)
     )
     for rank in range(mix.world):
-        before, after = (volume.of_rank(rank, 1)["pp", "send"] for volume in (whole, parted))
+        before, after = (volume.of_rank(rank, 1)["pp", "send"] for volume in (full, parted))
         assert (after.count, after.bytes) == (before.count, before.bytes // mix.tp)
 
 
