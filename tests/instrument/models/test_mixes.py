@@ -107,7 +107,7 @@ PARTS = Mix(pp=2, tp=2, cp=2, scatters=True)
 IN_PARTS = (
     replace(PARTS, schedule="zb-h1", ahead=2, recompute=Recompute.FULL),
     replace(PARTS, cp=1, schedule="interleaved-1f1b", tied=False),
-    replace(PARTS, cp=1, schedule="zbv"),
+    replace(PARTS, cp=1, schedule="zbv", encoder=(2, 8), tied=False),
 )
 
 
