@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from time import monotonic
 from typing import Any
 
-from pptrace.api.estimate import EstimatedRun, estimate
-from pptrace.api.simulate import SimulatedStep, simulate
+from dashboards.fields import number, values_of, words_of
+from pptrace.api.estimate import EstimatedRun, EstimateOptions, estimate
+from pptrace.api.estimate_sweep import OF_SWEEP, SWEPT, EstimateSweepOptions, run_combinations
+from pptrace.api.options import Option, options_of
+from pptrace.api.simulate import SimulatedStep, SimulateOptions, simulate
 from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.estimate.columns import as_rows, communication_columns, rank_columns
+from pptrace.report.estimate.sweep import candidate_columns
 from pptrace.report.sweep.layout import sweep_columns
 from pptrace.schedule import registry
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import idle_by_cause
+from pptrace.simulator.estimated_step import Candidate
 from pptrace.simulator.sweep.run import Sweep, run_sweep
 
+PLAN: Mapping[str, Option] = {one.form_name: one for one in options_of(SimulateOptions).values() if one.label}
+"""Sizes and costs of a plan by the names of their fields."""
+SIZES: Mapping[str, Option] = {
+    one.form_name: one for one in options_of(EstimateOptions).values() if one.label and one.name not in PLAN
+}
+"""Sizes of a model and a mesh, what is recomputed and shared, and what a rank has."""
+SEVERAL: Mapping[str, Option] = {
+    f"sweep_{one.form_name}": one
+    for one in options_of(EstimateSweepOptions).values()
+    if one.name in ("schedule", *SWEPT, *OF_SWEEP)
+}
+"""Options that may have several values, as texts."""
 OF_MODEL = ("layers", "hidden", "heads", "sequence", "vocabulary")
 """Sizes without which nothing is estimated of a model."""
-OF_MESH = ("microbatch_size", "tp", "dp", "zero")
 Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
 _MOST_ACTIONS = 20_000
@@ -29,6 +46,12 @@ _MOST_SEARCHED = 6_000
 """Most forwards of a plan that is searched for, which takes more than a hundred times as long."""
 _MOST_KEPT = 32
 """Most sweeps that are kept."""
+_MOST_ESTIMATED = 4
+"""Most sweeps of estimates that are kept."""
+_MOST_COMBINATIONS = 400
+"""Most estimates while a page waits."""
+_MOST_ESTIMATED_S = 20
+"""The longest that a page waits for them, s."""
 _MOST_SWEPT_PP = 64
 """Most pipeline ranks whose bubbles are swept while a page waits."""
 
@@ -47,15 +70,15 @@ class OnPaper:
     forward: float = 0.0
     backward: float = 0.0
     p2p: float = 0.0
-    layers: Any = None
-    hidden: Any = None
-    heads: Any = None
-    sequence: Any = None
-    vocabulary: Any = None
-    microbatch_size: Any = None
-    tp: Any = None
-    dp: Any = None
-    zero: Any = None
+    sizes: Mapping[str, object] = field(default_factory=dict)
+    """Texts and numbers that were typed for :data:`SIZES`."""
+    several: Mapping[str, object] = field(default_factory=dict)
+    """Texts that were typed for :data:`SEVERAL`."""
+
+    @property
+    def has_model(self) -> bool:
+        """Return whether there are sizes enough to estimate something."""
+        return all(name in self.sizes for name in OF_MODEL)
 
     def estimate(self) -> EstimatedRun | None:
         """Estimate of a model of these sizes; None where some of them are not given.
@@ -63,11 +86,38 @@ class OnPaper:
         Raises:
             PptraceError: there is no such model, mesh or plan.
         """
-        if any(getattr(self, name) is None for name in OF_MODEL):
+        if not self.has_model:
             return None
         self._require_size()
-        sizes = {name: value for name in (*OF_MODEL, *OF_MESH) if (value := getattr(self, name)) is not None}
+        sizes = values_of(SIZES, self.sizes)
         return estimate(self.schedule, pp=self.pp, microbatches=self.microbatches, chunks=self.chunks, **sizes)
+
+    def candidates(self) -> list[Candidate] | None:
+        """Combinations of the values where some are several, the best first; None where none are, or sizes are missing.
+
+        Raises:
+            PptraceError: a value is none, or there are too many for a page.
+        """
+        if not self.several or not self.has_model:
+            return None
+        typed = {one.name: self.several[name] for name, one in SEVERAL.items() if name in self.several}
+        totals = {name: one for name, one in SEVERAL.items() if one.name in OF_SWEEP}
+        options = values_of(SIZES, self.sizes) | self._plan | typed | values_of(totals, self.several)
+        for total, follows in (("num_ranks", "dp"), ("global_batch", "microbatches")):
+            if total in typed:
+                options[follows] = typed.get(follows)
+        return _estimated(EstimateSweepOptions(**options))
+
+    @property
+    def _plan(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("schedule", "pp", "microbatches", "chunks")}
+
+    @property
+    def command(self) -> str:
+        """The command that estimates the same."""
+        plan = {one.name: one for one in PLAN.values() if one.name in self._plan}
+        words = words_of(plan, {name: self._plan[name] for name in plan}), words_of(SIZES, self.sizes)
+        return " ".join(("pptrace estimate", self.schedule, *filter(None, words)))
 
     def step(self) -> SimulatedStep:
         """The step of the plan.
@@ -75,22 +125,16 @@ class OnPaper:
         Raises:
             PptraceError: the schedule has no such plan, or it is too large for a page.
         """
-        chunks = self._require_size()
-        parts = 1 if registry.get(self.schedule).bidirectional else chunks
+        self._require_size()
+        entry = registry.get(self.schedule)
+        parts = 1 if entry.bidirectional else self.chunks or entry.default_chunks
         sizes = {"pp": self.pp, "microbatches": self.microbatches, "chunks": self.chunks}
         return simulate(
             self.schedule, **sizes, forward=self.forward / parts, backward=self.backward / parts, p2p=self.p2p
         )
 
-    def _require_size(self) -> int:
-        """The chunks of a rank, of a plan that is not too large for a page."""
-        entry = registry.get(self.schedule)
-        chunks: int = self.chunks or entry.default_chunks
-        size = (self.pp or 0) * (self.microbatches or 0) * chunks
-        most = _MOST_SEARCHED if entry.searches else _MOST_ACTIONS
-        if size > most:
-            raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
-        return chunks
+    def _require_size(self) -> None:
+        _require_size(self)
 
     def bubbles(self) -> Sweep:
         """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks.
@@ -119,7 +163,17 @@ class OnPaper:
     @property
     def options(self) -> dict[str, object]:
         """The form as options of an address; :func:`on_paper` reads them."""
-        return asdict(self)
+        plan = {name: getattr(self, name) for name in ("schedule", *PLAN)}
+        return plan | dict(self.sizes) | dict(self.several)
+
+
+def _require_size(plan: OnPaper | EstimateOptions) -> None:
+    """Refuse a plan that is too large for a page."""
+    entry = registry.get(plan.schedule)
+    size = (plan.pp or 0) * (plan.microbatches or 0) * (plan.chunks or entry.default_chunks)
+    most = _MOST_SEARCHED if entry.searches else _MOST_ACTIONS
+    if size > most:
+        raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
 
 
 @lru_cache(_MOST_KEPT)
@@ -128,27 +182,41 @@ def _swept(options: SweepOptions) -> Sweep:
     return run_sweep(grid_of(options))
 
 
+@lru_cache(_MOST_ESTIMATED)
+def _estimated(options: EstimateSweepOptions) -> list[Candidate]:
+    """A sweep of estimates, while a page waits."""
+    begin = monotonic()
+
+    def require_few(count: int, total: int) -> None:
+        if total > _MOST_COMBINATIONS or monotonic() - begin > _MOST_ESTIMATED_S:
+            raise UsageError(
+                f"a page estimates up to {_MOST_COMBINATIONS} combinations in {_MOST_ESTIMATED_S} s; of {total:,} it got to "
+                f"{count:,}: give fewer values, or use pptrace estimate --sweep"
+            )
+
+    return run_combinations(options, on_count=require_few, check=_require_size)
+
+
 def on_paper(form: Mapping[str, object]) -> OnPaper:
     """The form of an address, or of a page.
 
     Raises:
         UsageError: a value is no number.
     """
-    whole = ("pp", "microbatches", "chunks", *OF_MODEL, *OF_MESH)
-    sizes: dict[str, Any] = {name: _number(name, form.get(name)) for name in whole}
-    costs: dict[str, Any] = {name: _number(name, form.get(name)) or 0.0 for name in ("forward", "backward", "p2p")}
-    return OnPaper(str(form.get("schedule")), **sizes, **costs)
+    plan: dict[str, Any] = {name: _number(name, form.get(name)) for name in PLAN}
+    plan |= {name: plan[name] or 0.0 for name in ("forward", "backward", "p2p")}
+    sizes, several = (
+        {name: value for name in names if (value := form.get(name)) not in (None, "")} for names in (SIZES, SEVERAL)
+    )
+    return OnPaper(str(form.get("schedule")), **plan, sizes=sizes, several=several)
 
 
 def _number(name: str, value: object) -> float | None:
     """A number, an int where it is whole; None where nothing was typed."""
     if value in (None, ""):
         return None
-    try:
-        number = float(str(value))
-    except ValueError:
-        raise UsageError(f"{name} is {str(value)[:40]!r}; expected a number") from None
-    return int(number) if number.is_integer() else number
+    found = number(name, value)
+    return int(found) if found.is_integer() else found
 
 
 def _idle(form: OnPaper) -> Rows:
@@ -176,6 +244,7 @@ PAPER_TABLES: Mapping[str, Callable[[OnPaper], Rows]] = {
     "plan-idle": _idle,
     "plan-estimate": _needs,
     "plan-estimate-communication": _sent,
+    "plan-fits": lambda form: as_rows(candidate_columns(found)) if (found := form.candidates()) else [],
     "plan-bubbles": lambda form: _rows(form.bubbles()),
     "plan-throughput": lambda form: _rows(form.throughput()),
 }

@@ -116,7 +116,9 @@ def test_a_head_of_a_large_vocabulary_is_named_and_moved_away_from() -> None:
     (finding,) = (one for one in run.report.findings if one.evidence.get("where") == {"stage": 3})
     assert f"{HEAD} +" in finding.detail
     predictions = run.whatif(split="Et*3|t*3|t*2|L")
-    assert predictions.study.best_split in ((3, 3, 2, 0), (3, 2, 3, 0), (2, 3, 3, 0))
+    assert predictions.study.best_split == (3, 3, 2, 0), (
+        "predicted shorter than 2,3,3,0, of which the heaviest stage is lighter"
+    )
     (scenario,) = (one for one in predictions.result.scenarios if one.split == (3, 3, 2, 0))
     assert scenario.gain_ns > 0.15 * predictions.result.measured_period_ns
     assert scenario.paste["Megatron-LM"] == '--pipeline-model-parallel-layout "Et*3|t*3|tt|L"'

@@ -12,7 +12,7 @@
   const isEmpty = (value) => value === null || value === undefined || value === "" || Number.isNaN(value);
 
   /* Fields, by their ids without what these begin with. They go with their page, so that they are those of the page that is shown. */
-  const PREFIX = /^(plan-try-|plan-|try-|link-|stage-)/;
+  const PREFIX = /^(plan-try-|plan-|size-|try-|link-|stage-)/;
   const keepFields = (...values) => {
     const { no_update: same, callback_context: context } = window.dash_clientside;
     const names = context.inputs_list.map(({ id }) => id.replace(PREFIX, ""));

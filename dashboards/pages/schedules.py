@@ -10,63 +10,73 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
-from dashboards.components import Node, panel, report_table, still_picture
+from dashboards.components import Node, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
-from dashboards.paper import OnPaper, on_paper
+from dashboards.paper import PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import waiting, with_files
 from dashboards.store import Loaded, Store
+from pptrace.api.options import Option, Value
 from pptrace.errors import PptraceError
 from pptrace.model import units
 from pptrace.model.wording import counted
-from pptrace.report.estimate.table import headline, tables
+from pptrace.report.estimate.sweep import candidate_table, sweep_lines
+from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.schedule.registry import SCHEDULES
 
-_NUMBERS = (
-    ("pp", "p", "pipeline ranks", 1),
-    ("microbatches", "m", "microbatches of a step", 1),
-    ("chunks", "v", "virtual stages of a rank; empty: the schedule's", 1),
-    ("forward", "F ms", "forward of one microbatch in all layers of a rank", 0),
-    ("backward", "B ms", "full backward of the same", 0),
-    ("p2p", "message ms", "one message", 0),
-)
-_MODEL = (
-    ("layers", "layers", "layers of the model", 1),
-    ("hidden", "hidden", "hidden size", 1),
-    ("heads", "heads", "attention heads", 1),
-    ("sequence", "sequence", "tokens of a sequence", 1),
-    ("vocabulary", "vocabulary", "rows of embedding and head", 1),
-    ("microbatch_size", "b", "sequences of a microbatch; empty: 1", 1),
-    ("tp", "tp", "tensor-parallel ranks; empty: 1", 1),
-    ("dp", "dp", "data-parallel pipelines; empty: 1", 1),
-    ("zero", "ZeRO", "0 to 3: what replicas share", 0),
-)
+_NUMBERS = (Value.WHOLE, Value.DEPTH, Value.TIMES, Value.MILLISECONDS)
+"""Values of fields of numbers."""
+_OPTIONS = {**PLAN, **SIZES, **SEVERAL}
+"""The options of all fields by their names, as an address has them."""
 _REFUSED = "plan-refused"
+_SEVERAL = "Several values each (2,4,8 or 1..8:x2), for what fits; what is empty here is as above"
 
 
 def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     """The page, with the schedule and sizes of the address, or those of the run, where it has them."""
     name, *values = _of_run(loaded)
+    of_run = dict(zip(PLAN, values, strict=True))
     if (chosen := choice_of(query, "schedule", list(SCHEDULES))) is not None:
-        name, values = chosen, [None for _ in values]
-    values = [
-        number_of(query, key) if key in query else value for (key, *_), value in zip(_NUMBERS, values, strict=True)
-    ]
+        name, of_run = chosen, {}
     schedule = dcc.Dropdown(id="plan-schedule", options=list(SCHEDULES), value=name, clearable=False, searchable=False)
     fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
-    fields += [_field(*number, value) for number, value in zip(_NUMBERS, values, strict=True)]
+    fields += [_field(key, option, query, of_run.get(key)) for key, option in PLAN.items()]
     sizes = [html.Span("Sizes of a model, for what its ranks need", className="note")]
-    sizes += [_field(*number, number_of(query, number[0])) for number in _MODEL]
-    later = waiting(id="plan-sweeps")
-    forms = (html.Div(each, className="panel plan-fields") for each in (fields, sizes))
-    return html.Div([*forms, html.Div(id="plan-body"), later, keeper("plan")])
+    sizes += [_field(key, option, query) for key, option in SIZES.items()]
+    several = [html.Span(_SEVERAL, className="note")]
+    several += [_text(key, option, query) for key, option in SEVERAL.items()]
+    later = (waiting(id=f"plan-{place}") for place in ("fits", "sweeps"))
+    forms = (html.Div(each, className="panel plan-fields") for each in (fields, sizes, several))
+    return html.Div([*forms, html.Div(id="plan-body"), *later, keeper("plan")])
 
 
-def _field(key: str, label: str, hint: str, least: int, value: float | None) -> Node:
-    number = dcc.Input(id=f"plan-{key}", type="number", value=value, min=least, step="any", debounce=True)
-    return html.Label([html.Span(label), number], title=hint)
+def _id(key: str) -> str:
+    """The id of a field; ``dashboards/callbacks.py`` takes numbers alone for what begins with plan."""
+    is_number = key not in SEVERAL and _OPTIONS[key].takes in _NUMBERS
+    return f"{'plan' if is_number else 'size'}-{key}"
+
+
+def _field(key: str, option: Option, query: Query, value: float | None = None) -> Node:
+    """The field of an option, with what the address has for it."""
+    choices = option.choices or (("yes",) if option.takes is Value.FLAG else ())
+    if choices:
+        chosen = choice_of(query, key, choices)
+        field = dcc.Dropdown(id=_id(key), options=list(choices), value=chosen, searchable=False)
+        return html.Label([html.Span(option.label), field], title=option.help, className="plan-list")
+    if option.takes not in _NUMBERS:
+        return _text(key, option, query)
+    value = number_of(query, key) if key in query else value
+    least = int(option.takes is Value.WHOLE)
+    number = dcc.Input(id=_id(key), type="number", value=value, min=least, step="any", debounce=True)
+    return html.Label([html.Span(option.label), number], title=option.hint or option.help)
+
+
+def _text(key: str, option: Option, query: Query) -> Node:
+    text = dcc.Input(id=_id(key), type="text", value=query.get(key), debounce=True, maxLength=100)
+    wide: Any = {"className": "plan-list"} if option.takes is Value.TEXT else {}
+    return html.Label([html.Span(option.label or option.name), text], title=option.hint or option.help, **wide)
 
 
 def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, float]:
@@ -77,10 +87,10 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
 
 
 def register(app: Dash, _store: Store) -> None:
-    of_plan, of_model = ([key for key, *_ in numbers] for numbers in (_NUMBERS, _MODEL))
-    _show(app, "plan-body", [*of_plan, *of_model], body)
-    _show(app, "plan-sweeps", of_plan, sweeps)
-    keep_fields(app, "plan", "plan-schedule", *(f"plan-{key}" for key in (*of_plan, *of_model)))
+    _show(app, "plan-body", [*PLAN, *SIZES], body)
+    _show(app, "plan-fits", [*PLAN, *SIZES, *SEVERAL], what_fits)
+    _show(app, "plan-sweeps", list(PLAN), sweeps)
+    keep_fields(app, "plan", "plan-schedule", *map(_id, _OPTIONS))
 
 
 def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper], list[Node]]) -> None:
@@ -89,7 +99,7 @@ def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper]
     @app.callback(
         Output(place, "children"),
         Input("plan-schedule", "value"),
-        *(Input(f"plan-{key}", "value") for key in names),
+        *(Input(_id(key), "value") for key in names),
         State("location", "pathname"),
     )
     def show(schedule: str, *values: Any) -> Any:
@@ -104,15 +114,23 @@ def body(form: OnPaper) -> list[Node]:
     return _or_refused([_plan, _needs], form)
 
 
+def what_fits(form: OnPaper) -> list[Node]:
+    """Combinations of the sizes of a model that fit, or a line, where the estimate of one of them does not say why not."""
+    return _or_refused([_combinations], form, _refusal(form.estimate))
+
+
 def sweeps(form: OnPaper) -> list[Node]:
     """The bubbles of all schedules over m, and the throughput; or a line, where the plan's own does not say why not."""
+    return _or_refused([_bubbles, _throughput], form, _refusal(form.step))
+
+
+def _refusal(make: Callable[[], object]) -> str:
+    """The line that says why something cannot be made, "" where it can."""
     try:
-        form.step()
+        make()
     except PptraceError as err:
-        known = str(err)
-    else:
-        known = ""
-    return _or_refused([_bubbles, _throughput], form, known)
+        return str(err)
+    return ""
 
 
 def _or_refused(parts: Sequence[Callable[[OnPaper], list[Node]]], form: OnPaper, known: str = "") -> list[Node]:
@@ -147,12 +165,35 @@ def _needs(form: OnPaper) -> list[Node]:
     run = form.estimate()
     if run is None:
         return []
-    shown = tables(run.estimate, run.link_speeds, None)
-    notes = [headline(run.estimate)] + [""] * (len(shown) - 1)
-    files = (table_files(f"plan-{table.key}", form.options) for table in shown)
-    return [
-        with_files(report_table(table, note), links) for table, note, links in zip(shown, notes, files, strict=True)
+    flops = None if run.speeds is None else run.speeds.flops_per_ns
+    said = [
+        "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
+        "" if run.step is None or run.speeds is None else step_line(run.estimate, run.step, run.speeds),
+        context_line(run.estimate, run.link_speeds, flops),
     ]
+    verdict = panel(
+        "What it needs",
+        *(html.P(line) for line in said if line),
+        html.P(["The same on the command line: ", html.Code(form.command)], className="note"),
+        note=headline(run.estimate),
+        id="plan-needs",
+    )
+    shown = tables(run.estimate, run.link_speeds, run.limit_bytes)
+    files = (table_files(f"plan-{table.key}", form.options) for table in shown)
+    return [verdict, *(with_files(report_table(table), links) for table, links in zip(shown, files, strict=True))]
+
+
+def _combinations(form: OnPaper) -> list[Node]:
+    """The combinations of several values that fit, the best first, and why others do not."""
+    found = form.candidates()
+    if found is None:
+        return []
+    first, *others = sweep_lines(found)
+    reasons = [lines(others, "plan-refusals")] if others else []
+    table = candidate_table(found)
+    box = report_table(table, first) if found[0].fits else panel(table.title, note=first)
+    box.children += reasons
+    return [with_files(box, table_files("plan-fits", form.options))]
 
 
 def _bubbles(form: OnPaper) -> list[Node]:

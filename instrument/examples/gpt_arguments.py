@@ -122,6 +122,12 @@ def _add_schedule(add: Add) -> None:
     )
     add("--negotiate", action="store_true", help="send the shape before every message")
     add(
+        "--scatter-gather-tensors",
+        action="store_true",
+        help="each rank of tp sends a part of an activation, and the receivers gather it over tp",
+    )
+    add("--pipeline-dtype", choices=DTYPES, help="of messages between stages; left out: --dtype")
+    add(
         "--variable-seq-lengths",
         type=int,
         metavar="SHORTEST",
@@ -197,6 +203,7 @@ def _add_model(add: Add) -> None:
         metavar="K",
         help="of the microbatches outstanding on a rank, K recompute by --recompute and all others fully",
     )
+    add("--offload-activations", action="store_true", help="activations wait for their backward in the host's memory")
     add("--seed", type=int, default=0, help="of parameters and data")
 
 

@@ -269,14 +269,20 @@ def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo,
         raise UsageError("--bucket-mb is for --zero 0 and 1; fully_shard gathers and reduces layer by layer")
     if options.zero >= Zero.GRADIENTS and options.grad_reduce is not None:
         raise UsageError("--grad-reduce is for --zero 0 and 1; fully_shard reduces each layer in its last backward")
+    if options.zero >= Zero.GRADIENTS and options.offload_activations:
+        raise UsageError(
+            f"--offload-activations leaves parameters where they are, and with --zero {options.zero} they come and go; use "
+            "--zero 1"
+        )
     if options.zero != Zero.OPTIMIZER and options.overlap_param_gather:
         raise UsageError(
             f"--overlap-param-gather is for --zero 1, which gathers parameters, and that is {options.zero}"
         )
     sharding = (parallel, bucket_bytes, Zero(options.zero))
     when = (Reduce(options.grad_reduce or Reduce.OVERLAP), options.overlap_param_gather)
+    sent = options.scatter_gather_tensors, DTYPES.get(options.pipeline_dtype or "")
     return Wiring(
-        device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when
+        device, mode, route, options.negotiate, prefetch_depth, *sharding, calls, bool(options.p2p_sync), *when, *sent
     )
 
 
@@ -319,11 +325,16 @@ def _read_modules(text: str | None) -> tuple[RecomputeModule, ...]:
 
 def _check_axes(options: argparse.Namespace) -> None:
     """Refuse options of an axis that has one rank: they would change nothing."""
-    for name, value in (("--sequence-parallel", options.sequence_parallel), ("--overlap", options.overlap)):
+    for name in ("sequence_parallel", "overlap", "scatter_gather_tensors"):
+        value, name = getattr(options, name), f"--{name.replace('_', '-')}"
         if value and options.tp == 1:
             raise UsageError(
                 f"{name} is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave {name} out"
             )
+    if options.scatter_gather_tensors and (options.sequence_parallel or options.negotiate):
+        other = "sequence-parallel" if options.sequence_parallel else "negotiate"
+        why = "sends parts already" if options.sequence_parallel else "tells shapes of whole activations"
+        raise UsageError(f"--scatter-gather-tensors with --{other}, which {why}; leave out one of them")
     if options.ulysses > 1 and options.cp == 1:
         raise UsageError(
             f"--ulysses is {options.ulysses} and cp is 1; it says how many ranks of cp exchange heads: give --cp a multiple of "

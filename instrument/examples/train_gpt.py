@@ -43,6 +43,7 @@ from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
 from instrument.models.rank_form import RankForm, fused_kernel
 from instrument.models.sleeping import SleepingStage
+from instrument.offload import OffloadingStage
 from instrument.optim.adamw import AdamW
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.optim.control_channel import ControlChannel
@@ -233,12 +234,13 @@ def _evaluate(
 def _make_runtime(
     settings: Settings, mesh: Mesh, options: argparse.Namespace, observer: session.Session, parallel: Parallel
 ) -> PipelineRuntime:
-    def wrap(stage: GptStage) -> torch.nn.Module:
+    def wrap(gpt_stage: GptStage) -> torch.nn.Module:
+        stage = OffloadingStage(gpt_stage, observer.recorder) if options.offload_activations else gpt_stage
         if not (options.sleep_forward or options.sleep_backward):
             return stage
 
-        longest = settings.model.source_length if stage.reads_source else options.seq
-        length = longest // mesh.shape.cp if stage.embedding is not None else parallel.activation_length(longest)
+        longest = settings.model.source_length if gpt_stage.reads_source else options.seq
+        length = longest // mesh.shape.cp if gpt_stage.embedding is not None else parallel.activation_length(longest)
 
         def sleeping(module: torch.nn.Module, times: float, part: str) -> SleepingStage:
             unit_s, weight_ms = 1e-3 * times, options.sleep_weight
@@ -247,8 +249,9 @@ def _make_runtime(
                 module, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s, part, length
             )
 
-        layers = sleeping(stage, len(stage.blocks) if options.sleep_per_layer else 1, "layers")
-        return sleeping(layers, options.sleep_head, HEAD) if stage.head is not None and options.sleep_head else layers
+        layers = sleeping(stage, len(gpt_stage.blocks) if options.sleep_per_layer else 1, "layers")
+        has_head = gpt_stage.head is not None
+        return sleeping(layers, options.sleep_head, HEAD) if has_head and options.sleep_head else layers
 
     gpt = GptPipeline(
         settings.plan,
@@ -326,6 +329,9 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         encoder_layers=settings.model.encoder_layers,
         encoder_sequence=settings.model.encoder_sequence,
         shortest_document=options.packed,
+        scatter_gather=options.scatter_gather_tensors,
+        sent_dtype=options.pipeline_dtype,
+        offloads=options.offload_activations,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -18,6 +18,7 @@ from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.gradient_sync import Averaging, GradientSync, Reduce
 from instrument.optim.main_parameters import Zero, accumulate_in
+from instrument.pipeline.boundary import Boundary
 from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.order import Posting
 from instrument.pipeline.p2p import Communicator, Shape, TensorSpec
@@ -42,7 +43,8 @@ class Wiring:
     With ``negotiated``, every message is preceded by its shape. ``prefetch_depth``, ``calls`` and ``synchronised`` are those of
     :class:`instrument.pipeline.order.Posting`. ``parallel`` has the options of tp and cp. Gradients are averaged
     ``bucket_bytes`` at a time, and ``zero`` is what is sharded over replicas; ``reduce`` and ``overlaps_gathers`` are those of
-    :class:`instrument.optim.gradient_sync.Averaging`.
+    :class:`instrument.optim.gradient_sync.Averaging`. With ``scatters`` each rank of tp sends a part of an activation, of
+    ``sent_dtype``, None: the model's (:mod:`instrument.pipeline.boundary`).
     """
 
     device: torch.device
@@ -57,6 +59,8 @@ class Wiring:
     synchronised: bool = False
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
+    scatters: bool = False
+    sent_dtype: torch.dtype | None = None
 
     def posting(self, plan: Plan, *, tagged: bool) -> Posting:
         """Posting of transfers, and waits for them, on a backend with tags or without.
@@ -135,7 +139,9 @@ def make_gpt_runtime(
     stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = wiring.posting(plan, tagged=tagged)
-    spec = TensorSpec(gpt.shapes(parallel), config.dtype, wiring.device, wiring.negotiated)
+    parts = parallel.region.group if wiring.scatters else None
+    boundary = Boundary(gpt.shapes(parallel), config.dtype, wiring.sent_dtype or config.dtype, parts)
+    spec = TensorSpec(boundary.message_shapes, boundary.sent_dtype, wiring.device, wiring.negotiated)
     transport = make_transport(mesh, wiring.mode, wiring.route, plan, wiring.device)
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
@@ -150,6 +156,8 @@ def make_gpt_runtime(
     reads_tokens = frozenset(filter(gpt.begins_decoder, modules))
     how = (recomputed, pass_key, in_pieces, reads_tokens)
     program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, *how)
+    if parts is not None or boundary.sent_dtype != config.dtype:
+        program = replace(program, boundary=boundary)
     return PipelineRuntime(program, gradients, posting)
 
 

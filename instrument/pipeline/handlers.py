@@ -137,7 +137,7 @@ def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensors]:
     )
     inputs = () if is_first else run.buffers.take_input(cell)
     kwargs = program.forward_kwargs(run.step, cell, run.batch)
-    read = (run.batch.inputs_of(cell.microbatch),) if is_first else inputs
+    read = (run.batch.inputs_of(cell.microbatch),) if is_first else program.received(cell.stage, inputs)
     output: Tensor | Tensors
     if program.in_pieces and isinstance(stage, InPieces):
         output = yield from stage.in_pieces(read[0], tape, **kwargs)  # type: ignore[arg-type]
@@ -148,6 +148,8 @@ def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensors]:
     if is_last:
         outputs = (program.loss_function(outputs[0], run.batch.targets_of(cell.microbatch)),)
         run.losses.append(outputs[0].detach())
+    else:
+        outputs = program.sent(cell.stage, outputs)
     run.buffers.put_forward(cell, inputs, outputs, tape)
     return outputs
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from instrument.backward_split.split import WeightQueue, attach
 from instrument.data.text import Batch
+from instrument.pipeline.boundary import Boundary
 from instrument.pipeline.instruction import Instruction
-from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import MicrobatchBuffers, Tensors
 from instrument.pipeline.p2p import Arrival, Communicator
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
@@ -37,6 +38,7 @@ class RankProgram:
         pass_microbatch_key: every forward gets its step and microbatch (``stage(x, microbatch_key=…)``), as it does where its
             batch is packed of documents.
         reads_tokens: stages with the decoder's embedding, of a model with an encoder (``stage(x, decoder_tokens=…)``).
+        boundary: messages that are no outputs as they are.
         in_pieces: the halves of overlapped pairs alternate in pieces, where the stages can (:mod:`instrument.expert.pieces`).
     """
 
@@ -50,6 +52,7 @@ class RankProgram:
     pass_microbatch_key: bool = False
     in_pieces: bool = False
     reads_tokens: frozenset[int] = frozenset()
+    boundary: Boundary | None = None
 
     @cached_property
     def queues(self) -> Mapping[int, WeightQueue]:
@@ -68,6 +71,19 @@ class RankProgram:
         if cell.stage in self.reads_tokens:
             kwargs["decoder_tokens"] = batch.tokens_of(cell.microbatch)
         return kwargs
+
+    def received(self, stage: int, messages: Tensors) -> Tensors:
+        """The inputs of a stage from the messages of the one before it, or from its outputs if that is on this rank."""
+        preceding = self.plan.previous_stage(stage)
+        if self.boundary is None or preceding is None or self.is_local(preceding):
+            return messages
+        return self.boundary.received(preceding, messages)
+
+    def sent(self, stage: int, outputs: Tensors) -> Tensors:
+        """The messages of a stage's outputs, or these if the next stage is on this rank."""
+        if self.boundary is None or self.is_local(self.plan.next_stage(stage)):
+            return outputs
+        return self.boundary.sent(outputs)
 
     def is_local(self, stage: int | None) -> bool:
         """Return whether this rank runs a stage, so that neighbouring stages on it need no message."""

@@ -57,3 +57,16 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://.")
 def is_url(path: object) -> bool:
     """Return whether a path is a URL, which ``pathlib`` would take for a file."""
     return isinstance(path, str) and _URL.match(path) is not None
+
+
+def read_bytes(option: str, text: str) -> int:
+    """A size in bytes, such as 80GB or 74GiB.
+
+    Raises:
+        UsageError: it is none.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.ASCII | re.IGNORECASE)
+    if parts is None:
+        raise UsageError(f"{option} {text}: expected a size such as 80GB, 74GiB or 500MB")
+    number, prefix, is_binary = parts.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))

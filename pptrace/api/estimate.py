@@ -36,6 +36,8 @@ ATTENTIONS = ("fused", "stored")
 CP_COMM_TYPES = ("p2p", "all_gather")
 _DTYPES = {num_bytes: name for name, num_bytes in ITEM_BYTES.items()}
 _STEP = options_of(SimulateOptions)
+_OF_TOKENS = ("hidden", "sequence")
+"""Sizes that layers by their numbers alone do not need: without them less is known."""
 _AXES = ("pp", "tp", "cp", "dp", "ep")
 _SAME_LINKS = {"cp": ("dp-cp",), "dp": ("dp-cp", "edp"), "ep": ("etp",), "pp": ("embd", "mirror")}
 """Axes whose calls take the links of another one, where no speed of theirs is given."""
@@ -52,43 +54,32 @@ class EstimateOptions:
     microbatches: int | None = same(_STEP["microbatches"], None)
     chunks: int | None = same(_STEP["chunks"], None)
     group_size: int | None = same(_STEP["group_size"], None)
-    tp: int = option(1, Value.WHOLE, "Tensor-parallel ranks.", "T")
-    cp: int = option(1, Value.WHOLE, "Context-parallel ranks (ring attention).", "C")
-    dp: int = option(1, Value.WHOLE, "Data-parallel pipelines.", "D")
-    ep: int = option(1, Value.WHOLE, "Ranks of a stage that share its experts.", "E")
-    ulysses: int = option(1, Value.WHOLE, "Context-parallel ranks that exchange heads (Ulysses); a divisor of cp.", "N")
-    cp_comm_type: str = option(
-        "p2p",
-        Value.TEXT,
-        "How keys reach the other context-parallel ranks: p2p (ring), all_gather.",
-        choices=CP_COMM_TYPES,
-    )
-    sequence_parallel: bool = option(False, Value.FLAG, "Sequence parallelism along tp.")
-    zero: int = option(0, Value.DEPTH, "What replicas share: 1 optimizer, 2 also gradients, 3 also weights.", "0-3")
-    recompute: str = option("none", Value.TEXT, "What the backward computes again.", choices=RECOMPUTES)
     model: FilePath | None = option(
         None,
         Value.FILE,
         "JSON with sizes of the model: by these options' names, or Hugging Face's config.json.",
         "FILE",
     )
-    layers: int | None = option(None, Value.WHOLE, "Layers of the model.", "L")
-    hidden: int | None = option(None, Value.WHOLE, "Hidden size.", "H")
-    heads: int | None = option(None, Value.WHOLE, "Attention heads.", "A")
-    kv_heads: int | None = option(None, Value.WHOLE, "Heads of keys and values (GQA) [default: all].", "K")
-    ffn: int | None = option(None, Value.WHOLE, "Width of the MLP's inner layer [default: 4h].", "F")
+    layers: int | None = option(None, Value.WHOLE, "Layers of the model.", "L", label="layers")
+    hidden: int | None = option(None, Value.WHOLE, "Hidden size.", "H", label="hidden")
+    heads: int | None = option(None, Value.WHOLE, "Attention heads.", "A", label="heads")
+    kv_heads: int | None = option(
+        None, Value.WHOLE, "Heads of keys and values (GQA) [default: all].", "K", label="KV heads"
+    )
+    ffn: int | None = option(None, Value.WHOLE, "Width of the MLP's inner layer [default: 4h].", "F", label="FFN")
     family: str | None = option(
         None,
         Value.TEXT,
         "gpt: LayerNorm, biases, learned positions, GELU; llama: RMSNorm, none, rotary, SwiGLU [default: gpt].",
         choices=tuple(Family),
+        label="family",
     )
-    tied: bool = option(False, Value.FLAG, "Embedding and head are one matrix.")
+    tied: bool = option(False, Value.FLAG, "Embedding and head are one matrix.", label="tied")
     vocabulary: int | None = option(
-        None, Value.WHOLE, "Rows of embedding and head; more where tp does not divide them.", "V"
+        None, Value.WHOLE, "Rows of embedding and head; more where tp does not divide them.", "V", label="vocabulary"
     )
-    sequence: int | None = option(None, Value.WHOLE, "Tokens of a sequence.", "S")
-    microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B")
+    sequence: int | None = option(None, Value.WHOLE, "Tokens of a sequence.", "S", label="sequence")
+    microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B", label="b")
     dropout: bool = option(False, Value.FLAG, "With dropout, whose masks are kept.")
     attention: str = option(
         "fused",
@@ -96,9 +87,29 @@ class EstimateOptions:
         "fused: scores are computed again; stored: a layer keeps sbh(34 + 5as/h), as in arXiv 2205.05198.",
         choices=ATTENTIONS,
     )
-    experts: int | None = option(None, Value.WHOLE, "Experts in place of each layer's MLP.", "N")
-    experts_per_token: int | None = option(None, Value.WHOLE, "Experts of a token [default: 2].", "N")
-    expert_ffn: int | None = option(None, Value.WHOLE, "Width of an expert's inner layer [default: the MLP's].", "F")
+    experts: int | None = option(None, Value.WHOLE, "Experts in place of each layer's MLP.", "N", label="experts")
+    experts_per_token: int | None = option(None, Value.WHOLE, "Experts of a token [default: 2].", "N", label="top k")
+    expert_ffn: int | None = option(
+        None, Value.WHOLE, "Width of an expert's inner layer [default: the MLP's].", "F", label="expert FFN"
+    )
+    tp: int = option(1, Value.WHOLE, "Tensor-parallel ranks.", "T", label="tp")
+    cp: int = option(1, Value.WHOLE, "Context-parallel ranks (ring attention).", "C", label="cp")
+    dp: int = option(1, Value.WHOLE, "Data-parallel pipelines.", "D", label="dp")
+    ep: int = option(1, Value.WHOLE, "Ranks of a stage that share its experts.", "E", label="ep")
+    ulysses: int = option(1, Value.WHOLE, "Context-parallel ranks that exchange heads (Ulysses); a divisor of cp.", "N")
+    cp_comm_type: str = option(
+        "p2p",
+        Value.TEXT,
+        "How keys reach the other context-parallel ranks: p2p (ring), all_gather.",
+        choices=CP_COMM_TYPES,
+    )
+    sequence_parallel: bool = option(False, Value.FLAG, "Sequence parallelism along tp.", label="sp")
+    zero: int = option(
+        0, Value.DEPTH, "What replicas share: 1 optimizer, 2 also gradients, 3 also weights.", "0-3", label="ZeRO"
+    )
+    recompute: str = option(
+        "none", Value.TEXT, "What the backward computes again.", choices=RECOMPUTES, label="recompute"
+    )
     split: Sequence[int] | None = option(
         None, Value.SPLIT, "Layers of each stage, or Megatron-LM's layout [default: equal shares].", "N,N,…"
     )
@@ -118,18 +129,25 @@ class EstimateOptions:
     head_activations: int | None = option(
         None, Value.WHOLE, "Bytes that the head keeps of a sequence, with them.", "BYTES"
     )
-    fits: int | None = option(None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES")
+    fits: int | None = option(None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES", label="fits")
     tflops: float | None = option(
-        None, Value.TIMES, "TFLOP/s that a rank reaches in matrix products: predict the step.", "X"
+        None, Value.TIMES, "TFLOP/s that a rank reaches in matrix products: predict the step.", "X", label="TFLOP/s"
     )
     link: Sequence[str] | None = option(
-        None, Value.NAMES, "GB/s that a rank sends along an axis, or along all.", "[AXIS=]GBPS"
+        None,
+        Value.NAMES,
+        "GB/s that a rank sends along an axis, or along all.",
+        "[AXIS=]GBPS",
+        label="GB/s",
+        hint="of a rank along all axes, or of some: 25,tp=300",
     )
 
 
 @dataclass(frozen=True, eq=False)
 class EstimatedRun(ExportsJson):
-    """Result of :func:`estimate`. ``limit_bytes`` is what a rank has; ``step`` is None where no speed is given."""
+    """Result of :func:`estimate`. ``limit_bytes`` is what a rank has; ``step`` is None where no speed is given,
+    or hidden or sequence is not.
+    """
 
     estimate: Estimate
     limit_bytes: int | None
@@ -138,8 +156,9 @@ class EstimatedRun(ExportsJson):
 
     @cached_property
     def step(self) -> EstimatedStep | None:
-        """The predicted step."""
-        return None if self.speeds is None else estimated_step(self.estimate, self.speeds)
+        """The predicted step; None where the sizes do not tell how long ops or messages take."""
+        is_unknown = self.estimate.tokens is None or (self.estimate.missing and self.link_speeds)
+        return None if self.speeds is None or is_unknown else estimated_step(self.estimate, self.speeds)
 
     @property
     def peak_bytes(self) -> int:
@@ -159,7 +178,8 @@ class EstimatedRun(ExportsJson):
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens of all pipelines in a second; None where no speed is given."""
-        return None if self.step_ns is None else self.estimate.tokens / self.step_ns * 1e9
+        tokens = self.estimate.tokens
+        return None if self.step_ns is None or tokens is None else tokens / self.step_ns * 1e9
 
     @CopiedTable
     def ranks(self) -> pd.DataFrame:
@@ -241,7 +261,8 @@ def estimate_as(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
     each = ParameterBytes.of_adam(options.number_bytes) if given is None else ParameterBytes(*given)
     links = _links(options.link, spell)
     speeds = None if options.tflops is None else Speeds(options.tflops * 1e3, links)
-    return EstimatedRun(Estimate(facts, mesh, plan, each), options.fits, speeds, links)
+    missing = tuple(name for name in _OF_TOKENS if getattr(options, name) is None)
+    return EstimatedRun(Estimate(facts, mesh, plan, each, missing), options.fits, speeds, links)
 
 
 @lru_cache(64)
@@ -273,8 +294,8 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
             require_whole(spell(name), value, 1, MOST_LAYERS if name == "layers" else 2**62)
         if one.choices and value is not None and value not in one.choices:
             raise UsageError(f"{spell(name)} is {value!r}; expected one of {', '.join(one.choices)}")
-    of_layers = ("heads", "vocabulary") if options.layer_parameters is None else ("layer_activations",)
-    for name in ("layers", "hidden", "sequence", *of_layers):
+    of_layers = (*_OF_TOKENS, "heads", "vocabulary") if options.layer_parameters is None else ("layer_activations",)
+    for name in ("layers", *of_layers):
         if getattr(options, name) is None:
             raise UsageError(f"{spell(name)} is not given; expected it, or {spell('model')} with it")
     if options.layer_parameters is None and (given := [name for name in _NUMBERS if getattr(options, name)]):
@@ -295,13 +316,17 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
             f"{spell('recompute')} is selective; of layers known by their numbers alone no part is known: give what they keep "
             f"as {spell('layer_activations')}"
         )
+    if options.recompute == "full" and None in (options.hidden, options.sequence):
+        raise UsageError(
+            f"{spell('recompute')} is full: a layer keeps its input, b·s·h numbers; give {spell('hidden')} and "
+            f"{spell('sequence')}"
+        )
 
 
 def _facts(options: EstimateOptions, plan: Plan, spell: Spelling) -> GptFacts:
-    heads, layers, hidden, sequence = options.heads or 1, options.layers, options.hidden, options.sequence
+    heads, layers = options.heads or 1, options.layers
+    hidden, sequence = options.hidden or options.tp, options.sequence or 2 * options.cp * options.tp
     assert layers is not None
-    assert hidden is not None
-    assert sequence is not None
     numbers = [getattr(options, name) or 0 for name in _NUMBERS]
     experts = None
     if options.experts is not None:

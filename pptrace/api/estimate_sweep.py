@@ -24,6 +24,8 @@ MOST_COMBINATIONS = 5_000
 _SIZES = ("pp", "chunks", "tp", "cp", "dp", "ep", "microbatches", "microbatch_size", "zero")
 SWEPT = frozenset({*_SIZES, "recompute"})
 """Options that may have several values, besides the schedule."""
+OF_SWEEP = ("num_ranks", "global_batch")
+"""Options that only a sweep has."""
 _ONE = options_of(EstimateOptions)
 Sizes = int | str | Iterable[int | str]
 
@@ -46,12 +48,19 @@ class EstimateSweepOptions(EstimateOptions):
     microbatches: Sizes | None = same(_ONE["microbatches"], None)  # type: ignore[assignment]
     microbatch_size: Sizes = same(_ONE["microbatch_size"], 1)  # type: ignore[assignment]
     zero: Sizes = same(_ONE["zero"], 0)  # type: ignore[assignment]
-    recompute: str | Iterable[str] = option("none", Value.TEXT, f"{', '.join(RECOMPUTES)}, or several of them.")  # type: ignore[assignment]
+    recompute: str | Iterable[str] = option(  # type: ignore[assignment]
+        "none", Value.TEXT, f"{', '.join(RECOMPUTES)}, or several of them.", label="recompute"
+    )
     num_ranks: int | None = option(
-        None, Value.WHOLE, "In a sweep: ranks in all; dp is what the other axes leave.", "N", flag="ranks"
+        None,
+        Value.WHOLE,
+        "In a sweep: ranks in all; dp is what the other axes leave.",
+        "N",
+        flag="ranks",
+        label="ranks",
     )
     global_batch: int | None = option(
-        None, Value.WHOLE, "In a sweep: sequences of a step, from which microbatches follow.", "N"
+        None, Value.WHOLE, "In a sweep: sequences of a step, from which microbatches follow.", "N", label="sequences"
     )
 
 
@@ -81,9 +90,12 @@ def estimate_sweep(options: EstimateSweepOptions) -> pd.DataFrame:
 
 
 def run_combinations(
-    options: EstimateSweepOptions, spell: Spelling = str, on_count: Callable[[int, int], None] | None = None
+    options: EstimateSweepOptions,
+    spell: Spelling = str,
+    on_count: Callable[[int, int], None] | None = None,
+    check: Callable[[EstimateOptions], None] | None = None,
 ) -> list[Candidate]:
-    """All combinations, the best first.
+    """All combinations, the best first; what ``check`` raises is why one of them cannot be.
 
     Raises:
         PptraceError: as :func:`estimate_sweep`.
@@ -96,7 +108,7 @@ def run_combinations(
         )
     found = []
     for values in product(*axes.values()):
-        found.append(_one(options, dict(zip(axes, values, strict=True)), spell))
+        found.append(_one(options, dict(zip(axes, values, strict=True)), spell, check))
         if on_count is not None:
             on_count(len(found), count)
     reasons = {candidate.refused for candidate in found}
@@ -123,12 +135,20 @@ def _axes(options: EstimateSweepOptions, spell: Spelling) -> dict[str, tuple[Any
     return axes
 
 
-def _one(options: EstimateSweepOptions, values: dict[str, Any], spell: Spelling) -> Candidate:
+def _one(
+    options: EstimateSweepOptions,
+    values: dict[str, Any],
+    spell: Spelling,
+    check: Callable[[EstimateOptions], None] | None,
+) -> Candidate:
     """One combination; what sizes do not allow is its reason."""
     common = {one.name: getattr(options, one.name) for one in fields(EstimateOptions)}
     try:
         values["dp"], values["microbatches"] = _derived(options, values, spell)
-        run = estimate_as(EstimateOptions(**common | values), spell)
+        one = EstimateOptions(**common | values)
+        if check is not None:
+            check(one)
+        run = estimate_as(one, spell)
     except PptraceError as err:
         return Candidate(values, refused=str(err))
     fits = run.limit_bytes is None or run.peak_bytes <= run.limit_bytes

@@ -44,7 +44,8 @@ class Option:
     """An option: the field ``name`` of its question, ``flag`` on the command line and in forms.
 
     ``help`` and ``metavar`` are the command line's, ``choices`` all values of a text where it has but some; ``label`` and
-    ``hint`` are those of the dashboard's form and of the assistant, "" where these have no such field. ``is_change`` is false for
+    ``hint`` are those of the dashboard's form and of the assistant; without a label these have no such field, without a hint its
+    is ``help``. ``is_change`` is false for
     what a user only takes for granted of a run.
     """
 

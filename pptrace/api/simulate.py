@@ -150,18 +150,29 @@ class SimulateOptions:
         "file or a plan has its own sizes."
     )
     _: KW_ONLY
-    pp: int | None = option(None, Value.WHOLE, "Pipeline ranks (default of a CSV: its number).", "P")
-    microbatches: int | None = option(None, Value.WHOLE, "Microbatches per step (default of a CSV: its number).", "M")
-    chunks: int | None = option(None, Value.WHOLE, "Virtual stages per rank [default: the schedule's].", "V")
+    pp: int | None = option(None, Value.WHOLE, "Pipeline ranks (default of a CSV: its number).", "P", label="p")
+    microbatches: int | None = option(
+        None, Value.WHOLE, "Microbatches per step (default of a CSV: its number).", "M", label="m"
+    )
+    chunks: int | None = option(None, Value.WHOLE, "Virtual stages per rank [default: the schedule's].", "V", label="v")
     group_size: int | None = option(
         None, Value.WHOLE, "Microbatch group size per virtual stage (interleaved) [default: p].", "N"
     )
     lean: bool = option(False, Value.FLAG, "Fewer warmup forwards (interleaved).")
     memory_limit: int | None = option(None, Value.WHOLE, "Activations that a rank may hold (zb-auto) [default: all m].")
-    forward: float = option(1.0, Value.MILLISECONDS, "Cost of one F.", "MS")
-    backward: float = option(2.0, Value.MILLISECONDS, "Cost of one full B.", "MS")
+    forward: float = option(
+        1.0,
+        Value.MILLISECONDS,
+        "Cost of one F.",
+        "MS",
+        label="F ms",
+        hint="forward of one microbatch in all layers of a rank",
+    )
+    backward: float = option(
+        2.0, Value.MILLISECONDS, "Cost of one full B.", "MS", label="B ms", hint="full backward of the same"
+    )
     wgrad: float | None = option(None, Value.MILLISECONDS, "W's part of a full B [default: half of it].", "MS")
-    p2p: float = option(0.0, Value.MILLISECONDS, "Cost of one message.", "MS")
+    p2p: float = option(0.0, Value.MILLISECONDS, "Cost of one message.", "MS", label="message ms")
 
     def require_sizes(self, spell: Spelling = str) -> None:
         """Refuse sizes that no plan has.

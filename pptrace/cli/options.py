@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from pathlib import Path
@@ -12,7 +11,6 @@ import click
 
 from pptrace.api.arguments import is_url
 from pptrace.api.options import Option, Value
-from pptrace.errors import UsageError
 
 
 class _Plain(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
@@ -83,19 +81,6 @@ def plain(text: str) -> str:
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
-
-
-def read_bytes(option: str, text: str) -> int:
-    """A size in bytes, such as 80GB or 74GiB.
-
-    Raises:
-        UsageError: it is none.
-    """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.ASCII | re.IGNORECASE)
-    if parts is None:
-        raise UsageError(f"{option} {text}: expected a size such as 80GB, 74GiB or 500MB")
-    number, prefix, is_binary = parts.groups()
-    return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 def with_options(

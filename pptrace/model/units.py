@@ -46,8 +46,10 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
     return f"{value:.1f} KB"
 
 
-def flops(per_second: float) -> str:
+def flops(per_second: float | None) -> str:
     """Floating-point operations per second, without "FLOP/s", which is in the column's head."""
+    if per_second is None:
+        return "–"
     value = per_second / 1e6
     for unit in ("M", "G"):
         if value < 1000:

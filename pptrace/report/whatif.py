@@ -182,8 +182,15 @@ def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
         *_of_verified(ideals),
         *(f"[{number}] {note}" for note, number in notes.items()),
     )
-    title = "If it cost more" if all(one.gain_ns < 0 for one in ideals) else "If it cost less"
+    costs_more = all(one.gain_ns < 0 or _is_slower(one) for one in ideals)
+    title = "If it cost more" if costs_more else "If it cost less"
     return ReportTable("whatif-ideals", title, columns, tuple(shown), below, num_labels=2, leave_out=(1,))
+
+
+def _is_slower(one: Scenario) -> bool:
+    """Return whether messages or collectives are slower than in the run, and nothing is faster or ideal."""
+    speeds = (one.link_speed, *one.collective_speeds.values())
+    return not one.ideal and max(speeds) <= 1 and min(speeds) < 1
 
 
 def _times(speed: float) -> str:

@@ -113,7 +113,7 @@ class Candidate:
     @property
     def rank_ns_per_token(self) -> float | None:
         """Time of one rank for one token, ns: the step times ranks over tokens; None where no speeds are given."""
-        if self.estimate is None or self.step is None:
+        if self.estimate is None or self.step is None or self.estimate.tokens is None:
             return None
         return self.step.step_ns * self.estimate.mesh.world / self.estimate.tokens
 

@@ -26,6 +26,8 @@ from pptrace.sizes.mesh import MeshSizes
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import RECV, SEND, Calls, Volume, bus_factor
 
+OF_TOKENS = frozenset({Axis.PP, Axis.TP, Axis.CP, Axis.EP, Axis.ETP})
+"""Axes along which activations go: b·s·h numbers."""
 _USUAL_STEP = 1
 """Any step but a run's first and last one."""
 
@@ -47,7 +49,7 @@ class ParameterBytes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RankEstimate:
     """One rank of a stage of the pipeline. ``in_flight`` counts microbatches, those of each chunk apart, whose activations are
-    there at once at most. Bytes are those of the peak, FLOPs and ``volume`` those of one step.
+    there at once at most. Bytes are those of the peak, FLOPs (None without a sequence) and ``volume`` those of one step.
     """
 
     rank: int
@@ -58,8 +60,8 @@ class RankEstimate:
     optimizer_bytes: int
     in_flight: int
     activations_bytes: int
-    model_flops: int
-    hardware_flops: int
+    model_flops: int | None
+    hardware_flops: int | None
     volume: Volume
 
     @property
@@ -75,7 +77,8 @@ class RankEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A model on a mesh with a plan.
+    """A model on a mesh with a plan. ``missing`` are those of hidden and sequence that are not given, where layers are known by
+    their numbers alone: ``facts`` has any size then, and what follows from it is None.
 
     Raises:
         UsageError: the mesh has no such experts.
@@ -85,6 +88,7 @@ class Estimate:
     mesh: MeshSizes
     plan: Plan
     bytes_each: ParameterBytes
+    missing: tuple[str, ...] = ()
 
     @cached_property
     def ranks(self) -> tuple[RankEstimate, ...]:
@@ -125,8 +129,10 @@ class Estimate:
         return dict(sorted(tensors.items(), key=lambda tensor: -tensor[1]))
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a step, of all pipelines."""
+    def tokens(self) -> int | None:
+        """Tokens of a step, of all pipelines; None without a sequence."""
+        if "sequence" in self.missing:
+            return None
         return self.facts.sequence * self.facts.microbatch_size * self.plan.num_microbatches * self.mesh.dp
 
     @cached_property
@@ -157,6 +163,10 @@ class Estimate:
         sizes |= {Axis.EP: mesh.ep, Axis.ETP: mesh.etp, Axis.EDP: mesh.edp}
         return sizes.get(Axis(axis), 2)  # ends of a tied embedding, mirrored ranks
 
+    def knows_bytes(self, axis: str) -> bool:
+        """Return whether the sizes tell how much is sent along an axis."""
+        return not self.missing or Axis(axis) not in OF_TOKENS
+
     def wire_bytes(self, axis: str, kind: str, calls: Calls) -> int:
         """Bytes that a rank sends of some calls, as rings send them; of exchanges those of one direction."""
         return round(calls.bytes * (bus_factor(kind, self.group_size(axis, kind)) or 0))
@@ -177,7 +187,7 @@ class Estimate:
         parameters = volume.gradients_of(rank).parameters()
         activations = MemoryPrediction(volume, on_device=True).of_rank(rank).activations
         assert activations is not None
-        model, hardware = rank_flops(volume, rank)
+        model, hardware = (None, None) if self.tokens is None else rank_flops(volume, rank)
         weights, gradients, optimizer = (self._static(parameters, which) for which in range(3))
         stages = {self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank)}
         return RankEstimate(

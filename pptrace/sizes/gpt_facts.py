@@ -53,6 +53,8 @@ class GptFacts:
     shortest ones has. ``num_positions`` are the rows of learned positions, None for as many as ``sequence``. The first
     ``encoder_layers`` are an encoder's, of ``encoder_sequence`` tokens (None: as many as ``sequence``), 0: there is none.
     ``shortest_document`` is what the shortest document of a sequence has that is packed of several, None where none is.
+    ``scatter_gather``: each rank of tp sends a part of an activation along the pipeline, which the receivers gather.
+    ``sent_dtype`` is that of these messages, None: ``dtype``. ``offloads``: activations wait on the host.
     """
 
     hidden: int
@@ -89,6 +91,9 @@ class GptFacts:
     encoder_layers: int = 0
     encoder_sequence: int | None = None
     shortest_document: int | None = None
+    scatter_gather: bool = False
+    sent_dtype: str | None = None
+    offloads: bool = False
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""

@@ -51,7 +51,9 @@ class MemoryPrediction:
         self._volume = volume
         facts, mesh, ranks = volume.facts, volume.mesh, volume.plan.ranks
         self.sizes = ActivationSizes(facts, mesh.tp, mesh.cp, on_device)
-        has_pairs = not facts.sleeps and any(action.kind is Kind.OVERLAP_F_B for rank in ranks for action in rank)
+        has_pairs = not (facts.sleeps or facts.offloads) and any(
+            action.kind is Kind.OVERLAP_F_B for rank in ranks for action in rank
+        )
         options, experts = facts.experts, volume.experts
         self._is_in_pieces = (
             has_pairs and options is not None and options.overlap and experts is not None and experts.has_journeys
@@ -63,6 +65,8 @@ class MemoryPrediction:
         facts = self._volume.facts
         if facts.shortest_sequence is not None:
             return f"sequences have {facts.shortest_sequence} to {facts.sequence} tokens, and what a step keeps varies with them"
+        if facts.offloads:
+            return "activations wait on the host, where each tensor is as often as operators saved it"
         if facts.attention_kernel == _SCORES_STORED:
             return "the attention ran without a fused kernel, and what it stores is not known"
         if facts.encoder_layers:

@@ -19,7 +19,7 @@ from pptrace.schedule.cell import Cell
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
 from pptrace.sizes.expert_step import ExpertVolume, Routes
-from pptrace.sizes.gpt_facts import FULLY, GptFacts, modules_of, stage_parameters
+from pptrace.sizes.gpt_facts import FULLY, ITEM_BYTES, GptFacts, modules_of, stage_parameters
 from pptrace.sizes.gradients import GradientVolume, ShardedUnits
 from pptrace.sizes.mesh import Mesh
 from pptrace.sizes.transformer import (
@@ -290,20 +290,27 @@ class StepVolume:
         return frozenset() if num_unrecomputed is None else recomputed_cells(self.plan, pp_rank, num_unrecomputed)
 
     def _transfers(self, stage: int, target: int | None, source: int | None) -> Volume:
-        """b · s/(cp · tp if SP) · h to the stage that reads an action's output, and from the one whose output it reads, of each
-        of their tensors.
+        """b · s/(cp · tp if SP or in parts) · h to the stage that reads an action's output, and from the one whose output it
+        reads, of each of their tensors, whose parts are gathered.
         """
+        facts, tp = self.facts, self._tp
         sent, received = (self._passed_bytes(stage, other) for other in (target, source))
-        each = [messages(Axis.PP, num_bytes, 1, 0) for num_bytes in sent]
-        return total((*each, *(messages(Axis.PP, num_bytes, 0, 1) for num_bytes in received)))
+        num_parts = tp if self._tensor.is_cut or facts.scatter_gather else 1
+        each = [messages(Axis.PP, num_bytes // num_parts, 1, 0) for num_bytes in sent]
+        each += [messages(Axis.PP, num_bytes // num_parts, 0, 1) for num_bytes in received]
+        gathered = received if facts.scatter_gather else []
+        return total((*each, *(collective(Axis.TP, Collective.ALL_GATHER, tp, num_bytes) for num_bytes in gathered)))
 
     def _passed_bytes(self, stage: int, other: int | None) -> list[int]:
-        """Bytes of each tensor between two stages of the plan, one behind the other; none if these are on one rank."""
+        """Bytes of each tensor between two stages of the plan, one behind the other, of all ranks of tp together where they are
+        cut; none if these are on one rank.
+        """
         if other is None or self.plan.placement[other] == self.plan.placement[stage]:
             return []
-        lengths = self.facts.passed_lengths(min(self.plan.model_stage(stage), self.plan.model_stage(other)))
-        tensors = [self._tensor_of(length) for length in lengths]
-        return [sizes.activation_bytes // (self._tp if sizes.is_cut else 1) for sizes in tensors]
+        facts = self.facts
+        lengths = facts.passed_lengths(min(self.plan.model_stage(stage), self.plan.model_stage(other)))
+        item_bytes = ITEM_BYTES[facts.sent_dtype or facts.dtype]
+        return [self._tensor_of(length).activation_bytes // facts.item_bytes * item_bytes for length in lengths]
 
     def _gathered_units(self, model_stage_index: int) -> Volume:
         """ZeRO-3 gathers every unit for each forward and each backward (arXiv 1910.02054, section 7.2.2)."""

@@ -143,6 +143,9 @@ def test_what_comes_every_other_step_is_named_in_a_run_of_few_steps(tmp_path: Pa
     today = Scenario("today", "1f1b", 1, 1, None, (), span, span, span, 0, 0.0, 1, None, None, "")
     ideal = typical.without(part, today)
     assert (ideal.gain_ns, ideal.period_ns, ideal.period_low_ns) == (50 * MS, span, span)
+    assert ideal.note.endswith("than the mean step, which the gain is of: ms is its pipeline")
+    usual = OutsideTimes(50 * MS, 10 * MS, {part: np.array([5, 5]) * MS}).without(part, today)
+    assert (usual.period_ns, usual.note) == (45 * MS, "outside the pipeline, whose span stays")
 
 
 def test_shares_of_all_findings_are_of_the_time_from_step_to_step(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def slower(sums: Sums) -> Sums:
 def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_layers_is_none(
     knows_layers: bool,
 ) -> None:
-    run = load(SAMPLES / "gpu_1f1b_p4", as_recorded=True)
+    run = load(SAMPLES / "gpu_nccl_1f1b_p4", as_recorded=True)
     evidence = {"cause": "imbalance", "where": {"stage": 2}, "gain_if_spread_ns": 10_000_000}
     finding = Finding(
         Severity.WARNING,

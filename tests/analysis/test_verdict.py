@@ -92,12 +92,28 @@ def test_what_has_a_reason_is_a_part_of_its_own_with_its_place() -> None:
     )
 
 
-def lines_of(*findings: Finding, roots: tuple[RootCause, ...] = ()) -> VerdictLines:
+def lines_of(*findings: Finding, roots: tuple[RootCause, ...] = (), fall: Waterfall = FALL) -> VerdictLines:
     report = Report(
         *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
-        *(ClockSummary("none", {}, 0), (step_of(2_000_000, FALL, rank_of(1, 1, 1)),), (), (), findings, ()),
+        *(ClockSummary("none", {}, 0), (step_of(2_000_000, fall, rank_of(1, 1, 1)),), (), (), findings, ()),
     )
     return verdict_lines(with_verdict(replace(report, root_causes=roots)))
+
+
+@pytest.mark.parametrize("unexplained", [300_000, -300_000])
+def test_a_replay_that_misses_the_step_promises_no_gain(unexplained: int) -> None:
+    missed = parts_ns(1_200_000, 400_000, 400_000 - unexplained, unexplained=unexplained)
+    heavy = finding("imbalance", 900_000)
+    assert "the most to win back" not in verdict_of(step_of(2_000_000, missed), findings=(heavy,))
+    assert lines_of(heavy, fall=missed).first.endswith(
+        ": what that saves is not known, as the replay that tells it misses the step by 15%."
+    )
+    outside = Finding(Severity.WARNING, "", "", 90_000, {"cause": "data", "where": {}, "is_outside": True})
+    assert "the most to win back is 0.090 ms a step of data" in verdict_of(
+        step_of(2_000_000, missed), findings=(heavy, outside)
+    ), "measured, not replayed"
+    near = parts_ns(1_200_000, 400_000, 220_000, unexplained=180_000)
+    assert "the most to win back is 0.90 ms" in verdict_of(step_of(2_000_000, near), findings=(heavy,))
 
 
 def test_work_that_is_moved_saves_what_is_left_when_it_is_spread() -> None:

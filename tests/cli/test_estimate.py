@@ -6,10 +6,12 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pptrace as api
+from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import pptrace_here
 
@@ -98,6 +100,31 @@ def test_the_step_is_that_of_the_closed_form() -> None:
     assert run.step_ns == pytest.approx((8 + 3) * 3 * (2 * 1000 * 10**9) / flops * 1e9, rel=1e-6)
     assert run.step is not None
     assert run.step.simulation.bubble_ratio == pytest.approx(3 / 8)
+
+
+def test_layers_by_their_numbers_need_no_sizes_and_what_follows_from_these_is_null_with_its_reason() -> None:
+    layer: dict[str, Any] = {"layer_parameters": 10**6, "layer_activations": 1200, "head_parameters": 500}
+    mesh: dict[str, Any] = {"pp": 4, "microbatches": 8, "layers": 8, "dp": 2, "tp": 2, "tflops": 1.0}
+    known = api.estimate("1f1b", hidden=64, sequence=16, **layer, **mesh)
+    run = api.estimate("1f1b", **layer, **mesh)
+    null = ["model_flops", "hardware_flops"]
+    assert run.ranks.drop(columns=null).equals(known.ranks.drop(columns=null))
+    assert (run.ranks[null].isna().all(axis=None), run.step_ns, run.tokens_per_s) == (True, None, None)
+    sent, full = run.communication, known.communication
+    assert sent.calls.tolist() == full.calls.tolist()
+    assert set(sent.axis[sent.bytes.isna()]) == {"pp", "tp"}
+    assert sent.bytes[sent.axis == "dp"].tolist() == full.bytes[full.axis == "dp"].tolist() != []
+    with_tokens = api.estimate("1f1b", sequence=16, **layer, **mesh)
+    assert (with_tokens.step_ns, with_tokens.tokens_per_s) == (known.step_ns, known.tokens_per_s)
+    assert api.estimate("1f1b", sequence=16, link="25", **layer, **mesh).step is None, "a message's length is not known"
+    reasons = json.loads(run.to_json())["reasons"]
+    assert [line.partition(" are not known")[0] for line in reasons] == [
+        "without a sequence FLOPs, tokens and the time of a step",
+        "without hidden and sequence the bytes along pp, tp",
+    ]
+    assert json.loads(known.to_json())["reasons"] == []
+    with pytest.raises(PptraceError, match="recompute is full: a layer keeps its input"):
+        api.estimate("1f1b", recompute="full", **layer, **mesh)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

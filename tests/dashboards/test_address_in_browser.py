@@ -67,6 +67,10 @@ def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visit
             fill(first, microbatches="6", forward="1.5")
             first.wait_for_function(HAS, arg="forward=1.5")
             first.wait_for_function("() => document.querySelector('#plan-drawn').innerText.includes('31.50 ms')")
+            fill(first, layers="8", hidden="64", heads="4", sequence="32", vocabulary="100")
+            first.fill("#size-sweep_tp", "1,2")
+            first.press("#size-sweep_tp", "Enter")
+            first.wait_for_selector("#estimates td")
         if name == "bubbles":
             settle(first)
             fill(first, **{"try-microbatches": "16"})

@@ -5,19 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 import pptrace
 from dashboards import paper
 from dashboards.app import create_app
 from dashboards.pages import schedules
 from dashboards.tables import TABLES
+from pptrace.cli.main import cli
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator.sweep.run import run_sweep
 from tests.support.programs import SAMPLES
@@ -138,9 +142,37 @@ def test_what_a_model_needs_is_shown_and_has_files_where_its_sizes_are_given(cli
     assert "Each rank of a stage" not in str(
         schedules.body(paper.on_paper(dict(t.split("=") for t in ON_PAPER.split("&"))))
     )
-    refused = str(schedules.body(replace(form, heads=15)))
+    refused = str(schedules.body(replace(form, sizes=form.sizes | {"heads": 15})))
     assert "heads 15 does not divide hidden 1024" in refused
     assert "forwards are more than a page can draw" in str(schedules.body(replace(form, microbatches=10**9)))
+
+
+def test_what_fits_of_several_values_is_that_of_the_command(client: Any) -> None:
+    sizes: dict[str, Any] = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 2048}
+    sizes |= {"vocabulary": 50304, "experts": 4}
+    several = {"pp": "2,4", "chunks": "1,2", "ep": "1,2", "recompute": "none,full"}
+    typed = sizes | {"fits": "12GB", "tied": "yes", "link": "25,tp=300", "tflops": "100", "sequence_parallel": ""}
+    address = ON_PAPER.replace("pp=4", "pp=8") + "".join(f"&{name}={value}" for name, value in typed.items())
+    address += (
+        "".join(f"&sweep_{name}={value}" for name, value in several.items()) + "&sweep_global_batch=16&sweep_dp=2"
+    )
+    costs: dict[str, Any] = {"fits": 12 * 10**9, "tied": True, "link": ["25", "tp=300"], "tflops": 100}
+    points = pptrace.estimate_sweep("interleaved-1f1b", global_batch=16, dp=2, **several, **sizes, **costs)
+    rows = rows_of(client, f"plan-fits.json?{address}")
+    assert [row["rank_ns_per_token"] for row in rows if row["fits"]] == points.rank_ns_per_token.dropna().tolist()
+    assert {row["fits"] for row in rows} == {True, False}
+    form = paper.on_paper(dict(parse_qsl(address)))
+    assert f"16 combinations: {points.fits.sum()} fit" in str(schedules.what_fits(form))
+    words = shlex.split(replace(form, chunks=2).command.removeprefix("pptrace "))
+    printed = CliRunner().invoke(cli, [*words, "--json", "-"]).output
+    assert json.loads(printed)["ranks"] == rows_of(client, f"plan-estimate.json?{address}")
+    for wrong, line in (
+        ({"sweep_pp": "2..900", "sweep_global_batch": "16"}, "up to 400 combinations"),
+        ({"sweep_microbatches": "9000"}, "144,000 forwards are more than a page can draw"),
+        ({"sweep_dp": "2", "sweep_ranks": "64"}, "dp follows from ranks"),
+    ):
+        assert line in str(schedules.what_fits(replace(form, several=wrong)))
+    assert "fits much: expected a size" in str(schedules.body(replace(form, sizes=form.sizes | {"fits": "much"})))
 
 
 def test_the_run_is_a_file_of_its_own(client: Any, run: pptrace.Run) -> None:

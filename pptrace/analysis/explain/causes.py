@@ -5,11 +5,11 @@ below 0. What only several of them together add, because they happen at the same
 own, the *interaction*; below 0, the causes count some time twice. The parts sum to the difference between the replay with all and
 with none, and depend on no order. What an op computes is a product: what its kind usually takes, times what is
 special about its stage (``imbalance``), about its rank among the replicas of the stage (``straggler``) and about this very op
-(``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them; ``host`` the
-time in which an op could have run and its device was idle because the host had not launched it or, on a rank without a device,
-that between ops. ``routing`` is what ops take
-longer because experts on some ranks have more rows than others (:mod:`pptrace.analysis.experts.routing`): all else is that of
-equal rows.
+(``jitter``); to ops that are far shorter than others of their kind the latter two add what they measurably add. ``communication``
+adds the transfers of the pipeline's messages, and what ops wait for inside them; ``host`` the time in which an op could have run
+and its device was idle because the host had not launched it or, on a rank without a device, that between ops. ``routing`` is what
+ops take longer because experts on some ranks have more rows than others (:mod:`pptrace.analysis.experts.routing`): all else
+is that of equal rows.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ MESSAGES, INNER = "pp", "inner"
 """The communication of the pipeline's messages, and that inside ops."""
 HOST = "host"
 ROUTING = "routing"
+_MOST_GROWTH = 4
+"""An op that is so many times as short as others of its kind, such as the embedding alone, varies by the time by which it varies,
+not in proportion: of an op with layers a late millisecond would be hundreds.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +86,12 @@ class CauseCosts:
             return of_kind
         if chosen == changed:
             return self.levels[chosen[-1]][0]
-        product = of_kind.astype(np.float64)
+        taken = of_kind.astype(np.float64)
         for name in chosen:
             with_it, without = self.levels[name]
-            product *= np.divide(with_it, without, out=np.ones(product.shape), where=without != 0)
-        return _rounded(product)
+            factor = np.divide(with_it, without, out=np.ones(taken.shape), where=without != 0)
+            taken = np.where(taken > _MOST_GROWTH * without, taken + with_it - without, taken * factor)
+        return _rounded(taken)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,14 +54,27 @@ def verdict_lines(report: Report) -> VerdictLines:
         return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}.{few}")
     below = [entry for entry in actionable if root is not None and entry[1].evidence.get(FOLLOWS_FROM) == root.name]
     number, found = max(below or actionable, key=lambda entry: _saved_ns(entry[1]))
-    gain = _gain_words(found)
+    miss = _replay_miss(step)
+    gain = _gain_words(found) if miss is None or found.evidence.get("is_outside") else _NOT_KNOWN.format(miss)
     if root is None or not below:
         first = f"{_capital(_advice(found, step))}: {gain}.{few}"
         return VerdictLines(made_of, f"{found.title}.", first, number)
-    gain = root.gain or f"the largest finding that follows from it {gain.replace('saves', 'costs', 1)}"
+    follows = f"the largest finding that follows from it {gain.replace('saves', 'costs', 1)}"
+    gain = root.gain or (follows if miss is None else gain)
     return VerdictLines(
         made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}: {gain}.{few}", number
     )
+
+
+_MOST_MISS = 0.1
+"""A replay that misses the step by more tells no gain."""
+_NOT_KNOWN = "what that saves is not known, as the replay that tells it misses the step by {:.0%}"
+
+
+def _replay_miss(step: StepReport) -> float | None:
+    """The part of a step that its replay lacks or has too much, where that is too much for it to tell what a change gains."""
+    miss = abs((step.parts or {}).get("unexplained", 0)) / (step.length_ns or 1)
+    return miss if miss > _MOST_MISS else None
 
 
 def _saved_ns(finding: Finding) -> int:
@@ -351,11 +364,12 @@ _SHORTER = {"shared by several causes": "counted in several causes", "unexplaine
 
 def _largest(findings: Sequence[Finding], step: StepReport) -> str:
     """Name the largest finding to act on, and what it would give back, as the finding says: not the schedule itself, nor the
-    unexplained.
+    unexplained; nor what a replay tells that misses the step.
     """
     gains: list[tuple[int, str]] = []
     for finding in findings:
-        if not _is_actionable(finding):
+        is_outside = finding.evidence.get("is_outside")
+        if not _is_actionable(finding) or (_replay_miss(step) is not None and not is_outside):
             continue
         where = in_brackets(finding.evidence.get("where", {}))
         if "steps" in finding.evidence:  # of these two the gain is not that of a typical step

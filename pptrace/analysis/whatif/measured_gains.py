@@ -143,6 +143,7 @@ class OutsideTimes:
         gain = int(self.of_parts[part].mean())
         low, high = gain_interval(self.of_parts[part])
         name = f"outside={part}"
+        less = "; the typical step has less of it than the mean step, which the gain is of: ms is its pipeline"
 
         def period(saved_ns: int) -> int:
             """The typical step's: at least its pipeline, where others have more of the part than it has."""
@@ -155,7 +156,7 @@ class OutsideTimes:
             low_ns=today.span_ns,
             high_ns=today.span_ns,
             gain_ns=gain,
-            note="outside the pipeline, whose span stays",
+            note=f"outside the pipeline, whose span stays{less * (self.period_ns - gain < today.span_ns)}",
             period_ns=period(gain),
             period_low_ns=period(gain if high is None else high),
             period_high_ns=period(gain if low is None else low),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from math import comb
 
 import numpy as np
@@ -20,12 +20,15 @@ _MOST_TRIED = 50_000
 _MOST_AS_GOOD = 64
 """Splits that are returned at most."""
 _AS_GOOD = 1e-12
+_NEARLY = 0.05
+"""Part by which the heaviest stage may have more than it must for a split to be tried: a replay tells which step is shorter."""
 _ALIKE = 0.05
 """Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
 
 def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tuple[int, ...]]:
-    """The layers of each stage with which the rank that has most work has the least: all splits, up to 64, that are as good.
+    """The layers of each stage with which the rank that has most work has the least: all splits, up to 64, that are as good or,
+    with one stage on each rank, nearly so.
 
     Every stage has a layer at least, but the first and the last may have none where there are stages between them, which tell
     what the embedding and the head cost; splits without such stages come first. Layers of a measured stage cost alike, the
@@ -68,7 +71,9 @@ def layer_costs(
 def _partitions(
     layers: Floats, ends: tuple[float, float], num_stages: int, limit: MemoryLimit | None = None
 ) -> list[tuple[int, ...]]:
-    """Cut layers into stages that fit into the limit: least maximum, then least sum of squares; all of them up to a number."""
+    """Cut layers into stages that fit into the limit: least maximum, then least sum of squares; then those of nearly the least
+    maximum; all of them up to a number.
+    """
     before, num_layers = np.concatenate(([0.0], np.cumsum(layers))), len(layers)
 
     def loads(stage: int, end: int) -> Floats:
@@ -101,7 +106,16 @@ def _partitions(
         for begin in np.flatnonzero(sums <= least[stage, end] * (1 + _AS_GOOD)).tolist():
             yield from ((*first, end - begin) for first in cut(stage - 1, begin))
 
-    return list(islice(cut(num_stages, num_layers), _MOST_AS_GOOD))
+    def near(stage: int, end: int) -> Iterator[tuple[int, ...]]:
+        if stage == 0:
+            yield ()
+            return
+        heavier = np.maximum(most[stage - 1, : end + 1], loads(stage - 1, end))
+        for begin in np.flatnonzero(heavier <= most[-1, -1] * (1 + _NEARLY)).tolist():
+            yield from ((*first, end - begin) for first in near(stage - 1, begin))
+
+    every = chain(cut(num_stages, num_layers), near(num_stages, num_layers))
+    return list(islice(dict.fromkeys(islice(every, 2 * _MOST_AS_GOOD)), _MOST_AS_GOOD))
 
 
 def _least(of_stage: Callable[[int, int], Floats], num_stages: int, num_layers: int, join: np.ufunc) -> Floats:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pptrace.model.wording import listed
 from pptrace.simulator.estimated_step import EstimatedStep
 from pptrace.sizes.context import causal_scores, hiding_sequences
 from pptrace.sizes.estimate import Estimate, RankEstimate
@@ -34,18 +35,23 @@ def rank_columns(estimate: Estimate) -> dict[str, list[Any]]:
 
 
 def communication_columns(estimate: Estimate, bytes_per_ns: Mapping[str, float]) -> dict[str, list[Any]]:
-    """A row for each pipeline rank, axis and kind of call; ``ms`` is None where no speed of the axis is given."""
+    """A row for each pipeline rank, axis and kind of call; ``ms`` is None where no speed of the axis is given,
+    and so are bytes that the sizes do not tell.
+    """
     rows = [row for rank in estimate.ranks for row in _calls(estimate, rank, bytes_per_ns)]
     names = ("rank", "axis", "kind", "group_size", "calls", "bytes", "wire_bytes", "ms")
     return {name: [row[at] for row in rows] for at, name in enumerate(names)}
 
 
 def _calls(estimate: Estimate, rank: RankEstimate, bytes_per_ns: Mapping[str, float]) -> list[tuple[Any, ...]]:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for (axis, kind), calls in sorted(rank.volume.items()):
+        about = (rank.rank, axis, kind, estimate.group_size(axis, kind), calls.count)
+        if not estimate.knows_bytes(axis):
+            rows.append((*about, None, None, None))
+            continue
         on_wire, speed = estimate.wire_bytes(axis, kind, calls), bytes_per_ns.get(axis)
-        sent = None if speed is None else on_wire / speed / 1e6
-        rows.append((rank.rank, axis, kind, estimate.group_size(axis, kind), calls.count, calls.bytes, on_wire, sent))
+        rows.append((*about, calls.bytes, on_wire, None if speed is None else on_wire / speed / 1e6))
     return rows
 
 
@@ -92,7 +98,19 @@ def estimate_object(
         "ranks": as_rows(rank_columns(estimate)),
         "communication": as_rows(communication_columns(estimate, bytes_per_ns)),
         "context": context_object(estimate, bytes_per_ns, flops_per_ns),
+        "reasons": list(missing_reasons(estimate)),
     }
+
+
+def missing_reasons(estimate: Estimate) -> Iterator[str]:
+    """Lines that say why something is None."""
+    if "sequence" in estimate.missing:
+        yield "without a sequence FLOPs, tokens and the time of a step are not known"
+    sent = {axis for rank in estimate.ranks for axis, _ in rank.volume}
+    axes = sorted(axis for axis in sent if not estimate.knows_bytes(axis))
+    if axes:
+        missing = " and ".join(estimate.missing)
+        yield f"without {missing} the bytes along {listed(axes)} are not known, b·s·h numbers, nor how long they take"
 
 
 def context_object(

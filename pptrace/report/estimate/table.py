@@ -8,7 +8,7 @@ from typing import Any
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted, listed
-from pptrace.report.estimate.columns import as_rows, communication_columns, context_object
+from pptrace.report.estimate.columns import as_rows, communication_columns, context_object, missing_reasons
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, missing_speeds
 from pptrace.sizes.estimate import Estimate, RankEstimate
 
@@ -55,6 +55,7 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
             "gradients are shared from the first microbatch on, as in arXiv 1910.02054; where replicas sum them once a step, as "
             f"the bytes below are counted, rank {fullest.rank} keeps {size(whole)} more until then"
         )
+    notes += missing_reasons(estimate)
     if len(shown) < len(ranks):
         notes.append(f"… {counted(len(ranks) - len(shown), 'more rank')}: --csv and --json have all")
     columns: dict[str, Callable[[RankEstimate], str]] = {
@@ -81,7 +82,7 @@ def communication_table(estimate: Estimate, bytes_per_ns: Mapping[str, float]) -
     most: dict[tuple[str, str], dict[str, Any]] = {}
     for row in as_rows(communication_columns(estimate, bytes_per_ns)):
         known = most.setdefault((row["axis"], row["kind"]), row)
-        if row["wire_bytes"] > known["wire_bytes"]:
+        if (row["wire_bytes"] or row["calls"]) > (known["wire_bytes"] or known["calls"]):
             most[row["axis"], row["kind"]] = row
     if not most:
         return None
@@ -108,12 +109,12 @@ def tables(estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: i
 
 def step_line(estimate: Estimate, step: EstimatedStep, speeds: Speeds) -> str:
     """The predicted step, and what it rests on."""
-    flops = sum(rank.model_flops for rank in estimate.ranks) / estimate.plan.pp / step.step_ns / 1e3
+    flops = sum(rank.model_flops or 0 for rank in estimate.ranks) / estimate.plan.pp / step.step_ns / 1e3
     missing = ", ".join(missing_speeds(estimate, speeds))
     free = f"; no speed of {missing} is given, so that it takes no time" if missing else ""
     return (
         f"predicted step {units.milliseconds(step.step_ns)} ms: bubble ratio {units.ratio(step.simulation.bubble_ratio)}, "
-        f"{flops:,.1f} model TFLOP/s of each rank, {estimate.tokens / step.step_ns * 1e9:,.0f} tokens/s. "
+        f"{flops:,.1f} model TFLOP/s of each rank, {(estimate.tokens or 0) / step.step_ns * 1e9:,.0f} tokens/s. "
         f"Nothing overlaps but messages of the pipeline{free}."
     )
 

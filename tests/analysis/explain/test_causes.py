@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,10 +20,13 @@ from pptrace.analysis.explain.causes import (
     parts_of_causes,
 )
 from pptrace.model.tables import Int64
-from pptrace.schedule.actions import Kind
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
 from tests.analysis.explain.op_by_op import costs_by_cause
 from tests.support.extent import ALL
+from tests.support.optional import not_none
+from tests.support.synthetic import Job, Recording, host_events, run_on_paper
 
 TABLE = build("1f1b", 3, 4).table
 
@@ -75,3 +81,22 @@ def test_parts_in_proportion_keep_their_sum(ns: int, weights: list[int]) -> None
     parts = in_proportion(ns, weights)
     assert sum(parts) == ns
     assert all(abs(part - ns * weight / sum(weights)) <= 1 for part, weight in zip(parts, weights, strict=True))
+
+
+@pytest.mark.parametrize("late_ns", [0, 500, 5000])
+def test_one_late_op_of_the_embedding_alone_hides_no_imbalance(late_ns: int) -> None:
+    """Imbalance is what the step loses to layers on two of four stages, and the late op what it is late by."""
+    plan, usual = build("1f1b", 4, 8), {0: 50, 1: 10_000, 2: 10_000, 3: 50}
+
+    def cost(action: Action, stages: dict[int, int] = usual) -> int:
+        is_late = (action.stage, action.kind, action.microbatch) == (0, Kind.F, 0)
+        return stages[action.stage] * (2 if action.kind is Kind.B else 1) + late_ns * is_late
+
+    step = analyse(Recording(Job(plan, 1, 2), run_on_paper(plan, cost), host_events).traces()).report.steps[0]
+    parts = Counter[str]()
+    for cause in not_none(step.causes):
+        parts[cause.cause] += cause.ns
+    begin, end = run_on_paper(plan, partial(cost, stages=dict.fromkeys(usual, 5025))).window
+    assert not_none(step.span_ns) - parts["imbalance"] == pytest.approx(end - begin, abs=50)
+    assert parts["jitter"] == pytest.approx(late_ns, abs=50)
+    assert abs(parts["interaction"]) <= 50

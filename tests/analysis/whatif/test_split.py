@@ -57,7 +57,10 @@ def test_no_split_has_a_lighter_heaviest_stage(seed: int) -> None:
 
     chosen = _partitions(layers, ends, num_stages)
     least = min(map(squares, splits))
-    assert sorted(chosen) == [split for split in splits if squares(split) == least]
+    best = [split for split in splits if squares(split) == least]
+    assert sorted(chosen[: len(best)]) == best
+    nearly = [split for split in splits if heaviest(split) <= 1.05 * least[0]]
+    assert sorted(chosen) == nearly if len(nearly) <= 64 else set(chosen) <= set(nearly)
     assert heaviest(chosen[0]) == min(map(heaviest, splits))
     assert _partitions(layers / 1024, (ends[0] / 1024, ends[1] / 1024), num_stages) == chosen, "in another unit"
 

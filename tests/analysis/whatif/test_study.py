@@ -252,6 +252,8 @@ def test_faster_links_and_ideals_have_a_table_of_their_own_with_words_for_what_t
     slower = answer(study, [("slower links", Change(link_speed=0.25))])
     (table,) = whatif_tables(slower)
     assert (table.title, table.rows[0][1]) == ("If it cost more", "messages take 4 times as long")
+    (none,) = whatif_tables(replace(slower, scenarios=(replace(slower.scenarios[0], gain_ns=0),)))
+    assert none.title == "If it cost more", "though it costs the step nothing"
     assert headline(slower).startswith("slower links would make the step ")
     assert "% longer: " in headline(slower)
     alone = answer(study, [("ideal jitter", Change(ideals=(parse_ideal("jitter"),)))])

@@ -103,6 +103,46 @@ def test_sums_and_gathers_at_other_times_change_nothing(pool: Pool, mix: Mix) ->
     check(pool, [mix])
 
 
+PARTS = Mix(pp=2, tp=2, cp=2, scatters=True)
+IN_PARTS = (
+    replace(PARTS, schedule="zb-h1", ahead=2, recompute=Recompute.FULL),
+    replace(PARTS, cp=1, schedule="interleaved-1f1b", tied=False),
+    replace(PARTS, cp=1, schedule="zbv", encoder=(2, 8), tied=False),
+)
+
+
+@pytest.mark.parametrize("mix", IN_PARTS, ids=name_of)
+def test_each_rank_of_tp_sends_a_part_of_an_activation_and_trains_the_same(pool: Pool, mix: Mix) -> None:
+    """Their gathers are marked and predicted as all else; a chunk on its rank is handed on as it is."""
+    check(pool, [mix])
+    full, parted = (
+        StepVolume(facts_of(one, STEPS), one.shape, one.plan) for one in (replace(mix, scatters=False), mix)
+    )
+    for rank in range(mix.world):
+        before, after = (volume.of_rank(rank, 1)["pp", "send"] for volume in (full, parted))
+        assert (after.count, after.bytes) == (before.count, before.bytes // mix.tp)
+
+
+def test_messages_of_another_dtype_have_its_bytes_and_its_rounding(pool: Pool) -> None:
+    mix = Mix(pp=2, tp=2, sent_dtype="float32", scatters=True)
+    (outcomes,) = zip(*pool.run(train_mixes, [mix], world=mix.world, timeout_s=300), strict=True)
+    predicted = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS))
+        assert (outcome.unmarked, outcome.loss_error < 1e-5) == ((), True)
+    assert any(outcome.loss_error > 1e-12 for outcome in outcomes), "messages have 32 bits, the model has 64"
+
+
+OFFLOADING = Mix(pp=2, tp=2, offloads=True, sequence=True)
+
+
+@pytest.mark.parametrize(
+    "mix", [replace(OFFLOADING, schedule="zb-h1"), replace(OFFLOADING, tp=1, dp=2, zero=1, sequence=False)]
+)
+def test_activations_on_the_host_change_nothing(pool: Pool, mix: Mix) -> None:
+    check(pool, [mix, replace(mix, recompute=Recompute.SELECTIVE)])
+
+
 @pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])
 def test_any_order_of_the_axes_trains_the_same(pool: Pool, order: str) -> None:
     mix = Mix(pp=2, tp=2, cp=2, sequence=True) if order.startswith("pp") else Mix(pp=2, cp=2, dp=2, zero=1)

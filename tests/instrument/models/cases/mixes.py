@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from instrument.context.shard import KeyExchange, Layout
 from instrument.data.text import Batch, Documents, Lengths, TextData
+from instrument.examples.gpt_arguments import DTYPES
 from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
@@ -24,6 +25,7 @@ from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
+from instrument.offload import OffloadingStage
 from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
@@ -91,6 +93,9 @@ class Mix:
     split: tuple[int, ...] | None = None
     reduce: Reduce = Reduce.OVERLAP
     overlaps_gathers: bool = False
+    scatters: bool = False
+    offloads: bool = False
+    sent_dtype: str | None = None
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
     encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
     packed: int | None = None  # the tokens of the shortest document that sequences are packed of
@@ -206,6 +211,8 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         encoder_layers=mix.config.encoder_layers,
         encoder_sequence=mix.config.encoder_sequence,
         shortest_document=mix.packed,
+        scatter_gather=mix.scatters,
+        sent_dtype=mix.sent_dtype,
     )
 
 
@@ -238,9 +245,13 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     wiring = Wiring(
         device, route=route, negotiated=mix.shortest is not None, prefetch_depth=mix.ahead, parallel=mix.options,
         bucket_bytes=mix.bucket_bytes, zero=zero,
-        reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers,
+        reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers, scatters=mix.scatters,
+        sent_dtype=DTYPES.get(mix.sent_dtype or ""),
     )  # fmt: skip
-    return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE), wiring, recorder)
+    gpt = GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE)
+    if mix.offloads:
+        gpt = replace(gpt, wrap=lambda stage: OffloadingStage(stage, recorder))
+    return make_gpt_runtime(mesh, gpt, wiring, recorder)
 
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
@@ -271,9 +282,14 @@ def _clipped(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, optimizer: AdamW, m
 
 
 def parallel_of(runtime: PipelineRuntime) -> Parallel:
-    stage = next(iter(runtime.program.stages.values()))
-    assert isinstance(stage, GptStage)
-    return stage.parallel
+    return next(stages_of(runtime)).parallel
+
+
+def stages_of(runtime: PipelineRuntime) -> Iterator[GptStage]:
+    for stage in runtime.program.stages.values():
+        inner = stage.stage if isinstance(stage, OffloadingStage) else stage
+        assert isinstance(inner, GptStage)
+        yield inner
 
 
 def _train(mix: Mix, mesh: Mesh) -> Outcome:
@@ -291,8 +307,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     whole = GptStage(alone.config, range(mix.layers)).double()
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
-    for stage in runtime.program.stages.values():
-        assert isinstance(stage, GptStage)
+    for stage in stages_of(runtime):
         errors += [
             float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole, parallel_of(runtime))
         ]
