@@ -24,6 +24,8 @@ _STEADY = re.compile(
 """Operators that launch the same whenever the same is called around them; convolutions try several algorithms."""
 _LIKE = ["name", "made", "around"]
 _KIND = [*_LIKE, "launches", "code"]
+_OUT_OF_ORDER = 0.01
+"""Part of the calls with a smaller number than the one before up to which they are numbered as they are made."""
 _TIMES = 3
 """Operators with all launches, for one that lacks a launch: the numbers of few calls are equal by chance."""
 
@@ -32,6 +34,8 @@ def lacking_launches(events: Events, calls: Rows) -> Rows:
     """The innermost ranges that lack launches of their like, by start, each as often as it lacks one; ``calls`` are those with a
     number.
     """
+    if np.count_nonzero(np.diff(events.correlation[calls]) <= 0) > _OUT_OF_ORDER * len(calls):
+        return calls[:0]  # they number something else
     codes = _codes_of_calls(events)
     table = _ranges(events, calls, codes[calls])
     table = table[_have_unlike(table)]

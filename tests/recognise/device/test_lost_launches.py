@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +80,17 @@ def test_a_range_that_ran_another_kernel_with_as_many_calls_lost_none() -> None:
     assert missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION, calls=8)) == []
     launches = [["gemm", "gelu"]] * 6 + [["gemm"]] * 3
     assert len(missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION, calls=8))) == 3
+
+
+def test_numbers_that_do_not_ascend_in_time_tell_nothing() -> None:
+    rows = recording([KERNELS] * 12, {(2, 0), (3, 1), (3, 2)}, "forward{0} step={0}", Category.ANNOTATION)
+    of_range = len(KERNELS) * (UNRECORDED + 1) + UNRECORDED + 1
+
+    def by_turns(number: int) -> int:
+        return number if number < 0 else number + 1_000_000 * ((number - 1) // of_range % 2)
+
+    assert missing(rows) == [("forward2", 1), ("forward3", 2)]
+    assert missing([replace(row, correlation=by_turns(row.correlation)) for row in rows]) == []
 
 
 def test_what_is_missing_is_counted_once_in_the_innermost_range() -> None:
