@@ -157,7 +157,7 @@ def test_overlapped_communication_changes_nothing(pool: Pool) -> None:
 
 
 ELSEWHERE = (*UNEVEN_ENDS, *WHEN, *IN_ANY_ORDER, *OVERLAPPED)
-"""What these train as one process does, no mix of the grid needs to."""
+"""Mixes that these tests train as one process does: the grid leaves out what they have."""
 
 
 @pytest.mark.parametrize(
