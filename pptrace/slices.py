@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -187,12 +187,14 @@ def rows_where(table: pd.DataFrame, mask: Any) -> pd.DataFrame:
     return table if bool(np.asarray(mask).all()) else table[mask]
 
 
-def rows_among(column: pd.Series[Any], values: Sequence[str]) -> npt.NDArray[np.bool_]:
+def rows_among(column: pd.Series[Any], values: Collection[str]) -> npt.NDArray[np.bool_]:
     """Mask of the rows that have one of the values, in a tenth of the time that ``isin`` of a short category takes."""
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        return column.isin(values).to_numpy()
     return are_among(_plain(column), values)
 
 
-def are_among(column: Any, values: Sequence[str]) -> npt.NDArray[np.bool_]:
+def are_among(column: Any, values: Iterable[str]) -> npt.NDArray[np.bool_]:
     """The same of an array of texts, or of :class:`Texts`."""
     chosen = np.zeros(len(column), dtype=np.bool_)
     for value in values:

@@ -46,7 +46,11 @@ _LONG = (
     *("simulator/test_simulation.py", "workflow/test_analyse_on_workers.py", "cli/test_volume.py"),
     *("pipeline/test_marks.py", "api/test_run.py", "schedule/test_plan_per_step.py"),
     *("schedule/test_validate.py", "job/test_read_job.py", "schedule/test_zb_auto.py"),
-    *("docs/test_recipes_followed.py", "report/test_text.py"),
+    *("docs/test_recipes_followed.py", "report/test_text.py", "damage/test_audit.py"),
+    *("report/test_one_decomposition.py", "dashboards/test_address_in_browser.py", "dashboards/test_dark_charts.py"),
+    *("dashboards/test_more_pages.py", "sizes/test_expert_activations.py", "infer/test_match_chain.py"),
+    *("early_receives/test_repair_order.py", "schedule/test_outstanding.py", "analysis/test_outside_pipeline.py"),
+    *("whatif/test_whatif.py", "whatif/test_same_step.py", "sizes/test_weight_work.py"),
 )
 """Files that take long, and those that wait for others: begun first, so that none of them runs alone at the end."""
 

@@ -178,8 +178,8 @@ def read_equivalent() -> dict[str, str]:
     return {name.strip(): reason for name, _, reason in pairs}
 
 
-def all_mutants(equivalent: dict[str, str]) -> dict[str, list[Mutant]]:
-    mutants = {
+def all_mutants() -> dict[str, list[Mutant]]:
+    return {
         package: [
             mutant
             for path in sorted((ROOT / "pptrace" / package).rglob("*.py"))
@@ -187,10 +187,12 @@ def all_mutants(equivalent: dict[str, str]) -> dict[str, list[Mutant]]:
         ]
         for package in PACKAGES
     }
+
+
+def stale_lines(equivalent: dict[str, str], mutants: dict[str, list[Mutant]]) -> list[str]:
+    """Sentences about names in the list of equivalent mutants that no mutant has any more: their code has changed."""
     stale = set(equivalent) - {mutant.name for group in mutants.values() for mutant in group}
-    for name in sorted(stale):
-        print(f"{EQUIVALENT.name}: no such mutant any more; remove the line: {name}")
-    return mutants
+    return [f"{EQUIVALENT.name}: no such mutant any more; remove the line: {name}" for name in sorted(stale)]
 
 
 def with_text(mutants: dict[str, list[Mutant]], texts: Sequence[str]) -> dict[str, list[Mutant]]:
@@ -218,7 +220,10 @@ def main() -> int:
     os.chdir(ROOT)
     os.environ.pop("PPTRACE_ALL", None)  # the grids of make test-all would be run for each mutant
     equivalent = read_equivalent()
-    mutants = all_mutants(equivalent)
+    mutants = all_mutants()
+    stale = stale_lines(equivalent, mutants)
+    for line in stale:
+        print(line)
     if arguments.only:
         mutants = with_text(mutants, arguments.only)
     chosen = draw(mutants, sum(map(len, mutants.values())) if arguments.all else arguments.sample, arguments.seed)
@@ -246,7 +251,9 @@ def main() -> int:
 
     run_pytest(list(dict.fromkeys(test.split("::")[0] for test in measured)), Plugin(instead=try_all))
     print_failing(failing)
-    print(f"{len(equivalent)} mutants that change nothing are left out ({EQUIVALENT.name})")
+    print(f"{len(equivalent) - len(stale)} mutants that change nothing are left out ({EQUIVALENT.name})")
+    for line in stale:  # again, where it is seen
+        print(line)
     score = report({name: group for name, group in mutants.items() if any(m.name in survived for m in group)}, survived)
     return int(score < TARGET)
 

@@ -16,7 +16,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
-from pptrace.slices import Slice, rows_where, slice_of, slices, slices_by_int
+from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices, slices_by_int
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
@@ -44,7 +44,7 @@ class RowsByRank:
     """The rows of ops and comms by rank."""
 
     def __init__(self, ops: pd.DataFrame, comms: pd.DataFrame) -> None:
-        is_compute = ops["kind"].isin(COMPUTE_KINDS)
+        is_compute = rows_among(ops["kind"], COMPUTE_KINDS)
         tables = (
             (rows_where(ops, is_compute), ("step", "start_ns")),
             (ops[~is_compute], ("step",)),

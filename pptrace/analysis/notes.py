@@ -23,7 +23,7 @@ from pptrace.model.traces import OP_TABLE
 from pptrace.model.wording import listed
 from pptrace.recognise.infer.candidates import peers_of
 from pptrace.recognise.run import RecognisedRun
-from pptrace.slices import rows_where, slices_by_int
+from pptrace.slices import rows_among, rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested
 
 _FEW = 8
@@ -46,7 +46,7 @@ def explain_nulls(
     """
     if doubts is None:
         doubts = doubts_of_times(run, clock, steps, devices_by_identity(run.facts))
-    mesh, comms, is_message = run.mesh, run.comms, run.comms["kind"].isin(P2P)
+    mesh, comms, is_message = run.mesh, run.comms, rows_among(run.comms["kind"], P2P)
     yield from (doubt.line for doubt in doubts)
     yield from _absent_ranks(run, steps)
     has_sizes = bool(mesh.pp or mesh.dp or mesh.tp or mesh.cp) or mesh.num_ranks < 2
@@ -89,7 +89,7 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
     if all(work.missing_device_events for work in run.work.values()):
         return  # launching relates no clocks, and no figure compares them
     yield from clock.warnings
-    durations = (run.ops["end_ns"] - run.ops["start_ns"])[run.ops["kind"].isin(COMPUTE_KINDS)]
+    durations = (run.ops["end_ns"] - run.ops["start_ns"])[rows_among(run.ops["kind"], COMPUTE_KINDS)]
     uncertainty = clock.uncertainty_ns or 0
     if steps and durations.empty:  # without a pipeline
         shortest = min(step.end_ns - step.start_ns for step in steps)
@@ -162,7 +162,7 @@ def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
 def _peers(run: RecognisedRun, rank: int) -> list[str]:
     """The peers of a rank's messages: global ranks where known, else pipeline ranks."""
     mesh, messages = run.mesh, run.comms[(run.comms["rank"] == rank) & (run.comms["axis"] == "pp")]
-    peers = sorted({int(peer) for peer in messages.loc[messages["kind"].isin(P2P), "peer"] if peer >= 0})
+    peers = sorted({int(peer) for peer in messages.loc[rows_among(messages["kind"], P2P), "peer"] if peer >= 0})
     if peers:
         return [f"rank {peer}" for peer in peers]
     plan, pp_rank = run.schedule.plan, mesh.pp_rank(rank)
@@ -280,7 +280,7 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
     why = "the other side of their messages is not in the traces"
     lacking = run.comms[run.comms["rank"].isin(ranks) & (run.comms["match"] < 0)]
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
-    if run.framework == OP_TABLE and not is_group_known and not lacking["kind"].isin(P2P).any():
+    if run.framework == OP_TABLE and not is_group_known and not rows_among(lacking["kind"], P2P).any():
         why = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
     waits = (
         f"; nor is how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed"
@@ -351,7 +351,7 @@ _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that 
 def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
     yield from _missing_devices(run)
     yield from lines_of_lost_work(run.work, lost_steps(run.ops, run.work))
-    if not steps and run.ops["kind"].isin(COMPUTE_KINDS).any():
+    if not steps and rows_among(run.ops["kind"], COMPUTE_KINDS).any():
         yield (
             "pipeline steps, phases and bubbles are not known: forwards and backwards were recognised, but not the pipeline that "
             "they belong to; give the traces of all of its ranks"

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pptrace.marks import P2P
 from pptrace.model.tables import Int64
-from pptrace.slices import reduce_groups
+from pptrace.slices import reduce_groups, rows_among
 
 Matrix = npt.NDArray[np.int64]
 Pairs = npt.NDArray[np.bool_]
@@ -51,7 +51,7 @@ class Traffic:
     @classmethod
     def of(cls, matched: pd.DataFrame, ranks: Sequence[int]) -> Traffic:
         match, start_ns, end_ns = (matched[name].to_numpy() for name in ("match", "start_ns", "end_ns"))
-        is_collective = matched["kind"].isin(ALL_TO_ALL).to_numpy()
+        is_collective = rows_among(matched["kind"], ALL_TO_ALL)
         rank = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
         sends, receives = (np.flatnonzero(matched["kind"] == kind) for kind in P2P)
         receive_of = np.full(int(match.max(initial=-1)) + 1, -1, dtype=np.intp)

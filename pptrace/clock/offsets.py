@@ -19,6 +19,7 @@ import pandas as pd
 from pptrace.clock.bounds import ALL_TO_ALL, UNBOUNDED, Matrix, is_bounded, offset_ranges
 from pptrace.clock.result import READING_NS, Clock, ClockMethod
 from pptrace.marks import P2P
+from pptrace.slices import rows_among
 
 _FEW_ENDS = 8
 """Fewer pairs of ends may agree by chance."""
@@ -53,7 +54,7 @@ def _sum(first: int | None, second: int | None) -> int | None:
 def offsets_by_common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, CommonEnd]:
     """Offsets against the first rank of the ranks that kernels relate to it; medians, collectives before messages."""
     rows = matched.loc[matched["clock"] == "device", ["rank", "kind", "match", "end_ns"]]
-    collectives = rows[rows["kind"].isin(ALL_TO_ALL)].sort_values("rank")
+    collectives = rows[rows_among(rows["kind"], ALL_TO_ALL)].sort_values("rank")
     sends, receives = (rows[rows["kind"] == kind] for kind in P2P)
     # Of a message the send may be done early: the mean of both ways leaves that out.
     pairs = _pairs_of_ranks(collectives.drop_duplicates("match"), collectives) + _pairs_of_ranks(sends, receives)

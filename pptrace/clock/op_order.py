@@ -10,6 +10,7 @@ import pandas as pd
 from pptrace.clock.bounds import Matrix, is_bounded, offset_ranges
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.result import Clock, ClockMethod
+from pptrace.slices import rows_among
 
 
 def from_op_order(
@@ -54,7 +55,7 @@ def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataF
     """Ops of the recorded stages next to each other, of which the second begins after the first has ended: its columns end in
     ``_after``. Stages between them may have no trace.
     """
-    known = ops[ops["kind"].isin(("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
+    known = ops[rows_among(ops["kind"], ("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
     forward = known["kind"] == "F"
     known = known.assign(forward=forward, place=np.where(forward, known["stage"], -known["stage"]))
     pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}

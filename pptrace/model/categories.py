@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,7 @@ def as_category(
     categories = sorted({*present.tolist(), *others})
     place = _places(categories)
     code_of = np.array([place[text] for text in present.tolist()], dtype=np.int64)
-    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
-    return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=dtype)
+    return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=_dtype_of(categories))
 
 
 def category_of_codes(
@@ -58,8 +58,21 @@ def category_of_codes(
     index = np.full(len(texts), -1, dtype=np.int64)
     place = _places(categories)
     index[present] = [place[texts[code]] for code in present.tolist()]
-    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
-    return pd.Categorical.from_codes(index[codes] if len(texts) else codes, dtype=dtype, validate=False)
+    codes = index[codes] if len(texts) else codes
+    return pd.Categorical.from_codes(codes, dtype=_dtype_of(categories), validate=False)
+
+
+def _dtype_of(categories: Sequence[str]) -> pd.CategoricalDtype[Any]:
+    """The type of a column; short ones are made once, since making one takes longer than a small column."""
+    return _short_dtype(tuple(categories)) if len(categories) <= _SHORT else pd.CategoricalDtype(list(categories))
+
+
+@lru_cache(maxsize=256)
+def _short_dtype(categories: tuple[str, ...]) -> pd.CategoricalDtype[Any]:
+    return pd.CategoricalDtype(list(categories))
+
+
+_SHORT = 16
 
 
 def _places(categories: Sequence[str]) -> dict[str, int]:
@@ -69,6 +82,6 @@ def _places(categories: Sequence[str]) -> dict[str, int]:
 
 def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:
     """A column with one text, as :func:`as_category` makes it."""
-    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(sorted({"", text}))
+    dtype = _dtype_of(sorted({"", text}))
     code = dtype.categories.tolist().index(text)
     return pd.Categorical.from_codes(np.full(num_rows, code, dtype=np.int8), dtype=dtype)

@@ -242,16 +242,15 @@ def without_other_numbers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[Rec
 
 
 def _is_labelled(rank: RecognisedRank) -> bool:
-    return bool(((rank.ops["source"] == "label") & rank.ops["kind"].isin(COMPUTE_KINDS)).any())
+    is_label = rows_among(rank.ops["source"], ("label",))
+    return bool((is_label & rows_among(rank.ops["kind"], COMPUTE_KINDS)).any())
 
 
 def _usual_number(ops: pd.DataFrame) -> tuple[int, int]:
     """(forwards, other compute) of most steps."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
-    is_forward = (compute["kind"] == "F").to_numpy()
-    numbers = Counter(
-        (int(forwards), len(compute_of_step) - int(forwards))
-        for _, compute_of_step in pd.Series(is_forward).groupby(compute["step"].to_numpy())
-        for forwards in (compute_of_step.sum(),)
-    )
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS)]
+    steps, step = np.unique(compute["step"].to_numpy(), return_inverse=True)
+    forwards = np.bincount(step[rows_among(compute["kind"], ("F",))], minlength=len(steps))
+    others = np.bincount(step, minlength=len(steps)) - forwards
+    numbers = Counter(zip(forwards.tolist(), others.tolist(), strict=True))
     return numbers.most_common(1)[0][0] if numbers else (0, 0)

@@ -13,7 +13,7 @@ from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, I
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, reduce_groups, slice_of, slices
+from pptrace.slices import Slice, reduce_groups, rows_among, slice_of, slices
 from pptrace.timeline.windows import StepWindow
 
 
@@ -33,7 +33,7 @@ def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], by_order: 
 
     Without ``by_order`` those that neither tells stay "": several schedules may have run, with other phases.
     """
-    is_compute = ops["kind"].isin(COMPUTE_KINDS).to_numpy()
+    is_compute = rows_among(ops["kind"], COMPUTE_KINDS)
     codes, names = slice_of(ops[["phase"]]).codes("phase")
     of_name = np.array([_NAMES.index(name) if name in _NAMES else UNTAGGED for name in names], dtype=np.int8)
     phase = of_name[codes] if len(names) else np.zeros(len(ops), dtype=np.int8)

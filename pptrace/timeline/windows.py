@@ -55,7 +55,7 @@ def _spans(ops: pd.DataFrame) -> pd.DataFrame:
     """
     rank, step = ops["rank"].to_numpy(), ops["step"].to_numpy()
     first = np.flatnonzero(np.r_[len(ops) > 0, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])])
-    is_compute = ops["kind"].isin(COMPUTE_KINDS).to_numpy()
+    is_compute = rows_among(ops["kind"], COMPUTE_KINDS)
     starts = np.where(is_compute, ops["start_ns"].to_numpy(), _LATEST)
     start = np.minimum.reduceat(starts, first) if len(first) else starts
     del starts  # as long as the table
@@ -63,7 +63,8 @@ def _spans(ops: pd.DataFrame) -> pd.DataFrame:
     end = np.maximum.reduceat(ends, first) if len(first) else ends
     runs = pd.DataFrame({"rank": rank[first], "step": step[first], "start": start, "end": end})
     runs = runs[runs["start"] != _LATEST]
-    return runs.groupby(["rank", "step"], as_index=False).agg({"start": "min", "end": "max"})
+    by_step = runs.groupby(["rank", "step"])
+    return pd.DataFrame({"start": by_step["start"].min(), "end": by_step["end"].max()}).reset_index()
 
 
 _LATEST = np.iinfo(np.int64).max
@@ -94,9 +95,8 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
     """
     marks = rows_where(ops, rows_among(ops["kind"], ("STEP",)))
     marks = marks.assign(is_host=marks["clock"] != "device")
-    of_ranks = marks.groupby(["rank", "step"], as_index=False).agg(
-        begin=("start_ns", "min"), end=("end_ns", "max"), is_host=("is_host", "all")
-    )
+    by_step = marks.groupby(["rank", "step"])
+    of_ranks = pd.DataFrame({"begin": by_step["start_ns"].min(), "is_host": by_step["is_host"].all()}).reset_index()
     ranges = rows_where(ops, ~rows_among(ops["kind"], COMPUTE_KINDS))
     last = ranges.groupby(["rank", "step"])["end_ns"].max()
     of_ranks["end"] = last.reindex(pd.MultiIndex.from_frame(of_ranks[["rank", "step"]])).to_numpy(dtype=np.int64)

@@ -41,7 +41,7 @@ from pptrace.recognise.messages.match import (
 )
 from pptrace.recognise.messages.messages_from_plan import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, with_ends
-from pptrace.slices import group_codes, rows_where, slice_of, slices_by_int
+from pptrace.slices import group_codes, rows_among, rows_where, slice_of, slices_by_int
 from pptrace.timeline.phases import tag_ops
 from pptrace.workflow.analyse import device_of_rank, with_lanes
 from pptrace.workflow.remote_rank import Part, whole_rank
@@ -111,7 +111,7 @@ def facts_of_block(
 
     ``without_devices`` are ranks whose times are those of launching, ``lost`` the steps of each rank that lost kernels.
     """
-    is_p2p = block["kind"].isin(P2P).to_numpy()
+    is_p2p = rows_among(block["kind"], P2P)
     match = block["match"].to_numpy()
     num_messages = int(match[is_p2p].max(initial=-1)) + 1
     timed = (block["clock"] != "none") & ~block["rank"].isin(without_devices) & ~_posting_only(block)

@@ -21,9 +21,17 @@ def by_turns(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
 
 
-def pairwise(cases: Sequence[T], settings_of: Callable[[T], dict[str, Any]], cost_of: Callable[[T], float]) -> list[T]:
-    """Few cheap cases in which every two settings that some case has together occur together."""
-    pairs = [(case, set(combinations(settings_of(case).items(), 2))) for case in cases]
+def pairwise(
+    cases: Sequence[T],
+    settings_of: Callable[[T], dict[str, Any]],
+    cost_of: Callable[[T], float],
+    elsewhere: Sequence[T] = (),
+) -> list[T]:
+    """Few cheap cases in which every two settings that some case has together occur together, where they do in none of
+    ``elsewhere``, which other tests have.
+    """
+    known = {pair for case in elsewhere for pair in combinations(settings_of(case).items(), 2)}
+    pairs = [(case, set(combinations(settings_of(case).items(), 2)) - known) for case in cases]
     missing = set().union(*(of_case for _, of_case in pairs))
     chosen = []
     while missing:

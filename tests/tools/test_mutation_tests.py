@@ -41,8 +41,12 @@ def test_tests_that_fail_without_a_change_are_named_and_judge_nothing(
     assert failing == ["tests/test_one.py::test_bad", "tests/test_three.py", "tests/test_two.py"]
 
 
-def test_a_sample_is_drawn_from_the_mutants_that_have_a_text() -> None:
-    every = mutants.all_mutants({})
+@pytest.fixture(scope="module")
+def every() -> dict[str, list[mutants.Mutant]]:
+    return mutants.all_mutants()
+
+
+def test_a_sample_is_drawn_from_the_mutants_that_have_a_text(every: dict[str, list[mutants.Mutant]]) -> None:
     some = mutants.with_text(every, ["analysis/explain/critical_path.py"])
     assert {package for package, group in some.items() if group} == {"analysis"}
     assert {mutant.path for mutant in some["analysis"]} == {"pptrace/analysis/explain/critical_path.py"}
@@ -53,6 +57,12 @@ def test_a_sample_is_drawn_from_the_mutants_that_have_a_text() -> None:
     assert set(drawn) <= set(some["analysis"])
     everything = mutants.draw(every, sum(map(len, every.values())), 0)
     assert {mutant.name for mutant in everything} == {mutant.name for group in every.values() for mutant in group}
+
+
+def test_every_listed_mutant_that_changes_nothing_is_one(every: dict[str, list[mutants.Mutant]]) -> None:
+    assert mutants.stale_lines(mutants.read_equivalent(), every) == []
+    (line,) = mutants.stale_lines({"pptrace/clock/gone.py f: x = 0 [0 → 1]": "why"}, every)
+    assert line.endswith("remove the line: pptrace/clock/gone.py f: x = 0 [0 → 1]")
 
 
 def test_tests_in_the_folder_that_mirrors_a_mutants_come_first() -> None:

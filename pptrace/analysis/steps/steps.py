@@ -25,7 +25,7 @@ from pptrace.schedule.actions import Phase
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, phase_lengths, simulate
-from pptrace.slices import Slice, slices
+from pptrace.slices import Slice, rows_among, slices
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _report_step(
 def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
     """The STEP ranges of every rank, with the time of the other marked ranges in each."""
     marked = []
-    for (rank, step), rows in sorted(slices(ops[~ops["kind"].isin(COMPUTE_KINDS)], ("rank", "step")).items()):
+    for (rank, step), rows in sorted(slices(ops[~rows_among(ops["kind"], COMPUTE_KINDS)], ("rank", "step")).items()):
         is_step = rows["kind"] == "STEP"
         if is_step.any():
             start, end = int(rows["start_ns"][is_step].min()), int(rows["end_ns"][is_step].max())

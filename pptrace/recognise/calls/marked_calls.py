@@ -22,7 +22,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
-from pptrace.slices import Slice, last_like
+from pptrace.slices import Slice, last_like, rows_among
 
 FAILED_KEY = "failed_calls"
 """The key of a rank's metadata that holds kind, group, sequence and peer (-1: none) of the calls that raised an error."""
@@ -96,7 +96,7 @@ def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) ->
     never = np.iinfo(np.int64).max
     ends = np.append(marks.end_ns[marks.awaits["at"]], never)[awaited]
     ends = np.where(handle >= 0, ends, marks.end_ns[at])
-    host_ns, is_message = calls["host_ns"].to_numpy(), calls["kind"].isin(P2P).to_numpy()
+    host_ns, is_message = calls["host_ns"].to_numpy(), rows_among(calls["kind"], P2P)
     of_messages = find_interval(marks.start_ns[at], marks.end_ns[at], host_ns[is_message], until=host_ns[is_message])
     waits = ~np.isin(np.arange(len(at)), of_messages)
     postings = sorted(zip(marks.start_ns[at][waits].tolist(), ends[waits].tolist(), strict=True), reverse=True)
@@ -135,7 +135,7 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     groups = metadata.get(GROUPS_KEY)
     known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
     known_groups = {name: facts for name, facts in known_groups.items() if len(describe_group(facts)["ranks"]) != 1}
-    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(P2P)
+    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~rows_among(calls["kind"], P2P)
     if not known_groups or not unnamed.any():
         return calls
     name_of = calls["worker"].map(workers).where(unnamed)

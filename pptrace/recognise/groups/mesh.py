@@ -23,7 +23,7 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import PARALLEL
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.slices import distinct_of, rows_where
+from pptrace.slices import distinct_of, rows_among, rows_where
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
@@ -111,7 +111,7 @@ def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     pairs: set[tuple[int, int]] = set()
     for begin in range(0, len(comms), _BLOCK):
         rows = comms[["kind", "axis", "rank", "peer"]].iloc[begin : begin + _BLOCK]
-        is_message = (rows["kind"].isin(P2P) & (rows["axis"] == "pp")).to_numpy()
+        is_message = rows_among(rows["kind"], P2P) & (rows["axis"] == "pp").to_numpy()
         ends = [rows[name].to_numpy()[is_message] for name in ("rank", "peer")]
         _, first = distinct_of(ends)
         pairs |= set(zip(*(end[first].tolist() for end in ends), strict=True))
@@ -162,7 +162,7 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
     """
     replicas = len(mesh.pipelines)
-    rows = comms[~comms["kind"].isin(P2P) & ~comms["axis"].isin(_OF_PIPELINES)]
+    rows = comms[~rows_among(comms["kind"], P2P) & ~rows_among(comms["axis"], _OF_PIPELINES)]
     named = set(rows["axis"].tolist())
     if replicas < 2 or replicas * (mesh.pp or 0) != mesh.num_ranks or len(named) != 1 or not named <= set(WITHIN_STAGE):
         return mesh
@@ -232,7 +232,7 @@ def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     """
     named = {rank for pipeline in mesh.pipelines for rank in pipeline}
     num_ranks = max(mesh.num_ranks, max(named, default=-1) + 1, mesh.pp or 0)
-    is_of_pp = ((comms["axis"] == "pp") & comms["kind"].isin(P2P) & comms["rank"].isin(named)).to_numpy()
+    is_of_pp = ((comms["axis"] == "pp") & rows_among(comms["kind"], P2P) & comms["rank"].isin(named)).to_numpy()
     peers = set(comms["peer"][is_of_pp].unique().tolist()) - {-1}
     is_cut = bool(named) and not peers <= named
     sizes: dict[str, int | None] = {"pp": None if is_cut else mesh.pp, **{axis: mesh.size_of(axis) for axis in SIZED}}
@@ -322,7 +322,7 @@ def _pipeline(rank: int, axes: Mapping[str, int], order: str) -> list[int]:
 
 def _leading_forwards(ops: pd.DataFrame) -> dict[int, int]:
     """Number of forwards of each rank before the first backward of its fullest step."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     leading: dict[int, int] = {}
     for rank, rank_ops in compute.groupby("rank"):
         kinds: Sequence[str] = max((part["kind"].tolist() for _, part in rank_ops.groupby("step")), key=len)

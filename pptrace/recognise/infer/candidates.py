@@ -22,6 +22,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import Schedule
+from pptrace.slices import rows_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ def find_traced_ranks(
         exact: whether the messages are those that moved and no others.
         paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
     """
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
     training = compute.loc[compute["kind"] != "F", ["rank", "step"]].drop_duplicates()
     compute = compute.merge(training, on=["rank", "step"])
     if compute.empty:
@@ -253,7 +254,7 @@ def find_traced_ranks(
     sizes = compute.groupby("step")["rank"].agg(["nunique", "size"])
     step = max(sizes.index, key=lambda number: tuple(sizes.loc[number]))
     rows = compute[compute["step"] == step].sort_values("start_ns", kind="stable")
-    messages = comms[(comms["step"] == step) & (comms["axis"] == "pp") & comms["kind"].isin(P2P)]
+    messages = comms[(comms["step"] == step) & (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)]
     traced_ranks = []
     for number, of_rank in rows.groupby("rank"):
         rank = int(str(number))

@@ -34,6 +34,7 @@ from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
+from pptrace.slices import rows_among
 
 
 def stages_of_complete(joined: JoinedRanks) -> StageAssignment:
@@ -70,8 +71,8 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
     """Drop messages of pipelines in which some rank's ops were inferred without its messages: they are matched from the calls
     instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
     """
-    inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
-    is_message = (comms["axis"] == "pp") & comms["kind"].isin(P2P)
+    inferred = set(ops.loc[(ops["source"] == "inferred") & rows_among(ops["kind"], COMPUTE_KINDS), "rank"].tolist())
+    is_message = (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)
     with_messages = set(comms.loc[is_message, "rank"].tolist())
     incomplete = [
         p
@@ -84,7 +85,7 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
 def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
     """A warning where ops lie between messages to unknown ranks; "" otherwise."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
-    is_p2p = comms["kind"].isin(P2P) & (comms["axis"] == "pp")
+    is_p2p = rows_among(comms["kind"], P2P) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
     if not sends or not (mesh.is_open or is_truncated(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""

@@ -45,7 +45,7 @@ from pptrace.recognise.infer.partial_pipelines import stages_of_partial
 from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans
-from pptrace.slices import rows_where
+from pptrace.slices import rows_among, rows_where
 
 UNLABELLED = "unlabelled"
 """The framework of traces without any framework's labels."""
@@ -102,7 +102,7 @@ def _unproved(
     has_chunks = (placed.mesh.vpp or 1) > 1
     refused = [recognised for recognised in ranks if recognised.number in joint.refused]
     against = contradiction_of_chunks(refused, placed.ops, placed.mesh) if has_chunks and refused else ""
-    inferred = placed.ops[(placed.ops["source"] == "inferred") & placed.ops["kind"].isin(COMPUTE_KINDS)]
+    inferred = placed.ops[(placed.ops["source"] == "inferred") & rows_among(placed.ops["kind"], COMPUTE_KINDS)]
     # More backwards than forwards may include separate weight gradients.
     is_split = (inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum()
     if refused and (against or not (has_chunks or is_split)):
@@ -211,7 +211,7 @@ def _inferences(joined: JoinedRanks, placed: StageAssignment, order: str, is_exp
         order: what was taken for the stages; "" where they are known.
         is_explained: whether lines of the ranks say how their ops were inferred.
     """
-    compute = joined.ops[joined.ops["kind"].isin(COMPUTE_KINDS)]
+    compute = joined.ops[rows_among(joined.ops["kind"], COMPUTE_KINDS)]
     lines = []
     is_inferred = bool((compute["source"] == "inferred").any())
     if is_inferred and not is_explained:
@@ -240,7 +240,7 @@ def _mesh(
 
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
-    compute = rows_where(ops[["rank", "stage"]], ops["kind"].isin(COMPUTE_KINDS))
+    compute = rows_where(ops[["rank", "stage"]], rows_among(ops["kind"], COMPUTE_KINDS))
     if len(compute) and (compute["stage"] < 0).all():
         return mesh_in_order(sorted(compute["rank"].unique().tolist()), num_ranks)
     return mesh_from_stages(stages_by_rank(compute), num_ranks)

@@ -36,6 +36,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
+from pptrace.slices import rows_among
 
 
 def checked(
@@ -206,7 +207,7 @@ def contradiction_of_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, 
         ops: of all ranks, with their stages.
         mesh: with the pipelines and the number of chunks.
     """
-    inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0)]
+    inferred = ops[(ops["source"] == "inferred") & rows_among(ops["kind"], COMPUTE_KINDS) & (ops["stage"] >= 0)]
     by_rank = {int(str(rank)): rank_ops.sort_values("start_ns") for rank, rank_ops in inferred.groupby("rank")}
     with_inferred_ops = [recognised for recognised in ranks if recognised.number in by_rank]
     last = (mesh.pp or 1) * (mesh.vpp or 1) - 1

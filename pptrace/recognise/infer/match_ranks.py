@@ -23,6 +23,7 @@ from pptrace.recognise.infer.match_chain import match_chain
 from pptrace.recognise.infer.match_lone_rank import match_alone
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.slices import rows_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +258,9 @@ def _chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
 def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
     """A warning where one rank's messages between operators could not be matched."""
     with_messages = [
-        recognised for recognised in ranks if len(recognised.host) and recognised.calls["kind"].isin(P2P).any()
+        recognised for recognised in ranks if len(recognised.host) and rows_among(recognised.calls["kind"], P2P).any()
     ]
-    if len(with_messages) != 1 or any(recognised.ops["kind"].isin(COMPUTE_KINDS).any() for recognised in ranks):
+    if len(with_messages) != 1 or any(rows_among(recognised.ops["kind"], COMPUTE_KINDS).any() for recognised in ranks):
         return ()
     return (
         f"rank {with_messages[0].number} sends and receives between operators, and the ops of a pipeline cannot be recognised in "
@@ -273,14 +274,14 @@ def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
     """
     if sum(bool(len(recognised.host)) for recognised in ranks) != 1:
         return False
-    inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    inferred = ops[(ops["source"] == "inferred") & rows_among(ops["kind"], COMPUTE_KINDS)]
     kinds = inferred["kind"].value_counts()
     return len(inferred) > 0 and bool((inferred["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
 
 
 def without_inferred(recognised: RecognisedRank) -> RecognisedRank:
     """Drop the ops and messages inferred from the rank's own order."""
-    is_inferred = (recognised.ops["source"] == "inferred") & recognised.ops["kind"].isin(COMPUTE_KINDS)
+    is_inferred = (recognised.ops["source"] == "inferred") & rows_among(recognised.ops["kind"], COMPUTE_KINDS)
     if not is_inferred.any():
         return recognised
     return replace(

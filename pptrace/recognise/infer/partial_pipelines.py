@@ -27,7 +27,7 @@ from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment, message
 from pptrace.recognise.schedule.measured_steps import with_num_microbatches
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
-from pptrace.slices import rows_where
+from pptrace.slices import rows_among, rows_where
 
 _SCHEDULES_OF = {
     "megatron-lm": ("1f1b", "interleaved-1f1b"),
@@ -60,7 +60,7 @@ def stages_of_partial(joined: JoinedRanks) -> StageAssignment | None:
     chosen = agreed_explanation(explanations)
     is_open = pipeline.detail is not Detail.STAGES
     is_ambiguous = (is_open and chosen is None) or (pipeline.pipelines and not every_explanation)
-    is_inferred = joined.ops["kind"].isin(COMPUTE_KINDS) & (joined.ops["source"] == "inferred")
+    is_inferred = rows_among(joined.ops["kind"], COMPUTE_KINDS) & (joined.ops["source"] == "inferred")
     is_unexplained = is_open and not every_explanation and is_inferred.any()
     if not is_proved and ((len(traced_ranks) > 1 and is_ambiguous) or is_unexplained):
         return None
@@ -84,7 +84,7 @@ def _lacks_ranks(joined: JoinedRanks) -> bool:
     that is not the only one of the run.
     """
     ops, comms, mesh, calls = joined.ops, joined.comms, joined.mesh, joined.calls
-    compute = rows_where(ops[["rank", "stage"]], ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0))
+    compute = rows_where(ops[["rank", "stage"]], rows_among(ops["kind"], COMPUTE_KINDS) & (ops["microbatch"] >= 0))
     ranks = set(compute["rank"].unique().tolist())
     if not ranks:
         return False
@@ -96,7 +96,7 @@ def _lacks_ranks(joined: JoinedRanks) -> bool:
         return True
     if len(ranks) > 1:
         return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
-    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(P2P)]
+    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)]
     is_sending = bool(len(messages)) or any(
         calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
     )
@@ -269,7 +269,9 @@ def _with_plan(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], chosen: Ex
 
 def _rows_of_steps(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank]) -> Iterator[tuple[TracedRank, pd.DataFrame]]:
     """The compute ops of each step of each rank, in time order."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)].sort_values("start_ns", kind="stable")
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS) & (ops["microbatch"] >= 0)].sort_values(
+        "start_ns", kind="stable"
+    )
     for traced in traced_ranks:
         for _, rows in compute[compute["rank"] == traced.rank].groupby("step"):
             yield traced, rows

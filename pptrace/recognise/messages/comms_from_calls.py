@@ -20,7 +20,7 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.recognise.messages.messages_from_plan import label_from_plan
-from pptrace.slices import are_among, distinct_of, rows_where, slices
+from pptrace.slices import are_among, distinct_of, rows_among, rows_where, slices
 
 Texts: TypeAlias = npt.NDArray[np.object_]
 
@@ -74,7 +74,9 @@ def _of_rank(
         (kinds, number, calls["hint"].to_numpy(dtype=object)),
         "object",
     )
-    is_label = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
+    is_label = (
+        (labelled_comms["rank"] == rank) & rows_among(labelled_comms["kind"], P2P) & (labelled_comms["axis"] == "pp")
+    )
     is_free = ~_is_labelled(calls, kinds, axes, labelled_comms[is_label])
     calls, number, kinds, axes = rows_where(calls, is_free), number[is_free], kinds[is_free], axes[is_free]
 
@@ -155,7 +157,7 @@ def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
 
     What is sent was made by the op, what is received is read by it; where messages and ops are not equally many, none is named.
     """
-    compute = ops[ops["kind"].isin(("F", "B", "I"))].sort_values("start_ns", kind="stable")
+    compute = ops[rows_among(ops["kind"], ("F", "B", "I"))].sort_values("start_ns", kind="stable")
     is_message = (calls["axis"] == "pp") & (calls["direction"] != "") & (calls["step"] >= 0)
     if not is_message.any() or compute["stage"].nunique() != 1:
         return calls
@@ -192,7 +194,9 @@ def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> Texts:
     unclear = np.flatnonzero(kinds == "send_recv")
     if not len(unclear):
         return kinds
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")].sort_values("start_ns", kind="stable")
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS) & (ops["clock"] == "device")].sort_values(
+        "start_ns", kind="stable"
+    )
     starts, ends = compute["start_ns"].to_numpy(), np.maximum.accumulate(compute["end_ns"].to_numpy())
     started, ended = (calls[name].to_numpy()[unclear] for name in ("start_ns", "end_ns"))
     kinds[unclear[find_interval(starts, ends, started - 1, until=ended + 1) >= 0]] = "all_to_all"
@@ -220,11 +224,13 @@ def _steps(calls: pd.DataFrame, kinds: Texts, ops: pd.DataFrame) -> Int64:
     if len(marked):
         index = find_interval(marked["start_ns"].to_numpy(), marked["end_ns"].to_numpy(), calls["host_ns"].to_numpy())
         return np.append(marked["step"].to_numpy(), -1)[index].astype(np.int64)
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS)]
     if compute.empty:
         return np.full(len(calls), -1, dtype=np.int64)
-    spans = compute.groupby("step").agg(start=("start_ns", "min"), end=("end_ns", "max")).sort_values("start")
-    numbers, starts, ends = (np.asarray(column) for column in (spans.index, spans["start"], spans["end"]))
+    by_step = compute.groupby("step")
+    start, end = by_step["start_ns"].min(), by_step["end_ns"].max().to_numpy()
+    order = np.argsort(start.to_numpy())
+    numbers, starts, ends = start.index.to_numpy()[order], start.to_numpy()[order], end[order]
     at = calls["start_ns"].to_numpy()
     index = np.searchsorted(starts, at, side="right") - 1
     after = (index < 0) | (at >= ends[np.maximum(index, 0)])

@@ -34,7 +34,7 @@ from pptrace.recognise.messages.match import (
     with_ends,
 )
 from pptrace.recognise.messages.messages_from_plan import PlannedMessage, planned_messages
-from pptrace.slices import Slice, slice_of
+from pptrace.slices import Slice, rows_among, slice_of
 
 _NAME, _TIMES = ("kind", "stage", "microbatch"), ("start_ns", "end_ns")
 _FUSED = "send_recv"
@@ -62,7 +62,7 @@ def kernels_from_plan(
         return calls, ""
     unclear = calls[(calls["kind"] == _FUSED) & (calls["axis"] == UNKNOWN)]
     ranks_with_messages = {
-        rank for table in (calls, known) for rank in table.loc[table["kind"].isin(P2P), "rank"].unique().tolist()
+        rank for table in (calls, known) for rank in table.loc[rows_among(table["kind"], P2P), "rank"].unique().tolist()
     }
     parts, replaced = [], []
     for pipeline in mesh.pipelines:
@@ -196,7 +196,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
         return calls.copy()
     numbers = MatchNumbers(len(calls))
     ordered = calls.assign(row=np.arange(len(calls))).sort_values("start_ns", kind="stable")
-    is_p2p = ordered["kind"].isin(P2P)
+    is_p2p = rows_among(ordered["kind"], P2P)
     messages = ordered[is_p2p & (ordered["peer"] >= 0)]
     number_by_name(
         messages[(messages["direction"] != "") & (messages["microbatch"] >= 0) & (messages["stage"] >= 0)], numbers

@@ -16,7 +16,7 @@ from pptrace.marks import P2P, Collective
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.model.wording import counted
-from pptrace.slices import Slice, distinct_of, group_codes, rows_where, slice_of, slices
+from pptrace.slices import Slice, distinct_of, group_codes, rows_among, rows_where, slice_of, slices
 
 
 class MatchNumbers:
@@ -56,7 +56,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     numbers = MatchNumbers(len(comms))
     if comms.empty:
         return comms.assign(match=numbers.of_row)
-    is_p2p = comms["kind"].isin(P2P).to_numpy()
+    is_p2p = rows_among(comms["kind"], P2P)
     p2p, row = rows_where(comms[list(_ENDS)], is_p2p), np.flatnonzero(is_p2p)
     steps = p2p["step"].to_numpy()
     for least, most in _blocks_of_steps(steps):  # a message stays within its step
@@ -144,7 +144,7 @@ def _number_in_order(ends: Sequence[Slice], numbers: MatchNumbers) -> None:
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
     sizes = {axis: size for axis in WITHIN_STAGE if (size := mesh.size_of(axis)) is not None}
-    unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
+    unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~rows_among(comms["kind"], MESSAGES)
     if not unsized.any():
         return comms
     known_sizes = comms["axis"].map(sizes).where(unsized, comms["group_size"])
@@ -260,6 +260,8 @@ def unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
     nothing.
     """
     rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0) & (comms["kind"] != Collective.BARRIER)]
+    if rows.empty:
+        return {}
     is_message = rows["kind"].isin(MESSAGES).groupby(rows["rank"].to_numpy())
     counts = zip(is_message.sum().items(), is_message.size(), strict=True)
     return {int(str(rank)): (int(messages), int(total - messages)) for (rank, messages), total in counts}
@@ -281,6 +283,8 @@ _MOST_LISTED = 3
 def steps_of_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> dict[int, Int64]:
     """The steps of messages without their other side, by the rank that should have it and has a trace."""
     messages = _without_peer(comms, present)
+    if messages.empty:
+        return {}
     return {int(str(peer)): rows["step"].to_numpy() for peer, rows in messages.groupby("peer")}
 
 
@@ -289,16 +293,19 @@ def _without_peer(comms: pd.DataFrame, present: Iterable[int]) -> pd.DataFrame:
 
     Where there are steps, of theirs alone: before the first and behind the last, traces begin and end anywhere.
     """
-    of_steps = comms[comms["step"] >= 0]
-    comms = of_steps if len(of_steps) else comms
-    lacking = comms[(comms["match"] < 0) & (comms["group_size"] != 1)]
-    return lacking[lacking["kind"].isin(P2P) & lacking["peer"].isin(set(present))]
+    lacking = rows_among(comms["kind"], P2P) & (comms["match"] < 0).to_numpy() & (comms["group_size"] != 1).to_numpy()
+    in_step = (comms["step"] >= 0).to_numpy()
+    rows = comms[lacking & in_step if in_step.any() else lacking]
+    return rows[rows["peer"].isin(set(present))]
 
 
 def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
     """A warning for each kind of communication without its other side, although that rank has a trace."""
     lines = []
-    for (kind, axis), rows in _without_peer(comms, present).groupby(["kind", "axis"], sort=True, observed=True):
+    unmatched = _without_peer(comms, present)
+    if unmatched.empty:
+        return ()
+    for (kind, axis), rows in unmatched.groupby(["kind", "axis"], sort=True, observed=True):
         pairs = rows.groupby(["rank", "peer"], sort=True).size()
         preposition, counterpart = ("to", "receive") if kind == "send" else ("from", "send")
         first = pairs.head(_MOST_LISTED).reset_index(name="count").to_numpy().tolist()

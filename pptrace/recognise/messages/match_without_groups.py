@@ -24,7 +24,7 @@ from pptrace.intervals import find_interval
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.recognise.groups.topology import UNKNOWN
-from pptrace.slices import Slice, distinct_of, reduce_groups, slice_of
+from pptrace.slices import Slice, distinct_of, reduce_groups, rows_among, slice_of
 
 _DISTINCT = 2
 """Any other call of the kind in that step has to end so many times as far away."""
@@ -81,9 +81,11 @@ def match_by_end_times(
 
 def _after_ops(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     """The kernels of collectives without a group between the ops of two steps of their rank, with the step that they follow."""
-    unnamed = comms["kind"].isin(ALL_TO_ALL) & (comms["axis"] == UNKNOWN) & (comms["match"] < 0)
+    unnamed = rows_among(comms["kind"], ALL_TO_ALL) & (comms["axis"] == UNKNOWN) & (comms["match"] < 0)
     rows = comms[unnamed & (comms["clock"] == "device")]
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0)]
+    if rows.empty:
+        return rows
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS) & (ops["step"] >= 0)]
     spans = compute.groupby(["rank", "step"]).agg(begin=("start_ns", "min"), over=("end_ns", "max"))
     parts: list[pd.DataFrame] = [rows.iloc[:0]]
     for rank, rank_rows in rows.groupby("rank"):
@@ -102,7 +104,7 @@ def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], toleran
     calls = {
         (int(str(step)), int(str(rank))): part["end_ns"] for (step, rank), part in rank_rows.groupby(["step", "rank"])
     }
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & ops["rank"].isin(ranks) & (ops["step"] >= 0)]
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS) & ops["rank"].isin(ranks) & (ops["step"] >= 0)]
     by_step = [[calls.get((step, rank)) for rank in ranks] for step in sorted(compute["step"].unique().tolist())]
     complete = [[ends for ends in step if ends is not None] for step in by_step]
     if any(len(step) < len(ranks) for step in complete):
@@ -135,11 +137,11 @@ def match_inside_ops(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clo
     Args:
         comms, ops: all ranks (schemas COMMS, OPS) on the common clock.
     """
-    unnamed = comms["kind"].isin(ALL_TO_ALL) & (comms["axis"] == UNKNOWN) & (comms["match"] < 0)
+    unnamed = rows_among(comms["kind"], ALL_TO_ALL) & (comms["axis"] == UNKNOWN) & (comms["match"] < 0)
     if len(mesh.pipelines) < 2 or not unnamed.any():
         return comms
     rows = slice_of(comms[unnamed].assign(row=np.flatnonzero(unnamed))).by("rank")
-    is_inferred = ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0) & (ops["source"] == "inferred")
+    is_inferred = rows_among(ops["kind"], COMPUTE_KINDS) & (ops["step"] >= 0) & (ops["source"] == "inferred")
     compute = slice_of(ops[is_inferred]).by("rank")
     match, first = comms["match"].to_numpy(copy=True), int(comms["match"].max()) + 1
     tolerance_ns = max(clock.uncertainty_ns or 0, READING_NS)

@@ -22,7 +22,7 @@ from pptrace.model.tables import COMPUTE_KINDS, DIRECTIONS, Int64
 from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import Direction, messages_of_rank
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, last_like, rows_where, slices
+from pptrace.slices import Slice, last_like, rows_among, rows_where, slices
 
 PlanOf = Callable[[int], Plan]
 """The plan of a step."""
@@ -105,7 +105,7 @@ def label_from_plan(
     A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
     as planned, or one would be sent before it was made or read before it was there, none of that step is named.
     """
-    is_message = calls["kind"].isin(P2P) & (calls["axis"] == "pp")
+    is_message = rows_among(calls["kind"], P2P) & (calls["axis"] == "pp")
     if not is_message.any():
         return calls
     planned: dict[tuple[int, str], list[PlannedMessage]] = {}
@@ -158,11 +158,11 @@ def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks:
         comms: schema COMMS; the rows meant are of the pipeline, with a direction and without stage and microbatch.
         ops: schema OPS with stages and microbatches, where they are known.
     """
-    is_open = comms["kind"].isin(P2P) & (comms["axis"] == "pp") & comms["direction"].isin(PRODUCERS)
+    is_open = rows_among(comms["kind"], P2P) & (comms["axis"] == "pp") & rows_among(comms["direction"], PRODUCERS)
     is_open &= (comms["microbatch"] < 0) & (comms["stage"] < 0) & (comms["peer"] < 0) & comms["rank"].isin(ranks)
     if not is_open.any():
         return comms
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     of_rank = {int(str(rank)): rank_ops for rank, rank_ops in compute.groupby("rank")}
     parts = [comms[~is_open]]
     for (rank, kind), rows in comms[is_open].groupby(["rank", "kind"], observed=True):
@@ -199,7 +199,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     a stage runs the forward of a microbatch before its backward. One alone keeps "". A message whose peer is not known goes to or
     comes from the ranks of its pipeline with the stages before and after its own.
     """
-    lacking = comms["kind"].isin(P2P) & (comms["axis"] == "pp") & (comms["direction"] == "")
+    lacking = rows_among(comms["kind"], P2P) & (comms["axis"] == "pp") & (comms["direction"] == "")
     lacking &= comms["stage"] >= 0
     if not lacking.any():
         return comms
@@ -233,7 +233,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
 
 def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Drop messages between two of ``ranks`` with a span on one side only; with a warning."""
-    between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(P2P)
+    between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & rows_among(comms["kind"], P2P)
     half = between & (comms["axis"] == "pp") & (comms["match"] < 0)
     if not half.any():
         return comms, ()
@@ -246,7 +246,7 @@ def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.D
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
-    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
+    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & rows_among(comms["direction"], DIRECTIONS)
     if not lacking.any():
         return comms
     rows = rows_where(comms[["rank", "kind", "direction", "stage"]], lacking)
@@ -273,13 +273,12 @@ def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: Mesh
     """Drop messages from before the first stage or beyond the last one: combined send-receive functions are called on all
     ranks, and move nothing there.
     """
-    compute = ops[ops["stage"] >= 0]
-    if compute.empty or mesh.pp is None:
+    is_open = ((comms["peer"] < 0) & (comms["stage"] >= 0)).to_numpy()
+    last_stage = int(ops["stage"].to_numpy().max(initial=-1))
+    if mesh.pp is None or last_stage < 0 or not is_open.any():
         return comms
-    last = max(int(compute["stage"].max()), mesh.pp * (mesh.vpp or 1) - 1)
-    ordered = (
-        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
-    )
+    last = max(last_stage, mesh.pp * (mesh.vpp or 1) - 1)
+    ordered = (comms["axis"] == "pp") & is_open & rows_among(comms["direction"], DIRECTIONS)
     other_stage = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
     absent = ordered & ((other_stage < 0) | (other_stage > last))
     return comms[~absent] if absent.any() else comms

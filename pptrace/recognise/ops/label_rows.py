@@ -19,7 +19,7 @@ from pptrace.recognise.ops.label_actions import LabelledActions
 from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, LabelledPhases, Ranges
 from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
 from pptrace.schedule.actions import Kind, Phase
-from pptrace.slices import Slice, distinct_rows, last_like
+from pptrace.slices import Slice, distinct_rows, last_like, rows_among
 
 _IS_SEND = np.array([kind.is_send for kind in KINDS])
 _IS_FORWARD = np.array([kind in (Kind.SEND_F, Kind.RECV_F) for kind in KINDS])
@@ -37,7 +37,7 @@ class CarriedMessages:
     """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
-        carried = np.flatnonzero(calls["kind"].isin(P2P) & (calls["clock"] == "device"))
+        carried = np.flatnonzero(rows_among(calls["kind"], P2P) & (calls["clock"] == "device"))
         self._carried = {name: calls[name].to_numpy()[carried] for name in ("host_ns", "start_ns", "end_ns", "stream")}
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)

@@ -275,7 +275,7 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
         return ops
     # A step begins with its range, or where steps have none with its first op.
     is_step = ops["kind"] == "STEP"
-    of_steps = ops[(is_step if is_step.any() else ops["kind"].isin(COMPUTE_KINDS)) & (ops["step"] >= 0)]
+    of_steps = ops[(is_step if is_step.any() else rows_among(ops["kind"], COMPUTE_KINDS)) & (ops["step"] >= 0)]
     begins = of_steps.groupby("step")["start_ns"].min().sort_values()
     if begins.empty:
         return ops

@@ -21,7 +21,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Key, Kind, iter_halves, parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import from_rows
-from pptrace.slices import Slice, rows_where, slice_of
+from pptrace.slices import Slice, rows_among, rows_where, slice_of
 
 _COLUMNS = ("rank", "step", "start_ns", "kind", "stage", "microbatch", "pair")
 
@@ -35,7 +35,7 @@ class OrderedOps:
 
     @classmethod
     def of(cls, ops: pd.DataFrame) -> OrderedOps:
-        compute = rows_where(ops[list(_COLUMNS)], ops["kind"].isin(COMPUTE_KINDS))
+        compute = rows_where(ops[list(_COLUMNS)], rows_among(ops["kind"], COMPUTE_KINDS))
         rows = slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns"))
         return cls(rows, rows["label"])
 

@@ -26,6 +26,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
+from pptrace.slices import rows_among
 
 _MIN_SHARE = 0.6
 """A run is named after a plan only if at least this share of its ops is in the plan's order."""
@@ -149,7 +150,7 @@ def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> tu
     """(the plan with the largest share of a step's ops at their planned index, that share), by the mean of the ranks, of which an
     order that ends early is compared as far as it goes; (None, −1) where no schedule has this shape.
     """
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
+    compute = ops[rows_among(ops["kind"], COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
     if compute.empty:
         return None, -1.0
     num_stages, num_microbatches = int(compute["stage"].max()) + 1, int(compute["microbatch"].max()) + 1

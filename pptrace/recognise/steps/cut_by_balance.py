@@ -73,9 +73,13 @@ def with_balanced_spans(
         ranks: those whose traces may lack every range that ends a step.
     """
     selected_ops = ops[ops["rank"].isin(ranks)]
-    selected = selected_ops[selected_ops["kind"].isin((*_FORWARDS, "B"))]
+    selected = selected_ops[rows_among(selected_ops["kind"], (*_FORWARDS, "B"))]
     compute = selected.sort_values("start_ns", kind="stable")
-    if compute.empty or (selected_ops["step"] != 0).any() or selected_ops["kind"].isin(("STEP", "OPTIMIZER")).any():
+    if (
+        compute.empty
+        or (selected_ops["step"] != 0).any()
+        or rows_among(selected_ops["kind"], ("STEP", "OPTIMIZER")).any()
+    ):
         return ops, ()
     rows = {int(str(rank)): part for rank, part in compute.groupby("rank")}
     filled = ops.copy()
@@ -118,7 +122,7 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
 
 def _is_one_counted_step(recognised: RecognisedRank) -> bool:
     """Return whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
-    compute = recognised.ops[recognised.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
+    compute = recognised.ops[rows_among(recognised.ops["kind"], (*_FORWARDS, *_BACKWARDS))]
     counted = (compute["step"] == 0).all() and _names_nothing(compute).all() and (compute["microbatch"] >= 0).all()
     return bool(counted) and len(compute) == len(recognised.ops)
 

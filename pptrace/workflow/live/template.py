@@ -25,7 +25,7 @@ from pptrace.live_records.file import LiveStep
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.recognise.messages.match import with_transfers
-from pptrace.slices import Slice, rows_where
+from pptrace.slices import Slice, rows_among, rows_where
 from pptrace.timeline.lanes import lane_of
 from pptrace.workflow.analyse import Analysis, analyse
 from pptrace.workflow.live.traces import trace_of
@@ -88,7 +88,7 @@ class StepTemplate:
         is_related = not any(clock.offsets_ns.values()) and not clock.rates and clock.relates(list(step))
         if len(report) != 1 or not is_related or any(rank.compute_ns is None for rank in report[0].ranks):
             return None
-        ops = rows_where(analysis.data.ops, analysis.data.ops["kind"].isin(COMPUTE_KINDS)).reset_index(drop=True)
+        ops = rows_where(analysis.data.ops, rows_among(analysis.data.ops["kind"], COMPUTE_KINDS)).reset_index(drop=True)
         comms = analysis.data.comms.reset_index(drop=True)
         op_places, comm_places = spread.places(ops, _OP_TIMES), spread.places(comms, _COMM_TIMES)
         if op_places is None or comm_places is None:

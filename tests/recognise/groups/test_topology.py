@@ -387,6 +387,9 @@ def test_unmatched_messages_are_listed_with_their_ranks_unless_the_peer_has_no_t
     rows = [p2p("send", 1, 2, 8), p2p("send", 1, 2, 8), p2p("recv", 2, 7, 8)]
     lines = warn_unmatched(call_comms(rows), {1, 2})
     assert lines == ("2 sends (pp) have no matching receive in the peer's trace: 2 of rank 1 to rank 2",)
+    in_steps = call_comms(rows).assign(step=[3, -1, 3])  # where there are steps, of theirs alone
+    (line,) = warn_unmatched(in_steps, {1, 2})
+    assert line.startswith("1 send (pp) has no matching receive")
 
 
 @pytest.mark.parametrize(
