@@ -121,12 +121,17 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
             "recorded call launched: its compute, bubbles and transfers, and why its device was idle, are not known there; "
             "record from before the first step on"
         )
-    if little := {rank: of_rank for rank, of_rank in losing.items() if rank not in much}:
-        total = sum(len(of_rank.lost) for of_rank in little.values())
-        yield (
-            f"{counted(total, 'launched kernel')} of rank {as_ranges(sorted(little))} "
-            f"{'is' if total == 1 else 'are'} not in the traces, outside of all steps, or fewer than one in a thousand"
+    if little := {rank: of_rank.lost for rank, of_rank in losing.items() if rank not in much}:
+        missing, unrelated = (
+            sum(getattr(lost, name) for lost in little.values()) for name in ("num_missing", "num_unrelated")
         )
+        parts = [f"{counted(missing, 'launched kernel')} {_is(missing)} not in the traces"] if missing else []
+        parts += [f"what launched {counted(unrelated, 'kernel')} is not known"] if unrelated else []
+        yield f"rank {as_ranges(sorted(little))}: {' and '.join(parts)}, outside of all steps, or fewer than one in a thousand"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _words(lost: LostKernels) -> str:

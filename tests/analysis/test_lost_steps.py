@@ -109,7 +109,7 @@ def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
     assert "2 of 4 launched kernels are not in the trace" in lines[0]
     assert "not known in step 1;" in lines[0]
     assert lines[2] == (
-        "1 launched kernel of rank 2 is not in the traces, outside of all steps, or fewer than one in a thousand"
+        "rank 2: 1 launched kernel is not in the traces, outside of all steps, or fewer than one in a thousand"
     )
 
 
@@ -261,3 +261,10 @@ def test_a_first_op_whose_launches_were_not_recorded_makes_no_step_longer(tmp_pa
     )
     assert [step.length_ns for step in report.steps] == [None, *(step.length_ns for step in whole.steps[1:])]
     assert [rank.compute_ns for rank in report.steps[0].ranks][1] is None
+
+
+def test_kernels_of_which_only_the_launch_is_unknown_are_not_said_to_be_missing() -> None:
+    none, at = np.zeros(0, dtype=np.int64), np.array([5, 6])
+    work = replace(device_work(make_trace([]).events), lost=LostKernels(none, none, 0).with_unrelated(at, at))
+    (line,) = lines_of_lost_work({3: work}, {})
+    assert line == "rank 3: what launched 2 kernels is not known, outside of all steps, or fewer than one in a thousand"
