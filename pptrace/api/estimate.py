@@ -44,7 +44,7 @@ _SAME_LINKS = {"cp": ("dp-cp",), "dp": ("dp-cp", "edp"), "ep": ("etp",), "pp": (
 _NUMBERS = ("layer_parameters", "layer_activations", "embedding_parameters", "head_parameters", "head_activations")
 
 _PARTS = ("ffn", "family", "vocabulary", "attention", "dropout")
-"""What changes layers and ends of a transformer, and nothing where they are known by their numbers alone."""
+"""Sizes of a transformer that change nothing of layers known by their numbers alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         ("--variable-seq-lengths 24", 1, "--variable-seq-lengths: a rank learns from a message's shape how long it is"),
         ("--variable-seq-lengths 22 --cp 2 --negotiate", 2, "expected from 1 to --seq 64, and a multiple of 4"),
         ("--variable-seq-lengths 8 --negotiate --balance", 1, "with --balance, which is for one length"),
-        ("--encoder-layers 8", 1, "8 of 8 layers are the encoder's; expected 0 or more, and one left for the decoder"),
+        ("--encoder-layers 8", 1, "8 of 8 layers are the encoder's; expected 0 or more, one left for the decoder"),
         ("--encoder-layers 2 --cp 2", 2, "--encoder-layers with --cp 2: ranks of cp share one causal sequence"),
         ("--encoder-layers 2 --tied", 1, "an encoder and its decoder have an embedding each and no experts"),
         ("--encoder-layers 2 --balance", 1, "--encoder-layers with --balance, which takes all layers for equal"),
