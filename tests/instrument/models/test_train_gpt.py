@@ -224,6 +224,11 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         ("--cp 4 --ulysses 4 --heads 12 --kv-heads 3", 4, "3 KV heads neither divide among 4 Ulysses ranks"),
         ("--ulysses 2", 4, "--ulysses is 2 and cp is 1; it says how many ranks of cp exchange heads"),
         ("--sequence-parallel", 4, "--sequence-parallel is for the ranks of tp, which is 1; give it 2 or more"),
+        (
+            "--tp 4 --scatter-gather-tensors",
+            4,
+            "--scatter-gather-tensors is for messages between the ranks of pp, which is 1",
+        ),
         ("--overlap", 4, "--overlap is for the ranks of tp, which is 1; give it 2 or more"),
         ("--order tp-xx", 4, "the order of axes is 'tp-xx'; expected tp, cp, dp and pp, fastest first"),
         ("--microbatch-size 0", 1, "--microbatch-size is 0; expected at least 1"),
