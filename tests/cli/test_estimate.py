@@ -131,6 +131,11 @@ def test_layers_by_their_numbers_need_no_sizes_and_what_follows_from_these_is_nu
         "without hidden and sequence the bytes along pp, tp",
     ]
     assert json.loads(known.to_json())["reasons"] == []
+    sweep = ("estimate", "1f1b", "--sweep", "--pp=2,4", "--microbatches=8", "--layers=8", "--tflops=1")
+    swept = ("--layer-parameters=9", "--layer-activations=9")
+    without = "without a sequence FLOPs, tokens and the time of a step are not known"
+    assert pptrace_here(*sweep, *swept).out.count(without) == 1
+    assert json.loads(pptrace_here(*sweep, *swept, "--json", "-").out)["reasons"][0] == without
     with pytest.raises(PptraceError, match="layer_activations needs layer_parameters: layers known by their numbers"):
         api.estimate("1f1b", layer_activations=1200, **mesh)
     for part in ({"ffn": 8}, {"family": "gpt"}, {"vocabulary": 8}, {"attention": "stored"}, {"dropout": True}):
