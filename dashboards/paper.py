@@ -101,8 +101,9 @@ class OnPaper:
         if not self.several or not self.has_model:
             return None
         typed = {one.name: self.several[name] for name, one in SEVERAL.items() if name in self.several}
-        totals = {name: one for name, one in SEVERAL.items() if one.name in OF_SWEEP}
-        options = values_of(SIZES, self.sizes) | self._plan | typed | values_of(totals, self.several)
+        totals = {one.form_name: one for one in SEVERAL.values() if one.name in OF_SWEEP}
+        given = {one.form_name: typed[one.name] for one in totals.values() if one.name in typed}
+        options = values_of(SIZES, self.sizes) | self._plan | typed | values_of(totals, given)
         for total, follows in (("num_ranks", "dp"), ("global_batch", "microbatches")):
             if total in typed:
                 options[follows] = typed.get(follows)

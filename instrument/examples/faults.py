@@ -1,6 +1,6 @@
 """Faults of the GPT example, ``--fault KIND:KEY=VALUE,…``: what happens on clusters, made of sleeps that take what is stated.
 
-slow:ranks=2,times=1.5               ops sleep 1.5 times as long (``--sleep-forward`` …); ``since=5`` from step 5 on
+slow:ranks=2,times=1.5,since=5       from step 5 on ops sleep 1.5 times as long (``--sleep-forward`` …)
 python:stages=1,ms=20                20 ms of Python before every op of the ranks with stage 1
 pauses:ranks=1,ms=120,chance=0.08    garbage collections of about 120 ms before 8 % of the ops
 late:ranks=2,ms=400                  the rank comes late into steps
@@ -44,7 +44,7 @@ class Fault:
     """Fault on ``ranks``, and on all that have one of the ``stages``; of a slow link they are the two pipeline ranks.
 
     ``amount`` is the factor of what ops sleep (``slow``), or the time of one occurrence, s; ``chance`` that of an occurrence at
-    an op; before step ``since`` all is well (``slow``, ``crossed``).
+    an op, a message (``link``) or a step (``late``), none of ``crossed``; before step ``since`` all is well.
     """
 
     kind: str
@@ -83,6 +83,7 @@ class Fault:
             chance, since, seed = float(given.get("chance", 1)), int(given.get("since", 0)), int(given.get("seed", 0))
             is_placed = len(set(ranks)) == 2 and not stages if kind in _OF_PAIRS else bool(ranks or stages)
             is_valid = min((*ranks, *stages, since)) >= 0 and 0 <= amount < inf and 0 <= chance <= 1
+            is_valid &= kind != "crossed" or chance == 1
             if not is_placed or not is_valid:
                 raise ValueError
         except (KeyError, ValueError):
@@ -105,10 +106,20 @@ def check_faults(faults: Iterable[Fault], num_ranks: int, plan: Plan, *, is_slee
         size = plan.pp if fault.kind == "link" else num_ranks
         if max(fault.ranks, default=0) >= size or max(fault.stages, default=0) >= plan.num_stages:
             raise UsageError(f"--fault {fault}: there are ranks 0 to {size - 1} and stages 0 to {plan.num_stages - 1}")
+        if fault.kind == "link" and not _are_neighbours(plan, *fault.ranks):
+            raise UsageError(
+                f"--fault {fault}: pipeline ranks {fault.ranks[0]} and {fault.ranks[1]} send each other nothing; give two with "
+                "stages that follow each other"
+            )
         if fault.kind == "slow" and not is_sleeping:
             raise UsageError(
                 f"--fault {fault}: ops sleep longer; let them sleep, with --sleep-forward and --sleep-backward"
             )
+
+
+def _are_neighbours(plan: Plan, first: int, second: int) -> bool:
+    after = ((stage, plan.next_stage(stage)) for stage in range(plan.num_stages))
+    return any({plan.placement[stage], plan.placement[n]} == {first, second} for stage, n in after if n is not None)
 
 
 def install_faults(faults: Iterable[Fault], mesh: Mesh, plan: Plan) -> None:
@@ -119,13 +130,16 @@ def install_faults(faults: Iterable[Fault], mesh: Mesh, plan: Plan) -> None:
             _FAULTS[fault.kind](fault, Random(fault.seed + mesh.rank))
 
 
+def _occurs(fault: Fault, chances: Random) -> bool:
+    return session.current().num_steps >= fault.since and chances.random() < fault.chance
+
+
 def _slow(fault: Fault, chances: Random) -> None:
     """Ops sleep ``amount`` times as long, each with the chance of the fault."""
     sleep = sleeping._sleep
 
     def slower(device: Any, seconds: float) -> None:
-        is_slow = session.current().num_steps >= fault.since and chances.random() < fault.chance
-        sleep(device, seconds * (fault.amount if is_slow else 1))
+        sleep(device, seconds * (fault.amount if _occurs(fault, chances) else 1))
 
     sleeping._sleep = slower
 
@@ -135,7 +149,7 @@ def _between(fault: Fault, chances: Random, occur: Callable[[], None]) -> None:
 
     def delayed(handler: Handler) -> Handler:
         def handle(run: StepRun, instruction: Instruction) -> None:
-            if chances.random() < fault.chance:
+            if _occurs(fault, chances):
                 occur()
             handler(run, instruction)
 
@@ -174,7 +188,7 @@ def _late(fault: Fault, chances: Random) -> None:
     run = runtime.PipelineRuntime.run
 
     def late(self: runtime.PipelineRuntime, *arguments: Any) -> Any:
-        if chances.random() < fault.chance:
+        if _occurs(fault, chances):
             time.sleep(fault.amount)
         return run(self, *arguments)
 
@@ -197,13 +211,13 @@ def _crossed(fault: Fault, _: Random) -> None:
     runtime.PipelineRuntime.run = crossed  # type: ignore[method-assign, assignment]
 
 
-def _link(fault: Fault, _: Random) -> None:
+def _link(fault: Fault, chances: Random) -> None:
     """Messages from one of two pipeline ranks to the other begin their way late."""
     post = transport.Wire._post_one
     ends = fault.ranks
 
     def slow(self: transport.Wire, parcel: transport.Parcel, *group: Any) -> Any:
-        is_slow = parcel.sending and {self._rank, parcel.pp_rank} == set(ends)
+        is_slow = parcel.sending and {self._rank, parcel.pp_rank} == set(ends) and _occurs(fault, chances)
         return _Delayed(partial(post, self, parcel, *group), fault.amount) if is_slow else post(self, parcel, *group)
 
     transport.Wire._post_one = slow  # type: ignore[method-assign, assignment]

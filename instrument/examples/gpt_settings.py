@@ -91,7 +91,7 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     order = read_order(options.order)
     shape = fit_shape(rank_info.world, options.pp, options.dp, options.cp, options.tp, order, options.ep, options.etp)
     model = _make_model(options)
-    _check_axes(options)
+    _check_axes(options, shape.pp)
     layout, exchange = ContextLayout(options.cp_layout), KeyExchange(options.cp_comm_type)
     parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses, layout, exchange)
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads, model.experts)
@@ -323,7 +323,7 @@ def _read_modules(text: str | None) -> tuple[RecomputeModule, ...]:
         raise UsageError(f"--recompute-modules is {text!r}; expected one or several of {expected}") from None
 
 
-def _check_axes(options: argparse.Namespace) -> None:
+def _check_axes(options: argparse.Namespace, pp: int) -> None:
     """Refuse options of an axis that has one rank: they would change nothing."""
     for name in ("sequence_parallel", "overlap", "scatter_gather_tensors"):
         value, name = getattr(options, name), f"--{name.replace('_', '-')}"
@@ -331,6 +331,11 @@ def _check_axes(options: argparse.Namespace) -> None:
             raise UsageError(
                 f"{name} is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave {name} out"
             )
+    if options.scatter_gather_tensors and pp == 1:
+        raise UsageError(
+            "--scatter-gather-tensors is for messages between the ranks of pp, which is 1; give it 2 or more with --pp, or leave "
+            "--scatter-gather-tensors out"
+        )
     if options.scatter_gather_tensors and (options.sequence_parallel or options.negotiate):
         other = "sequence-parallel" if options.sequence_parallel else "negotiate"
         why = "sends parts already" if options.sequence_parallel else "tells shapes of whole activations"

@@ -110,7 +110,7 @@ class GptConfig:
             raise UsageError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
         if not 0 <= self.encoder_layers < self.layers:
             raise UsageError(
-                f"{self.encoder_layers} of {self.layers} layers are the encoder's; expected at least one left for the decoder"
+                f"{self.encoder_layers} of {self.layers} layers are the encoder's; expected 0 or more, one left for the decoder"
             )
         if self.encoder_sequence is not None and not self.encoder_layers:
             raise UsageError("the encoder has a sequence length and no layers; give it some, or leave the length out")

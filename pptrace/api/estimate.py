@@ -43,6 +43,9 @@ _SAME_LINKS = {"cp": ("dp-cp",), "dp": ("dp-cp", "edp"), "ep": ("etp",), "pp": (
 """Axes whose calls take the links of another one, where no speed of theirs is given."""
 _NUMBERS = ("layer_parameters", "layer_activations", "embedding_parameters", "head_parameters", "head_activations")
 
+_PARTS = ("ffn", "family", "vocabulary", "attention", "dropout")
+"""Sizes of a transformer that change nothing of layers known by their numbers alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class EstimateOptions:
@@ -249,6 +252,7 @@ def estimate(options: EstimateOptions) -> EstimatedRun:
 
 def estimate_as(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun:
     """:func:`estimate`, with the names of arguments in messages as ``spell`` has them."""
+    _require_either(options, spell)
     options = _with_file(options, spell)
     _require_sizes(options, spell)
     mesh = MeshSizes(options.pp, options.tp, options.cp, options.dp, options.ep)
@@ -286,6 +290,14 @@ def _with_file(options: EstimateOptions, spell: Spelling) -> EstimateOptions:
     return replace(options, **missing)
 
 
+def _require_either(options: EstimateOptions, spell: Spelling) -> None:
+    """Refuse parts of a transformer's layer next to the numbers that stand for all of it; a file may have both."""
+    given = [name for name in _PARTS if getattr(options, name) not in (None, False, ATTENTIONS[0])]
+    if given and options.layer_parameters is not None:
+        numbers = f"{spell('layer_parameters')} and {spell('layer_activations')}"
+        raise UsageError(f"{spell(given[0])} changes nothing of a layer known by {numbers} alone; leave one out")
+
+
 def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
     """Refuse sizes that are missing or none."""
     for name, one in options_of(EstimateOptions).items():
@@ -294,12 +306,22 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
             require_whole(spell(name), value, 1, MOST_LAYERS if name == "layers" else 2**62)
         if one.choices and value is not None and value not in one.choices:
             raise UsageError(f"{spell(name)} is {value!r}; expected one of {', '.join(one.choices)}")
+    if options.layer_parameters is None and (given := [name for name in _NUMBERS if getattr(options, name)]):
+        raise UsageError(f"{spell(given[0])} needs {spell('layer_parameters')}: layers known by their numbers alone")
     of_layers = (*_OF_TOKENS, "heads", "vocabulary") if options.layer_parameters is None else ("layer_activations",)
     for name in ("layers", *of_layers):
         if getattr(options, name) is None:
             raise UsageError(f"{spell(name)} is not given; expected it, or {spell('model')} with it")
-    if options.layer_parameters is None and (given := [name for name in _NUMBERS if getattr(options, name)]):
-        raise UsageError(f"{spell(given[0])} needs {spell('layer_parameters')}: layers known by their numbers alone")
+    for name in ("experts_per_token", "expert_ffn"):
+        if options.experts is None and getattr(options, name) is not None:
+            raise UsageError(
+                f"{spell(name)} is for {spell('experts')}, of which there are none; give some, or leave it out"
+            )
+    if options.experts is not None and (options.experts_per_token or 0) > options.experts:
+        raise UsageError(
+            f"{spell('experts_per_token')} is {options.experts_per_token} of {options.experts} {spell('experts')}; "
+            "expected at most all of them"
+        )
     require_whole(spell("zero"), options.zero, 0, 3)
     if options.fits is not None and options.fits < 1:
         raise UsageError(f"{spell('fits')} is {options.fits}; expected more than 0 bytes, such as 80GB")

@@ -72,8 +72,9 @@ def test_what_a_layer_keeps_is_listed_tensor_by_tensor() -> None:
     experts = json.loads(pptrace_here(*RUN, "--experts", "8", "--json", "-").out)["layer_tensors"]
     assert "qkv" in experts
     assert "mlp_in" not in experts
-    for options in (("--attention", "stored"), ("--layer-parameters", "9", "--layer-activations", "9")):
-        assert json.loads(pptrace_here(*RUN, *options, "--json", "-").out)["layer_tensors"] == {}
+    numbers = ("estimate", "1f1b", "--microbatches=8", "--layers=4", "--layer-parameters=9", "--layer-activations=9")
+    for options in ((*RUN, "--attention", "stored"), numbers):
+        assert json.loads(pptrace_here(*options, "--json", "-").out)["layer_tensors"] == {}
 
 
 def test_gradients_that_replicas_share_and_sum_once_a_step_are_said_to_be_whole_until_then() -> None:
@@ -84,6 +85,13 @@ def test_gradients_that_replicas_share_and_sum_once_a_step_are_said_to_be_whole_
     assert "until then" not in pptrace_here(*two, "1").out
     alone = [option if option != "8" else "1" for option in two]
     assert "until then" not in pptrace_here(*alone, "2").out, "the first microbatch is the last one"
+
+
+def test_sizes_of_experts_that_are_not_there_are_refused() -> None:
+    for options in (("--experts-per-token", "3"), ("--expert-ffn", "32")):
+        assert f"{options[0]} is for --experts, of which there are none" in pptrace_here(*RUN, *options).err
+    few = pptrace_here(*RUN, "--experts", "4", "--experts-per-token", "5").err
+    assert "--experts-per-token is 5 of 4 --experts; expected at most all of them" in few
 
 
 def test_a_family_is_named_as_it_is_written() -> None:
@@ -123,6 +131,18 @@ def test_layers_by_their_numbers_need_no_sizes_and_what_follows_from_these_is_nu
         "without hidden and sequence the bytes along pp, tp",
     ]
     assert json.loads(known.to_json())["reasons"] == []
+    sweep = ("estimate", "1f1b", "--sweep", "--pp=2,4", "--microbatches=8", "--layers=8", "--tflops=1")
+    swept = ("--layer-parameters=9", "--layer-activations=9")
+    without = "without a sequence FLOPs, tokens and the time of a step are not known"
+    assert pptrace_here(*sweep, *swept).out.count(without) == 1
+    assert json.loads(pptrace_here(*sweep, *swept, "--json", "-").out)["reasons"][0] == without
+    with pytest.raises(PptraceError, match="layer_activations needs layer_parameters: layers known by their numbers"):
+        api.estimate("1f1b", layer_activations=1200, **mesh)
+    for part in ({"ffn": 8}, {"family": "gpt"}, {"vocabulary": 8}, {"attention": "stored"}, {"dropout": True}):
+        with pytest.raises(
+            PptraceError, match=f"{next(iter(part))} changes nothing of a layer known by layer_parameters"
+        ):
+            api.estimate("1f1b", **part, **layer, **mesh)
     with pytest.raises(PptraceError, match="recompute is full: a layer keeps its input"):
         api.estimate("1f1b", recompute="full", **layer, **mesh)
 

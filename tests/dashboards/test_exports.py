@@ -170,6 +170,7 @@ def test_what_fits_of_several_values_is_that_of_the_command(client: Any) -> None
         ({"sweep_pp": "2..900", "sweep_global_batch": "16"}, "up to 400 combinations"),
         ({"sweep_microbatches": "9000"}, "144,000 forwards are more than a page can draw"),
         ({"sweep_dp": "2", "sweep_ranks": "64"}, "dp follows from ranks"),
+        ({"sweep_ranks": "x"}, "children=\"ranks is 'x'; expected a number"),
     ):
         assert line in str(schedules.what_fits(replace(form, several=wrong)))
     assert "fits much: expected a size" in str(schedules.body(replace(form, sizes=form.sizes | {"fits": "much"})))

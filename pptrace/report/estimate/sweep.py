@@ -8,7 +8,7 @@ from typing import Any
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted
-from pptrace.report.estimate.columns import as_rows
+from pptrace.report.estimate.columns import as_rows, missing_reasons
 from pptrace.report.estimate.table import excess
 from pptrace.report.sweep.table import by_reason
 from pptrace.simulator.estimated_step import Candidate
@@ -34,7 +34,8 @@ def sweep_object(candidates: Sequence[Candidate]) -> dict[str, Any]:
     """The JSON object of a sweep."""
     limits = {one.limit_bytes for one in candidates if one.estimate is not None}
     limit_bytes = limits.pop() if limits else None
-    return {"schema": SWEEP_SCHEMA, "limit_bytes": limit_bytes, "points": as_rows(candidate_columns(candidates))}
+    points = as_rows(candidate_columns(candidates))
+    return {"schema": SWEEP_SCHEMA, "limit_bytes": limit_bytes, "reasons": _unknown(candidates), "points": points}
 
 
 def reason(candidate: Candidate) -> str:
@@ -72,7 +73,14 @@ def sweep_lines(candidates: Sequence[Candidate]) -> list[str]:
         verb = "cannot be" if members[0].estimate is None else "do not fit"
         lines.append(f"{len(members)} {verb}, such as {_named(members[0])}: {reason(members[0])}")
     left_out = len(groups) - _MOST_REASONS
-    return lines + ([f"… {counted(left_out, 'more reason')}: --csv and --json have all"] if left_out > 0 else [])
+    lines += [f"… {counted(left_out, 'more reason')}: --csv and --json have all"] if left_out > 0 else []
+    return lines + _unknown(candidates)
+
+
+def _unknown(candidates: Sequence[Candidate]) -> list[str]:
+    """Lines that say why something is None in all combinations: sizes that are not given are missing in each."""
+    estimates = (one.estimate for one in candidates if one.estimate is not None and one.estimate.missing)
+    return list(dict.fromkeys(line for estimate in estimates for line in missing_reasons(estimate)))
 
 
 def _named(candidate: Candidate) -> str:

@@ -125,7 +125,7 @@ def test_selective_recompute_runs_the_attention_again_but_for_its_last_product()
 
 
 def test_selective_recompute_is_a_third_more_of_the_attention_where_the_paper_writes_twice_as_much() -> None:
-    """Appendix A of arXiv 2205.05198 has s/(3h) for the s/(6h) of the attention: two attentions more, where a third runs."""
+    """Appendix A of arXiv 2205.05198 has s/(3h) for the s/(6h) of the attention: all of it again, where a third runs again."""
     s, h, layers, v = 2048, 1536, 24, 256
     paper = 72 * 8 * s * layers * h**2 * (1 + s / (3 * h) + v / (12 * layers * h))
     flops = step_flops(GptConfig(layers, h, 16, s, recompute=Recompute.SELECTIVE), 8)
