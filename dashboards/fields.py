@@ -11,7 +11,7 @@ from pptrace.api.options import Option, Value
 from pptrace.errors import UsageError
 from pptrace.schedule.layout import read_split
 
-_MOST_NUMBER = 1e9
+_MOST_NUMBER = 1e12
 _MOST_LAYERS = 2_000
 """More are not divided while a page waits."""
 

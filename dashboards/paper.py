@@ -37,7 +37,9 @@ SEVERAL: Mapping[str, Option] = {
 }
 """Options that may have several values, as texts."""
 OF_MODEL = ("layers", "hidden", "heads", "sequence", "vocabulary")
-"""Sizes without which nothing is estimated of a model."""
+"""Sizes without which nothing is estimated of a model, unless its layers are known by numbers."""
+OF_NUMBERS = ("layers", "layer_parameters", "layer_activations")
+"""Those of one whose layers are known by their numbers alone."""
 Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
 _MOST_ACTIONS = 20_000
@@ -78,7 +80,7 @@ class OnPaper:
     @property
     def has_model(self) -> bool:
         """Return whether there are sizes enough to estimate something."""
-        return all(name in self.sizes for name in OF_MODEL)
+        return any(all(name in self.sizes for name in names) for names in (OF_MODEL, OF_NUMBERS))
 
     def estimate(self) -> EstimatedRun | None:
         """Estimate of a model of these sizes; None where some of them are not given.

@@ -33,7 +33,7 @@ _STEPS = 12
 _LAYER_MS = 10.0
 """Time that the F of a layer of these sleeps: four layers as long as a stage of the other runs."""
 _REPEATS = 3
-"""Runs of each uneven split and of the one that is advised for it, by turns."""
+"""Runs of each setting whose ops compute, and of each uneven split and of the one that is advised for it, by turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,30 @@ def run(folder: Path, setting: Setting) -> Path:
     return where
 
 
-def pairs_of(settings: Sequence[Setting], folder: Path) -> Iterator[Pair]:
-    """All ordered pairs of runs."""
-    analyses = {setting: load([run(folder, setting)]) for setting in settings}
+def pairs_of(settings: Sequence[Setting], folder: Path, repeats: int = 1) -> Iterator[Pair]:
+    """All ordered pairs of runs, each the median one of so many, which run by turns."""
+    folders = [folder / f"repeat-{number}" for number in range(repeats)] if repeats > 1 else [folder]
+    for where in folders:
+        where.mkdir(exist_ok=True)
+        for setting in settings:
+            run(where, setting)
+    analyses = {setting: _median([load([run(where, setting)]) for where in folders]) for setting in settings}
     for source in settings:
         for target in settings:
             if source != target:
                 yield _pair(source, target, analyses)
+
+
+def _median(analyses: Sequence[Analysis]) -> Analysis:
+    """The one whose typical step is the median of all."""
+
+    def span(analysis: Analysis) -> int:
+        step = analysis.report.typical_step
+        assert step is not None
+        assert step.span_ns is not None
+        return step.span_ns
+
+    return sorted(analyses, key=span)[len(analyses) // 2]
 
 
 def _pair(source: Setting, target: Setting, analyses: dict[Setting, Analysis]) -> Pair:
@@ -251,7 +268,8 @@ _PAGE = """\
 
 Written by `{command}`: the typical step of one run, predicted from the trace of another by `pptrace whatif`, and
 the step that was then really measured. Each run is this project's training example, {steps} steps, on processes of one machine
-with two cores that talk by gloo. How predictions are made, and what they assume: [What would get it back](whatif.md).
+with two cores that talk by gloo; of runs whose ops compute the median one of {repeats}. How predictions are made, and what
+they assume: [What would get it back](whatif.md).
 
 """
 
@@ -267,11 +285,11 @@ def _splits(folder: Path) -> Iterator[str]:
 
 
 def _computing(folder: Path) -> Iterator[str]:
-    return table(list(pairs_of(settings_of(2, 0.0), folder)))
+    return table(list(pairs_of(settings_of(2, 0.0), folder, _REPEATS)))
 
 
 def _recomputing(folder: Path) -> Iterator[str]:
-    return table(list(pairs_of(RECOMPUTING, folder)))
+    return table(list(pairs_of(RECOMPUTING, folder, _REPEATS)))
 
 
 SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
@@ -301,7 +319,9 @@ def main() -> int:
             text[title] = "\n".join(SECTIONS[title](options.folder or Path(temporary)))
             print(f"## {title}\n\n{text[title]}\n")
     if options.write is not None:
-        page = _PAGE.format(command="python tools/predictions.py --write docs/predictions.md", steps=_STEPS)
+        page = _PAGE.format(
+            command="python tools/predictions.py --write docs/predictions.md", steps=_STEPS, repeats=_REPEATS
+        )
         sections = "\n\n".join(f"## {title}\n\n{text[title].strip()}" for title in SECTIONS if title in text)
         options.write.write_text(f"{page}{sections}\n", encoding="utf-8")
     return 0

@@ -123,14 +123,20 @@ class EstimateOptions:
         "Bytes of a parameter, its gradient, its optimizer [default: AdamW's, 2,4,12 of 16 bits].",
         "W,G,O",
     )
-    layer_parameters: int | None = option(None, Value.WHOLE, "Parameters of a layer, in place of its sizes.", "N")
-    layer_activations: int | None = option(
-        None, Value.WHOLE, "Bytes that a layer keeps of a sequence, with them.", "BYTES"
+    layer_parameters: int | None = option(
+        None, Value.WHOLE, "Parameters of a layer, in place of its sizes.", "N", label="layer parameters"
     )
-    embedding_parameters: int | None = option(None, Value.WHOLE, "Parameters before the layers, with them.", "N")
-    head_parameters: int | None = option(None, Value.WHOLE, "Parameters behind the layers, with them.", "N")
+    layer_activations: int | None = option(
+        None, Value.WHOLE, "Bytes that a layer keeps of a sequence, with them.", "BYTES", label="layer bytes"
+    )
+    embedding_parameters: int | None = option(
+        None, Value.WHOLE, "Parameters before the layers, with them.", "N", label="embedding parameters"
+    )
+    head_parameters: int | None = option(
+        None, Value.WHOLE, "Parameters behind the layers, with them.", "N", label="head parameters"
+    )
     head_activations: int | None = option(
-        None, Value.WHOLE, "Bytes that the head keeps of a sequence, with them.", "BYTES"
+        None, Value.WHOLE, "Bytes that the head keeps of a sequence, with them.", "BYTES", label="head bytes"
     )
     fits: int | None = option(None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES", label="fits")
     tflops: float | None = option(

@@ -147,6 +147,16 @@ def test_what_a_model_needs_is_shown_and_has_files_where_its_sizes_are_given(cli
     assert "forwards are more than a page can draw" in str(schedules.body(replace(form, microbatches=10**9)))
 
 
+def test_layers_known_by_their_numbers_alone_are_estimated_on_the_page(client: Any) -> None:
+    numbers = {"layers": 32, "layer_parameters": 3_200_000_000, "layer_activations": 500_000_000}
+    given = "&".join(f"{name}={value}" for name, value in numbers.items())
+    run = pptrace.estimate("interleaved-1f1b", pp=4, microbatches=8, chunks=2, **numbers)
+    assert rows_of(client, f"plan-estimate.json?{ON_PAPER}&{given}") == run.ranks.to_dict("records")
+    form = paper.on_paper(dict(text.split("=") for text in f"{ON_PAPER}&{given}".split("&")))
+    assert "--layer-parameters 3200000000" in form.command
+    assert "Each rank of a stage, one step" in str(schedules.body(form))
+
+
 def test_what_fits_of_several_values_is_that_of_the_command(client: Any) -> None:
     sizes: dict[str, Any] = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 2048}
     sizes |= {"vocabulary": 50304, "experts": 4}
