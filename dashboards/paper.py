@@ -39,7 +39,7 @@ SEVERAL: Mapping[str, Option] = {
 OF_MODEL = ("layers", "hidden", "heads", "sequence", "vocabulary")
 """Sizes without which nothing is estimated of a model, unless its layers are known by numbers."""
 OF_NUMBERS = ("layers", "layer_parameters", "layer_activations")
-"""Those of one whose layers are known by their numbers alone."""
+"""The same of a model whose layers are known by their numbers alone."""
 Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
 _MOST_ACTIONS = 20_000

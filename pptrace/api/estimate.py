@@ -124,16 +124,16 @@ class EstimateOptions:
         "W,G,O",
     )
     layer_parameters: int | None = option(
-        None, Value.WHOLE, "Parameters of a layer, in place of its sizes.", "N", label="layer parameters"
+        None, Value.WHOLE, "Parameters of a layer, in place of its sizes.", "N", label="layer params"
     )
     layer_activations: int | None = option(
         None, Value.WHOLE, "Bytes that a layer keeps of a sequence, with them.", "BYTES", label="layer bytes"
     )
     embedding_parameters: int | None = option(
-        None, Value.WHOLE, "Parameters before the layers, with them.", "N", label="embedding parameters"
+        None, Value.WHOLE, "Parameters before the layers, with them.", "N", label="embed params"
     )
     head_parameters: int | None = option(
-        None, Value.WHOLE, "Parameters behind the layers, with them.", "N", label="head parameters"
+        None, Value.WHOLE, "Parameters behind the layers, with them.", "N", label="head params"
     )
     head_activations: int | None = option(
         None, Value.WHOLE, "Bytes that the head keeps of a sequence, with them.", "BYTES", label="head bytes"
