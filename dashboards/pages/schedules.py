@@ -166,14 +166,14 @@ def _needs(form: OnPaper) -> list[Node]:
     if run is None:
         return []
     flops = None if run.speeds is None else run.speeds.flops_per_ns
-    said = [
+    lines = [
         "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
         "" if run.step is None or run.speeds is None else step_line(run.estimate, run.step, run.speeds),
         context_line(run.estimate, run.link_speeds, flops),
     ]
     verdict = panel(
         "What it needs",
-        *(html.P(line) for line in said if line),
+        *(html.P(line) for line in lines if line),
         html.P(["The same on the command line: ", html.Code(form.command)], className="note"),
         note=headline(run.estimate),
         id="plan-needs",

@@ -132,7 +132,7 @@ def empty(events: Events) -> Events:
 
 
 def unnamed(events: Events) -> Events:
-    """pytorch/kineto pull request 850: kernels of graphs, whose names only launches told."""
+    """pytorch/kineto pull request 850: kernels of graphs, whose names were read from their launches."""
     for kernel in middle(of(events, "kernel"), MANY):
         kernel["name"] = ""
     return events

@@ -63,8 +63,8 @@ def labels_of(events: Events, rows: Rows, calls: Rows, names: re.Pattern[str]) -
     is_kernel = events.category[rows] == Category.KERNEL
     named = is_kernel & events.named(names, rows)[events.name_id[rows]]
     unnamed = is_kernel & events.named(UNNAMED, rows)[events.name_id[rows]]
-    times = np.bincount(calls[calls >= 0], minlength=len(events))
-    launched = is_kernel & (calls >= 0) & (times[calls] == 1)  # of several with one number it is not known
+    _, number, times = np.unique(calls, return_inverse=True, return_counts=True)
+    launched = is_kernel & (calls >= 0) & (times[number] == 1)  # of several with one number it is not known
     is_range = events.named(_CALL)[events.name_id] & events.is_of(Category.CPU_OP, Category.ANNOTATION)
     inside = np.zeros(len(rows), dtype=np.bool_)
     inside[launched] = events.are_within(

@@ -36,12 +36,12 @@ def lacking_launches(events: Events, calls: Rows) -> Rows:
     """
     if np.count_nonzero(np.diff(events.correlation[calls]) <= 0) > _OUT_OF_ORDER * len(calls):
         return calls[:0]  # they number something else
-    codes = _codes_of_calls(events)
-    table = _ranges(events, calls, codes[calls])
+    codes = _codes_of_calls(events, calls)
+    launches = np.isin(calls, kernel_launches(events, device_rows(events))[0])
+    table = _ranges(events, calls, codes, launches)
     table = table[_have_unlike(table)]
     if table.empty:
         return calls[:0]
-    launches, _ = kernel_launches(events, device_rows(events))
     table = table.merge(_numbers_lacking(table, np.unique(codes[launches])), how="left", on=_KIND)
     found = table[table["lacking"] > 0]
     rows, times = found["row"].to_numpy(), found["lacking"].to_numpy(dtype=np.int64)
@@ -54,9 +54,8 @@ def _have_unlike(table: pd.DataFrame) -> Bool:
     like = sum(factor * table[name].to_numpy() for factor, name in zip(_FACTORS.tolist(), _LIKE, strict=True))
     _, number = np.unique(like, return_inverse=True)
     launches = table["launches"].to_numpy()
-    fewest, most = np.full((2, len(table)), launches.max(initial=0))
+    fewest, most = np.full(len(table), launches.max(initial=0)), np.zeros(len(table), dtype=np.int64)
     np.minimum.at(fewest, number, launches)
-    most[:] = 0
     np.maximum.at(most, number, launches)
     mixed: Bool = (fewest < most)[number]
     return mixed
@@ -66,23 +65,23 @@ _FACTORS = np.random.default_rng(0).integers(np.iinfo(np.int64).max, size=len(_L
 """Factors of a code of several columns."""
 
 
-def _ranges(events: Events, calls: Rows, code: Int64) -> pd.DataFrame:
+def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.DataFrame:
     """The program's ranges and the steady operators between two calls, by start: what of their calls was made and recorded.
 
     Columns: ``row``; ``name``, without numbers, as a code; ``made``, the number of calls from that before it to that behind it;
     ``around``, a code of these two for operators, 0 for the program's ranges; ``launches``, the number that was recorded in it;
-    ``code``, the sum of the codes of its recorded calls, each a ``code``.
+    ``code``, the sum of the codes of its recorded calls, each a ``code``; ``launches`` marks those that launch kernels.
     """
     is_operator = (events.category == Category.CPU_OP) & events.named(_STEADY)[events.name_id]
     ranges = np.flatnonzero(is_operator | (events.category == Category.ANNOTATION))
     begun, number = events.start_ns[calls], events.correlation[calls]
     first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
     known = np.flatnonzero((first > 0) & (beyond < len(calls)))
-    rows = device_rows(events)
-    without = np.sort(np.setdiff1d(events.correlation[rows], number))  # work of launches that are missing alone
+    without = np.sort(
+        np.setdiff1d(events.correlation[device_rows(events)], number)
+    )  # work of launches that are missing alone
     known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
     ranges, first, beyond = ranges[known], first[known], beyond[known]
-    launches = np.isin(calls, kernel_launches(events, rows)[0])
     total, count = np.append(0, np.cumsum(code)), np.append(0, np.cumsum(launches))
     return pd.DataFrame(
         {
@@ -110,11 +109,12 @@ def _numbers_lacking(table: pd.DataFrame, of_launches: Int64) -> pd.DataFrame:
     return most.reset_index()
 
 
-def _codes_of_calls(events: Events) -> Int64:
-    """A code of each call by its name and those of what it launched, 0 for what is no call: sums of codes tell sets of calls."""
+def _codes_of_calls(events: Events, calls: Rows) -> Int64:
+    """A code of each call by its name and those of what it launched: sums of codes tell sets of calls."""
     of_names = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
-    codes = np.where(events.category == Category.RUNTIME, of_names[events.name_id], 0)
+    codes: Int64 = of_names[events.name_id[calls]]
     rows = device_rows(events)
-    calls = launch_calls(events, rows)
-    np.add.at(codes, calls[calls >= 0], of_names[events.name_id[rows[calls >= 0]]])
+    launched_by = launch_calls(events, rows)
+    known = launched_by >= 0
+    np.add.at(codes, np.searchsorted(calls, launched_by[known]), of_names[events.name_id[rows[known]]])
     return codes
