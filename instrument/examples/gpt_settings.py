@@ -22,15 +22,23 @@ from instrument.examples.gpt_arguments import (
     DEFAULT_PREFETCH,
     DTYPES,
 )
+from instrument.examples.gpt_checks import (
+    OF_EQUAL_LAYERS,
+    check_axes,
+    check_balance,
+    check_clipping,
+    check_encoder,
+    check_numbers,
+    check_recompute,
+    leave_out,
+)
 from instrument.expert.forced import check_routes
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.gpt import NUM_BYTES, GptConfig, Recompute, RecomputeMethod, RecomputeModule
+from instrument.models.gpt import GptConfig, Recompute, RecomputeMethod, RecomputeModule
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
 from instrument.models.rank_form import RankForm
-from instrument.optim.adamw import WEIGHT_DECAY
-from instrument.optim.clipping import OptimizerSync, require_norm
 from instrument.optim.gradient_sync import Reduce
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.balance import LayerTimes, balance
@@ -86,17 +94,17 @@ class Settings:
 
 def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settings:
     """Check all arguments against each other and against the machine. Makes no process group."""
-    _check_numbers(options)
-    _check_clipping(options)
+    check_numbers(options)
+    check_clipping(options)
     order = read_order(options.order)
     shape = fit_shape(rank_info.world, options.pp, options.dp, options.cp, options.tp, order, options.ep, options.etp)
     model = _make_model(options)
-    _check_axes(options, shape.pp)
+    check_axes(options, shape.pp)
     layout, exchange = ContextLayout(options.cp_layout), KeyExchange(options.cp_comm_type)
     parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses, layout, exchange)
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads, model.experts)
     if model.encoder_layers:
-        _check_encoder(options, shape)
+        check_encoder(options, shape)
         check_parallel(shape, parallel, model.source_length, model.heads, model.num_kv_heads)
     if model.experts is not None:
         check_layers(model.experts, model.layers, model.hidden, shape.etp)
@@ -107,7 +115,7 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     plan = lower(plan)
     preset = _apply_preset(options, plan)
     layer_partition = _partition_layers(options, plan, RankForm.of(model, options.microbatch_size, shape, parallel))
-    _check_recompute(options)
+    check_recompute(options)
     is_sleeping = bool(options.sleep_forward or options.sleep_backward or options.sleep_rows)
     check_faults(options.fault, rank_info.world, plan, is_sleeping=is_sleeping)
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
@@ -141,18 +149,8 @@ def _lengths(options: argparse.Namespace, shape: MeshShape, parallel: ParallelOp
         )
     if not options.negotiate:
         raise UsageError("--variable-seq-lengths: a rank learns from a message's shape how long it is; add --negotiate")
-    _leave_out(options, "--variable-seq-lengths", "is for one length of all", "experts", *_OF_EQUAL_LAYERS)
+    leave_out(options, "--variable-seq-lengths", "is for one length of all", "experts", *OF_EQUAL_LAYERS)
     return Lengths(shortest, options.seq, multiple, options.seed)
-
-
-_OF_EQUAL_LAYERS = ("balance", "layer_times", "recompute_microbatches_beyond")
-
-
-def _leave_out(options: argparse.Namespace, flag: str, why: str, *others: str) -> None:
-    """Refuse options that do not go with another one."""
-    for name in others:
-        if getattr(options, name) not in (None, False, 0):
-            raise UsageError(f"{flag} with --{name.replace('_', '-')}, which {why}; leave out one")
 
 
 def _documents(options: argparse.Namespace, shape: MeshShape) -> Documents | None:
@@ -168,18 +166,9 @@ def _documents(options: argparse.Namespace, shape: MeshShape) -> Documents | Non
         raise UsageError(
             f"--packed with --cp {shape.cp}: ranks of cp share whole sequences, not documents; leave out one"
         )
-    others = ("variable_seq_lengths", "encoder_layers", *_OF_EQUAL_LAYERS)
-    _leave_out(options, "--packed", "is for sequences of one document each", *others)
+    others = ("variable_seq_lengths", "encoder_layers", *OF_EQUAL_LAYERS)
+    leave_out(options, "--packed", "is for sequences of one document each", *others)
     return Documents(shortest, options.seq, options.seed)
-
-
-def _check_encoder(options: argparse.Namespace, shape: MeshShape) -> None:
-    if shape.cp > 1:
-        raise UsageError(
-            f"--encoder-layers with --cp {shape.cp}: ranks of cp share one causal sequence, and a decoder attends over another "
-            "one; leave one out"
-        )
-    _leave_out(options, "--encoder-layers", "takes all layers for equal", *_OF_EQUAL_LAYERS)
 
 
 def _apply_preset(options: argparse.Namespace, plan: Plan) -> str:
@@ -208,37 +197,6 @@ def _flag(name: str, value: object) -> str:
     return f"--{option if value else f'no-{option}'}" if isinstance(value, bool) else f"--{option} {value}"
 
 
-def _check_numbers(options: argparse.Namespace) -> None:
-    for name in ("steps", "microbatch_size", "eval_interval", "eval_iters"):
-        if (count := getattr(options, name)) is not None and count < 1:
-            raise UsageError(f"--{name.replace('_', '-')} is {count}; expected at least 1")
-    if options.eval_iters is not None and options.eval_interval is None:
-        raise UsageError(
-            "--eval-iters says how many batches an evaluation has; say when there is one with --eval-interval"
-        )
-    if options.eval_interval is not None and options.optimizer_sync == OptimizerSync.POST_VALIDATION:
-        raise UsageError(
-            "--eval-interval: with --optimizer-sync post-validation an update is not certain until the next step; use "
-            "--optimizer-sync synchronous"
-        )
-    if options.vocabulary < NUM_BYTES:
-        raise UsageError(f"--vocabulary is {options.vocabulary}; expected at least {NUM_BYTES}, one id for each byte")
-    if options.make_vocab_size_divisible_by < 1:
-        raise UsageError(
-            f"--make-vocab-size-divisible-by is {options.make_vocab_size_divisible_by}; expected at least 1"
-        )
-    if min(options.sleep_forward, options.sleep_backward, options.sleep_rows) < 0:
-        raise UsageError("--sleep-forward, --sleep-backward and --sleep-rows take milliseconds from 0 up")
-    if options.sleep_head and not (options.sleep_per_layer and 0 < options.sleep_head < math.inf):
-        raise UsageError(
-            f"--sleep-head is {options.sleep_head}; expected more than 0 times what a layer sleeps, with --sleep-per-layer"
-        )
-    if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
-        raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
-    if not 0 < options.lr < 1 / WEIGHT_DECAY:
-        raise UsageError(f"--lr is {options.lr}; expected more than 0 and less than {1 / WEIGHT_DECAY:g}")
-
-
 def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -> tuple[range, ...]:
     """The layers of every stage, by the options; with --balance a partition that is replaced once times are measured."""
     layout = Layout(
@@ -248,7 +206,7 @@ def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -
         options.first_layers,
         options.last_layers,
     )
-    _check_balance(options, layout)
+    check_balance(options, layout)
     layers, stages = options.layers, plan.chain_length
     split = None if layout == Layout() else layout.layers(layers, stages, plan.placement[:stages])
     layer_partition = partition(layers, stages, split)
@@ -323,41 +281,6 @@ def _read_modules(text: str | None) -> tuple[RecomputeModule, ...]:
         raise UsageError(f"--recompute-modules is {text!r}; expected one or several of {expected}") from None
 
 
-def _check_axes(options: argparse.Namespace, pp: int) -> None:
-    """Refuse options of an axis that has one rank: they would change nothing."""
-    for name in ("sequence_parallel", "overlap", "scatter_gather_tensors"):
-        value, name = getattr(options, name), f"--{name.replace('_', '-')}"
-        if value and options.tp == 1:
-            raise UsageError(
-                f"{name} is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave {name} out"
-            )
-    if options.scatter_gather_tensors and pp == 1:
-        raise UsageError(
-            "--scatter-gather-tensors is for messages between the ranks of pp, which is 1; give it 2 or more with --pp, or leave "
-            "--scatter-gather-tensors out"
-        )
-    if options.scatter_gather_tensors and (options.sequence_parallel or options.negotiate):
-        other = "sequence-parallel" if options.sequence_parallel else "negotiate"
-        why = "sends parts already" if options.sequence_parallel else "tells shapes of whole activations"
-        raise UsageError(f"--scatter-gather-tensors with --{other}, which {why}; leave out one of them")
-    if options.ulysses > 1 and options.cp == 1:
-        raise UsageError(
-            f"--ulysses is {options.ulysses} and cp is 1; it says how many ranks of cp exchange heads: give --cp a multiple of "
-            f"{options.ulysses}"
-        )
-
-    ring = options.cp // max(options.ulysses, 1)
-    for name, value, usual in (
-        ("--cp-comm-type", options.cp_comm_type, KeyExchange.P2P),
-        ("--cp-layout", options.cp_layout, ContextLayout.BALANCED),
-    ):
-        if value != usual and ring <= 1:
-            raise UsageError(
-                f"{name} {value} is for the ranks of cp that exchange no heads, of which there is {max(ring, 1)}; give --cp a "
-                f"larger multiple of --ulysses, or leave {name} out"
-            )
-
-
 def _bucket_bytes(value: float | None) -> int:
     mebibytes = DEFAULT_BUCKET_MB if value is None else value
     if not 2**-20 <= mebibytes < math.inf:
@@ -367,56 +290,6 @@ def _bucket_bytes(value: float | None) -> int:
     return int(mebibytes * 2**20)
 
 
-def _check_balance(options: argparse.Namespace, layout: Layout) -> None:
-    if options.experts is not None and (options.balance or options.layer_times is not None):
-        raise UsageError(
-            "--balance and --layer-times take all layers for equal, and layers with experts are not; use --split"
-        )
-    if options.balance and options.layer_times is not None:
-        raise UsageError("--balance measures what --layer-times reads from a file; give one of the two")
-    if (options.balance or options.layer_times is not None) and layout != Layout():
-        raise UsageError("--balance and --layer-times partition the layers by time; leave out --split, counts and ends")
-    if options.save_layer_times is not None and not options.balance:
-        raise UsageError("--save-layer-times writes what --balance measures; give both")
-    if options.save_layer_times is not None and not Path(options.save_layer_times).resolve().parent.is_dir():
-        raise UsageError(f"--save-layer-times is {options.save_layer_times}, whose folder does not exist; make it")
-
-
-def _check_recompute(options: argparse.Namespace) -> None:
-    for name, granularity in (
-        ("method", Recompute.FULL),
-        ("num_layers", Recompute.FULL),
-        ("modules", Recompute.SELECTIVE),
-    ):
-        if getattr(options, f"recompute_{name}") is not None and options.recompute != granularity:
-            flag = f"--recompute-{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is for --recompute {granularity}, and that is {options.recompute}; leave it out")
-    if options.recompute_num_layers is not None and options.recompute_num_layers < 1:
-        raise UsageError(f"--recompute-num-layers is {options.recompute_num_layers}; expected at least 1")
-    is_block = options.recompute_method == RecomputeMethod.BLOCK
-    if is_block and (
-        options.balance or options.layer_times is not None or (options.experts and options.expert_every > 1)
-    ):
-        raise UsageError(
-            "--recompute-method block recomputes some layers alone, and --balance, --layer-times and --expert-every take all for "
-            "equal; use uniform, or --split"
-        )
-    num_unrecomputed = options.recompute_microbatches_beyond
-    if num_unrecomputed is None:
-        return
-    if num_unrecomputed < 0:
-        raise UsageError(
-            f"--recompute-microbatches-beyond is {num_unrecomputed}; expected 0 or more outstanding microbatches"
-        )
-    if options.experts is not None and (options.expert_every > 1 or len(options.experts) > 1):
-        raise UsageError(
-            "--recompute-microbatches-beyond takes all layers for equal; give equally many --experts to each of them, or "
-            "leave it out"
-        )
-    if options.recompute == Recompute.FULL:
-        raise UsageError("--recompute full recomputes every microbatch; give none or selective for those within")
-
-
 def _prefetch_depth(options: argparse.Namespace, mode: Mode, calls: Calls) -> int:
     if options.prefetch is None:
         return 0 if options.negotiate or mode is Mode.BLOCKING or calls is not Calls.PLAN else DEFAULT_PREFETCH
@@ -424,13 +297,6 @@ def _prefetch_depth(options: argparse.Namespace, mode: Mode, calls: Calls) -> in
         raise UsageError("--negotiate learns a shape only when its message comes; use --prefetch 0")
     depth: int = options.prefetch
     return depth
-
-
-def _check_clipping(options: argparse.Namespace) -> None:
-    if options.clip_grad:
-        require_norm(options.clip_grad)
-    elif options.optimizer_sync == OptimizerSync.POST_VALIDATION:
-        raise UsageError("--optimizer-sync post-validation validates the gradient norm; give it one with --clip-grad")
 
 
 def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
