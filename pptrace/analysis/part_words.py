@@ -161,7 +161,7 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "data": (
         "loading of data",
-        "have the next batch ready before its step begins: more workers, prefetching, pinned memory, caches",
+        "have the next batch ready before its step begins: more workers (num_workers), prefetching, pinned memory, caches",
     ),
     "barrier": ("barrier", "take it out of the loop"),
     "evaluation": ("evaluation", "evaluate less often, or with fewer batches"),
@@ -195,6 +195,24 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
     "overlap": ("pipelines of two steps at once", ""),
 }
 """(name, advice) of the parts outside the pipeline; "" of one that is no finding."""
+
+
+IDLE_WORDS: Mapping[str, PartWords] = {
+    "DATA": PartWords("data", "loading of data", advice=OUTSIDE_WORDS["data"][1], takes="load data"),
+    "CHECKPOINT": PartWords(
+        "checkpoint", "checkpoint", advice=OUTSIDE_WORDS["checkpoint"][1], takes="write a checkpoint"
+    ),
+    "LOGGING": PartWords("logging", "logging", advice=OUTSIDE_WORDS["logging"][1], takes="log"),
+    "GC": PartWords(
+        GARBAGE_COLLECTION,
+        GARBAGE_COLLECTION,
+        advice=OUTSIDE_WORDS["garbage_collection"][1],
+        takes="collect garbage",
+    ),
+}
+"""Words for what hosts do in ranges of these kinds while their ranks, in steps without a pipeline, have nothing else to do; the
+label is the cause of its finding.
+"""
 
 
 def words_of_part(step: StepReport, name: str) -> PartWords:

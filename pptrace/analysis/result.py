@@ -137,6 +137,8 @@ class RankStep:
     Of steps without a pipeline ``between_operators_ns`` is the part of the bubble in which a host without a device ran no
     operator and neither posted nor waited for communication, ``late_ns`` the time in which the others waited for this rank alone,
     ``late_in_transfer_ns`` of it that in which another collective was transferred, which is exposed communication of the others.
+    ``idle_spans`` is by kind the part of its bubble in which a range says what its host did (``DATA``, ``CHECKPOINT``,
+    ``LOGGING``, ``GC``): of a device a part of ``launch_starved_ns``, of a host without one of ``between_operators_ns``.
 
     ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that
     it needs were not recorded; ``synchronisations`` None where no launches were.
@@ -172,6 +174,7 @@ class RankStep:
     between_operators_ns: int | None = None
     late_ns: int | None = None
     late_in_transfer_ns: int | None = None
+    idle_spans: Mapping[str, int] | None = None
 
 
 _CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host")

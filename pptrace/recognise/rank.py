@@ -196,7 +196,7 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     repeats = RepeatedSteps()
     if not (has_steps or is_labelled):
         repeats = steps_of_loop(trace.events, captures, work, has_captured=bool(capturing))
-    if not (has_steps or is_labelled or repeats.on_device):  # the ranges of data, checkpoints and the like in them
+    if not (has_steps or is_labelled):  # the ranges of data, checkpoints and the like in them
         table = with_named_ranges(concat_tables([repeats.ranges, repeats.spans]), trace.events)
         spans = table[~rows_among(table["kind"], ("STEP",))].reset_index(drop=True)
         repeats = replace(repeats, spans=spans)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity, StepReport
 from pptrace.analysis.steps.host_idle import synchronisations_of_windows
@@ -22,6 +23,7 @@ from pptrace.slices import Slice
 from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.known import known
+from tests.support.optional import not_none
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
     BYTES,
@@ -107,6 +109,26 @@ def test_the_first_finding_and_the_verdict_are_about_launching(starved: Analysis
         rank.host.launch_starved_ns for rank in only_step(starved).ranks if rank.host is not None
     )
     assert report.verdict.startswith("The bubble is not your problem: the devices wait for the host to launch.")
+
+
+def test_a_host_that_loads_data_meanwhile_is_told_to_load_it_sooner() -> None:
+    """In a pipeline too: each gap but its first and last ns."""
+
+    def loading(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
+        middles = [at + (done.start + done.end) // 2 for done in run.computes(rank)]
+        name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        ranges = [Event(Category.ANNOTATION, name, middle + 1, middle + GAP - 1) for middle in middles]
+        return [*starved_events(run, rank, pipeline, step, at), *ranges]
+
+    report = analysed(replace(record(build("1f1b", P, M), steps=3), events=loading)).report
+    ranks = [rank for step in report.steps for rank in step.ranks]
+    assert [rank.idle_spans for rank in ranks] == [{"DATA": 2 * M * (GAP - 2)}] * len(ranks)
+    first = next(finding for finding in report.findings if finding.severity is not Severity.INFO)
+    starved = sum(not_none(rank.host).launch_starved_ns for rank in ranks)
+    share = len(ranks) * 2 * M * (GAP - 2) / starved
+    assert first.evidence["idle_spans"] == {"DATA": share}
+    assert first.detail.startswith(f"{share:.0%} of it while hosts load data: have the next batch ready")
+    assert verdict_lines(report).first.startswith("Have the next batch ready before its step begins")
 
 
 def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_have() -> None:

@@ -9,12 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.findings.plain import plain_host_findings, with_synchronisations
+from pptrace.analysis.findings.plain import (
+    idle_span_findings,
+    plain_host_findings,
+    ranks_of_known_hosts,
+    with_idle_spans,
+    with_synchronisations,
+)
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
-from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
-from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.part_words import IDLE_WORDS, SLOW_RANK_ALIKE, WORDS
+from pptrace.analysis.result import Finding, MissingEvidence, RankStep, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
 from pptrace.analysis.stragglers.detectors import Study
@@ -60,13 +66,15 @@ def find(
         )
         for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
-    apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = explained_steps(steps, series)
-    series = _without_explained(series, study, _of_outside(steps, others))
+    plain = [step for step in steps if not step.has_pipeline]
+    of_spans = [] if explained else list(idle_span_findings(plain))
+    series = _without_explained(series, study, _of_outside(steps, others) + _of_idle_spans(plain, of_spans))
     of_series = list(findings_of_series(series, steps)) if series else []
     if not explained:
-        plain = [step for step in steps if not step.has_pipeline and step.step not in apart]
-        of_hosts = (*_host_without_pipeline(plain), *plain_host_findings(plain))
+        apart = {outlier.step for outlier in series.outliers} if series else set()
+        plain = [step for step in plain if step.step not in apart]
+        of_hosts = (*of_spans, *_host_without_pipeline(plain), *plain_host_findings(plain))
         rest = (*of_series, *others, *of_hosts, *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
     shares = Shares.of(steps, mean_length(explained))
@@ -92,7 +100,7 @@ def find(
         if cause == "imbalance" and where and any(STRAGGLER in kinds.findings for kinds in missing):
             finding = replace(finding, detail=f"{finding.detail}{SLOW_RANK_ALIKE}")
         finding = _with_axes(finding, explained, losses.get("communication"))
-        named.append(with_synchronisations(finding, explained))
+        named.append(with_synchronisations(with_idle_spans(finding, explained), explained))
     structural = [_structural(losses["structural"], shares, schedule)] if "structural" in losses else []
     structural = [finding for finding in structural if finding.evidence["share"] >= _LEAST_FILL]
     unordered = (*of_reasons, *named, *of_series, *others, *structural)
@@ -235,20 +243,29 @@ def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...
 
 def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
     """The finding on launching in steps without a pipeline: the mean over the ranks of what their devices waited for it, without
-    that of a rank while others waited for it.
+    that of a rank while others waited for it. Ranks of which that is not known are taken for such as the others.
     """
-    known = [step for step in steps if step.ranks and all(rank.host is not None for rank in step.ranks)]
+    known = [step for step in steps if 2 * len(ranks_of_known_hosts(step)) > len(step.ranks)]
     if not known:
         return ()
-    starved = [
-        sum(max(rank.host.launch_starved_ns - (rank.late_ns or 0), 0) for rank in step.ranks if rank.host is not None)
-        // len(step.ranks)
-        for step in known
-    ]
+    waits = [list(map(_waits_for_launches, ranks_of_known_hosts(step))) for step in known]
+    starved = [sum(of_ranks) // len(of_ranks) for of_ranks in waits]
     loss = _Loss("host", np.array(starved, dtype=np.int64), {})
     span = sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step in known)
     finding = _finding(loss, Shares(None, span // len(known)), {})
-    return () if finding is None else (with_synchronisations(finding, known),)
+    if finding is None:
+        return ()
+    num_known, num_ranks = min(map(len, waits)), max(len(step.ranks) for step in known)
+    if num_known < num_ranks:
+        finding = replace(finding, detail=f"known of {num_known} of {num_ranks} ranks; {finding.detail}")
+    return (with_synchronisations(finding, known),)
+
+
+def _waits_for_launches(rank: RankStep) -> int:
+    """Time that a device waited for launches, ns, without that in which a range says what its host did, or others waited."""
+    assert rank.host is not None
+    named = sum((rank.idle_spans or {}).values())
+    return max(rank.host.launch_starved_ns - max(named, rank.late_ns or 0), 0)
 
 
 _OF_SPLIT_BACKWARDS = ("zb", "v-half", "v-min", "dualpipe")
@@ -283,6 +300,18 @@ def _of_outside(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Cou
     of_steps = np.array([sum(part.ns for part in step.outside or () if part.part in named) for step in known])
     more = of_steps - int(np.median(of_steps)) if len(known) else of_steps
     return Counter(dict(zip((step.step for step in known), more.tolist(), strict=True)))
+
+
+def _of_idle_spans(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Counter[int]:
+    """The time, ns, that each step has more than is usual of what hosts do while ranks wait, as far as that has a finding."""
+    causes = {finding.evidence["cause"] for finding in findings}
+    named = [kind for kind, words in IDLE_WORDS.items() if words.label in causes]
+    of_steps = [
+        max((sum((rank.idle_spans or {}).get(kind, 0) for kind in named) for rank in step.ranks), default=0)
+        for step in steps
+    ]
+    usual = int(np.median(of_steps)) if steps else 0
+    return Counter({step.step: max(ns - usual, 0) for step, ns in zip(steps, of_steps, strict=True)})
 
 
 def _without_explained(series: StepSeries | None, study: Study, outside: Counter[int]) -> StepSeries | None:

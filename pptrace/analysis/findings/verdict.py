@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
-from pptrace.analysis.part_words import OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, RankStep, Severity, StepReport
 from pptrace.analysis.whole_run import OUTSIDE
@@ -115,6 +115,13 @@ def _advice(finding: Finding, step: StepReport) -> str:
         stage = finding.evidence["where"]["stage"]
         return f"look at the host, clocks and neighbours of stage {stage}'s rank, before layers are moved: {same}"
     of_part = words_of_part(step, str(finding.evidence.get("reason") or finding.evidence.get("cause"))).advice
+    kind, most = next(iter(finding.evidence.get("idle_spans", {}).items()), ("", 0.0))
+    if most > _MOST_OF_IT:
+        return IDLE_WORDS[kind].advice
+    if of_span := next(
+        (words for words in IDLE_WORDS.values() if words.phrase == finding.evidence.get("reason")), None
+    ):
+        return of_span.advice
     if of_part and not {"step", "steps"} & finding.evidence.keys():
         return of_part
     return finding.detail.rpartition("; ")[2] if "; " in finding.detail else finding.detail.partition(": ")[2]
@@ -191,7 +198,7 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
     bubble = _sum([rank.bubble_ns for rank in ranks])
     if compute is None or not window:
         return f"{length}; what it was spent on is not known."
-    starved = _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks]) or 0
+    starved = sum(rank.host.launch_starved_ns for rank in ranks if rank.host is not None)
     # Windows are the pipelines' spans: what is outside of them is a part of the step by itself.
     window = round(window * (step.length_ns or 1) / (step.span_ns or 1)) if step.outside is not None else window
     sums: dict[str, int] = {}
@@ -199,29 +206,42 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
         name = _name(step, f"{OUTSIDE}{part.part}")
         sums[name] = sums.get(name, 0) + part.ns
     outside = {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
+    idle_in = {kind: sum((rank.idle_spans or {}).get(kind, 0) for rank in ranks) for kind in IDLE_WORDS}
+    of_spans = {IDLE_WORDS[kind].phrase: ns / window for kind, ns in idle_in.items() if ns}
+    named = sum(idle_in.values())
+    starved = max(starved - named, 0)
     if exposed is None or bubble is None:
         communicating = _communicating(ranks)
         launching = min(starved, window - compute - (communicating or 0))
-        shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **outside}
+        shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **of_spans, **outside}
         first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
         if communicating is not None:
             shares[_WITH_WAITING] = communicating / window
-            shares[_GAPS] = (window - compute - communicating - launching) / window
+            shares[_GAPS] = (window - compute - communicating - launching - named) / window
             return f"{first}{length}: {_shares_text(shares)}{largest}."
         rest = "the rest is waiting and exposed communication, which these traces do not separate"
         return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
     shares = {"compute": compute / window, "exposed communication": exposed / window}
     if step.has_pipeline:
         return f"{length}: {_shares_text(shares | {'bubble': bubble / window} | outside)}{largest}."
+    shares |= of_spans
+    bubble -= named
     launching = min(starved, bubble)
     between = _sum([rank.between_operators_ns for rank in ranks])
     if between is None:
         shares[_rest_name(step, num_ranks)] = (bubble - launching) / window
     else:
-        shares |= {BETWEEN_OPERATORS: between / window, "waiting for other ranks": (bubble - between) / window}
+        shares |= {
+            BETWEEN_OPERATORS: (between - named) / window,
+            "waiting for other ranks": (bubble - between + named) / window,
+        }
     shares[_WAITING_FOR_LAUNCHES] = launching / window
-    rules = launching >= max(_RULES * window, exposed, bubble - launching)
-    first = _LAUNCHING if rules else ""
+    kind, most = max(idle_in.items(), key=lambda item: item[1])
+    first = ""
+    if launching >= max(_RULES * window, exposed, bubble - launching, most):
+        first = _LAUNCHING
+    elif step.has_devices and most >= max(_RULES * window, exposed, bubble):
+        first = f"The devices wait while hosts {IDLE_WORDS[kind].takes}. "
     return f"{first}{length}: {_shares_text(shares)}{largest}."
 
 

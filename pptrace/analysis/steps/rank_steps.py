@@ -16,8 +16,8 @@ from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankSt
 from pptrace.analysis.steps.communication import summarise_steps
 from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.steps.op_rows import OpRows
-from pptrace.intervals import lengths_within, merge
-from pptrace.model.device_idle import with_host_waits
+from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
+from pptrace.model.device_idle import HostIdle, with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.recognise.device.work import NO_DEVICE, breakdowns
@@ -116,6 +116,7 @@ def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) ->
     stages, filled = ops["stage"], first_op[1:] > first_op[:-1]
     if filled.any():
         lowest[filled] = np.minimum.reduceat(np.where(stages >= 0, stages, none), first_op[:-1][filled])
+    hosts = host_of_steps(windows, data, held_up_op(ops))
     columns: dict[str, Sequence[Any]] = {
         "stage": masked(lowest, lowest < none),
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
@@ -126,7 +127,10 @@ def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) ->
         "comms": comms_of_steps(comms, comm_window, windows, data),
         "spans": durations_of_steps(rows.spans, windows),
         "device": device_of_steps(windows, data),
-        **host_of_steps(windows, data, held_up_op(ops)),
+        **hosts,
+        "idle_spans": idle_spans_of_steps(
+            rows.spans, times, np.zeros(len(windows.steps), dtype=np.bool_), hosts["host"]
+        ),
         "peak_in_flight": peaks_in_flight(ops, op_window, len(windows.steps)),
         "ops": [
             OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
@@ -307,6 +311,30 @@ def host_of_steps(
         "host": [None if lacking else host for host, lacking in zip(hosts, lacks, strict=True)],
         "synchronisations": [None if lacking else one for one, lacking in zip(synchronisations, lacks, strict=True)],
     }
+
+
+_IDLE_KINDS = ("GC", "DATA", "CHECKPOINT", "LOGGING")
+"""Ranges that say why a host launches nothing; of two around one moment the first one counts."""
+
+
+def idle_spans_of_steps(
+    spans: Slice, times: TimesInWindows, of_operators: Mask, hosts: Sequence[HostIdle | None]
+) -> list[dict[str, int] | None]:
+    """The time of each window in which the rank had nothing to do while its host was in a range, by its kind, ns; None where it
+    is neither known what its device waited for (``hosts``), nor when operators ran.
+    """
+    lane, seen = times.lane, EMPTY
+    busy = merge(lane.compute, lane.not_overlapped, lane.exposed)
+    totals: list[dict[str, int]] = [{} for _ in hosts]
+    for kind in _IDLE_KINDS:
+        rows = spans.where(spans.among("kind", (kind,)))
+        ranges = subtract(union(rows["start_ns"], rows["end_ns"]), seen)
+        seen = merge(seen, ranges)
+        idle = subtract(ranges, busy) if lane.idle is None else intersect(ranges, lane.idle.launch_starved)
+        for total, ns in zip(totals, lengths_within(idle, times.start_ns, times.end_ns).tolist(), strict=True):
+            total.update({kind: ns} if ns else {})
+    known = zip(totals, hosts, of_operators.tolist(), strict=True)
+    return [total if host is not None or is_known else None for total, host, is_known in known]
 
 
 def memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from pptrace.analysis.part_words import IDLE_WORDS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankDevice, RankStep, StepReport
 from pptrace.model import units
@@ -69,15 +70,16 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
     grouped = any(len(group.ranks) > 1 for group in groups)
     rest = "bubble" if step.has_pipeline else "rest"
     has_between = any(rank.between_operators_ns is not None for rank in step.ranks)
-    between = ("between operators ms",) if has_between else ()
-    times = ("compute ms", "exposed comm ms", f"{rest} ms", "of window", *between)
+    kinds = [kind for kind in IDLE_WORDS if any((rank.idle_spans or {}).get(kind) for rank in step.ranks)]
+    of_rest = (*["between operators ms"] * has_between, *(f"{IDLE_WORDS[kind].phrase} ms" for kind in kinds))
+    times = ("compute ms", "exposed comm ms", f"{rest} ms", "of window", *of_rest)
     if grouped:
         columns: tuple[str, ...] = ("stage", "ranks", *times, "most compute", "")
     elif step.has_pipeline:
         columns = ("rank", "stage", *times, "")
     else:
         columns = ("rank", "step ms", *times, "")
-    rows = [_rank_row(group, step, grouped=grouped, has_between=has_between) for group in groups]
+    rows = [_rank_row(group, step, kinds, grouped=grouped, has_between=has_between) for group in groups]
     title = "Stages, means over their ranks" if grouped else "Ranks"
     return ReportTable(
         "ranks",
@@ -89,7 +91,9 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
     )
 
 
-def _rank_row(group: _RankGroup, step: StepReport, *, grouped: bool, has_between: bool) -> tuple[Cell, ...]:
+def _rank_row(
+    group: _RankGroup, step: StepReport, kinds: Sequence[str], *, grouped: bool, has_between: bool
+) -> tuple[Cell, ...]:
     first, window, bubble = group.ranks[0], group.mean("window_ns"), group.mean("bubble_ns")
     compute, exposed = group.mean("compute_ns"), group.mean("exposed_comm_ns")
     parts = [("compute", compute)]
@@ -104,6 +108,9 @@ def _rank_row(group: _RankGroup, step: StepReport, *, grouped: bool, has_between
         cells.append(units.text(first.stage) if step.has_pipeline else units.milliseconds(first.window_ns))
     cells += [*map(units.milliseconds, (compute, exposed, bubble)), units.percent(share(bubble, window))]
     cells += [units.milliseconds(group.mean("between_operators_ns"))] if has_between else []
+    for kind in kinds:
+        idle = (None if rank.idle_spans is None else rank.idle_spans.get(kind, 0) for rank in group.ranks)
+        cells.append(units.milliseconds(mean(idle)))
     if grouped:
         measured = [rank for rank in group.ranks if rank.compute_ns is not None]
         most = max(measured, key=lambda rank: rank.compute_ns or 0, default=None)

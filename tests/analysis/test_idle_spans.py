@@ -1,0 +1,153 @@
+"""Idle time of ranks while a range says what their hosts do: loading of data, checkpoints, logging, garbage collection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.analysis.findings.verdict import verdict_lines
+from pptrace.analysis.report import Report
+from pptrace.model.device_idle import HostIdle
+from pptrace.report.tables import Amount
+from pptrace.report.tables.ranks import ranks_table
+from pptrace.workflow.load import load
+from tests.analysis.test_plain_findings import MS, findings_of, rank_of, step_of
+from tests.support.optional import not_none
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto_tb_plugin" / "worker0.1623143089861.pt.trace.json.gz"
+ROUND = 1_000
+"""Length of a step, µs."""
+
+
+def report_of(folder: Path, *rounds: Sequence[tuple[str, int, int]], steps: bool = True, device: bool = True) -> Report:
+    """The report on steps of 1,000 µs, each with ranges (name, begin, length in µs) and work in the last 500 of them.
+
+    On the device three kernels, each launched 10 µs before it starts; without one operators of the same times. With ``steps``
+    ranges name them; without, a step with ranges takes 3,000 µs longer, all of it before its work.
+    """
+    events: list[dict[str, Any]] = []
+
+    def add(category: str, name: str, begin: int, length: int, thread: int = 1, **args: object) -> None:
+        known = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": length, "pid": 1, "tid": thread}
+        events.append(known | {"args": args})
+
+    at = 10_000
+    for number, ranges in enumerate(rounds):
+        if steps:
+            add("user_annotation", f"ProfilerStep#{number}", at, ROUND)
+        for name, begin, length in ranges:
+            add("user_annotation", name, at + begin, length)
+        at += 0 if steps or not ranges else 3_000
+        for index, (name, begin) in enumerate((("gemm", 500), ("elementwise_kernel", 750), ("reduce_kernel", 960))):
+            length, call = (30 if begin == 960 else 200), 10 * number + index + 1
+            node = "autograd::engine::evaluate_function: MulBackward0" if index == 1 else f"aten::{name}"
+            add("cpu_op", node, at + begin - 12 * device, 11 if device else length)
+            if device:
+                add("cuda_runtime", "cudaLaunchKernel", at + begin - 10, 5, correlation=call)
+                add("kernel", name, at + begin, length, 7, correlation=call, device=0, stream=7)
+        add("user_annotation", "Optimizer.step#SGD.step", at + 940, 15)
+        at += ROUND
+    trace = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (folder / "rank0.json").write_text(json.dumps(trace))
+    return load([folder / "rank0.json"], cache=False).report
+
+
+def test_a_device_waits_for_data_only_while_nothing_is_launched(tmp_path: Path) -> None:
+    """The loader runs from 40 to 440, the device is idle from 0 to 500 of each step but the 10 µs of the last launch."""
+    report = report_of(tmp_path, *[[(LOADER, 40, 400)]] * 4)
+    rank = report.steps[1].ranks[0]
+    assert rank.idle_spans == {"DATA": 400_000}
+    starved = not_none(rank.host).launch_starved_ns
+    assert starved > 500_000
+    found, host = report.findings
+    assert found.title == "Loading of data: 40.0% of the step is device idle time while hosts load data"
+    assert (found.gain_ns, found.evidence["cause"], found.evidence["reason"]) == (400_000, "data", "loading of data")
+    assert host.gain_ns == starved - 400_000
+    assert report.verdict.startswith("The devices wait while hosts load data. ")
+    assert "40% loading of data" in report.verdict
+    lines = verdict_lines(report)
+    assert lines.first.startswith("Have the next batch ready before its step begins: more workers (num_workers)")
+    assert "loading of data ms" in ranks_table(report.steps[1], Amount.WHOLE).columns
+
+
+def test_what_is_loaded_while_the_device_computes_costs_nothing(tmp_path: Path) -> None:
+    report = report_of(tmp_path, *[[(LOADER, 510, 180), (LOADER, 760, 150)]] * 4)
+    assert [rank.idle_spans for step in report.steps for rank in step.ranks] == [{}] * 4
+    assert "data" not in {finding.evidence["cause"] for finding in report.findings}
+
+
+def test_of_ranges_around_one_moment_one_counts(tmp_path: Path) -> None:
+    """A collection of 100 µs inside the loading of 300; a checkpoint and logging behind it."""
+    ranges = [(LOADER, 20, 300), ("gc.collect", 120, 100), ("save_checkpoint", 330, 60), ("logging", 400, 40)]
+    (step, *_) = report_of(tmp_path, *[ranges] * 3).steps
+    assert step.ranks[0].idle_spans == {"GC": 100_000, "DATA": 200_000, "CHECKPOINT": 60_000, "LOGGING": 40_000}
+
+
+def test_on_a_host_alone_it_is_a_part_of_the_time_between_operators(tmp_path: Path) -> None:
+    report = report_of(tmp_path, *[[(LOADER, 40, 400)]] * 4, device=False)
+    rank = report.steps[1].ranks[0]
+    assert (rank.idle_spans, rank.between_operators_ns) == ({"DATA": 400_000}, 570_000)
+    titles = [finding.title for finding in report.findings]
+    assert titles == [
+        "Loading of data: 40.0% of the step has no operator running while hosts load data",
+        "Host: 17.0% of the step is between operators (Python, input)",
+    ]
+    assert "40% loading of data, 17% between operators" in report.verdict
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_steps_that_nothing_marks_have_it_and_are_no_outliers_for_it(device: bool, tmp_path: Path) -> None:
+    """Every fourth step waits 3 ms for data: their length has a reason, and the usual step has none of it."""
+    rounds = [[(LOADER, 100, 2_900)] if number % 4 == 2 else [] for number in range(16)]
+    report = report_of(tmp_path, *rounds, steps=False, device=device)
+    steps = report.steps[: -1 if device else None]  # no work follows the last one
+    lengths = [step.length_ns or 0 for step in steps]
+    assert sorted(set(lengths)) == [1_000_000, 4_000_000]
+    loaded = [(step.ranks[0].idle_spans or {}).get("DATA", 0) for step in steps]
+    assert [ns == 2_900_000 for ns in loaded] == [length == 4_000_000 for length in lengths]
+    causes = [finding.evidence["cause"] for finding in report.findings]
+    assert (causes[0], "unexplained" in causes) == ("data", False)
+    share = sum(loaded) / sum(step.length_ns or 0 for step in report.steps)
+    assert report.findings[0].title.startswith(f"Loading of data: {share:.1%} of all steps ")
+
+
+def test_steps_that_are_long_for_a_reason_are_no_outliers() -> None:
+    def steps(kind: str) -> list[Any]:
+        lengths = [100, 100, 104, 98, 102, 100, 101, 99, 100, 400]
+        return [
+            step_of(
+                rank_of(between=20 + ms - 98, idle_spans={kind: (ms - 98) * MS}, bubble_ns=(ms - 30) * MS), number=at
+            )
+            for at, ms in enumerate(lengths)
+        ]
+
+    (found, *_) = findings_of(*steps("DATA"))
+    assert found.evidence["cause"] == "data"
+    assert found.detail.startswith("302.0 ms of step 9, 2.0 of the median one: ")
+
+
+def test_a_rank_that_loads_longer_comes_last_for_that() -> None:
+    spans = [{"idle_spans": {"DATA": ms * MS}} for ms in (5, 25)]
+    (found,) = findings_of(*[step_of(rank_of(0, 8, 0, **spans[0]), rank_of(1, 28, 20, **spans[1]))] * 2)[:1]
+    assert found.detail.endswith(": it is 25.0 ms in loading of data, the others 5.0")
+
+
+def test_ranks_whose_launches_are_not_known_hide_nothing_of_the_others() -> None:
+    known = [rank_of(number, host=HostIdle(40 * MS, 0, 0), idle_spans={"DATA": 10 * MS}) for number in range(3)]
+    data, host = sorted(findings_of(*[step_of(*known, rank_of(3))] * 2), key=lambda finding: finding.gain_ns or 0)
+    assert (data.gain_ns, host.gain_ns) == (10 * MS, 30 * MS)
+    assert host.detail.startswith("known of 3 of 4 ranks; ")
+    assert findings_of(*[step_of(known[0], rank_of(1), rank_of(2))] * 2) == ()
+
+
+@pytest.mark.skipif(not KINETO.is_file(), reason="the public real traces are not beside this checkout")
+def test_a_public_trace_that_waits_for_its_loader_says_so() -> None:
+    """``resnet50_num_workers_0`` of torch's profiler for TensorBoard, whose page says: high cost on input data loading."""
+    report = load([KINETO], cache=False).report
+    assert report.findings[0].evidence["cause"] == "data"
+    assert 0.3 < report.findings[0].evidence["share"] < 0.36
