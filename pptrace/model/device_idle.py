@@ -38,6 +38,8 @@ class IdleTime:
     Disjoint, and together all time without device work: ``launch_starved`` (the host had not launched the next work),
     ``blocking`` (nor could it, because it was waiting for communication), ``dependency`` (the next work had been launched and
     waited for others), ``unknown`` (its launch was not recorded). ``reason`` is why none of them is known, "" where they are.
+    ``between_operators`` is when no thread of the host ran an operator or called the runtime for a millisecond or more, whatever
+    the device did; None where no operators were recorded.
     """
 
     launch_starved: Int64 = field(default_factory=lambda: EMPTY)
@@ -46,6 +48,7 @@ class IdleTime:
     unknown: Int64 = field(default_factory=lambda: EMPTY)
     synchronisations: Synchronisations = field(default_factory=Synchronisations)
     reason: str = ""
+    between_operators: Int64 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
         blocking=clock.to_common_clock(rank, idle.blocking),
         dependency=clock.to_common_clock(rank, idle.dependency),
         unknown=clock.to_common_clock(rank, idle.unknown),
+        between_operators=None
+        if idle.between_operators is None
+        else clock.to_common_clock(rank, idle.between_operators),
     )
     return with_host_waits(moved, host_waits(comms))
 

@@ -151,3 +151,16 @@ def test_a_public_trace_that_waits_for_its_loader_says_so() -> None:
     report = load([KINETO], cache=False).report
     assert report.findings[0].evidence["cause"] == "data"
     assert 0.3 < report.findings[0].evidence["share"] < 0.36
+
+
+def test_a_device_whose_host_runs_no_operator_for_long_waits_for_python(tmp_path: Path) -> None:
+    """Every other step has 3 ms of something that no range of a known kind names; the usual gaps of 0.5 ms are launching."""
+    rounds = [[("tokenize", 100, 2_900)] if number % 2 else [] for number in range(12)]
+    report = report_of(tmp_path, *rounds, steps=False)
+    steps = report.steps[:-1]  # no work follows the last one
+    between = [step.ranks[0].between_operators_ns for step in steps]
+    # From the last operator's end, 1 µs before its kernel, which takes 30, to the next step's first operator.
+    assert set(between) == {0, 1_000 * (1 + 4_488 - 990)}
+    found = next(finding for finding in report.findings if "reason" in finding.evidence)
+    assert found.title == f"Host: {found.evidence['share']:.1%} of the step is between operators (Python, input)"
+    assert found.detail.startswith("the device is idle, and the host runs no operator for a millisecond or more; ")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pptrace.analysis.findings.find import find
-from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES
+from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES, LAUNCHED_WORK, WITH_WAITING
 from pptrace.analysis.result import Finding, RankStep, ScheduleSummary, StepReport
 from pptrace.analysis.steps.plain_steps import NO_PIPELINE
 from pptrace.model.device import DeviceBreakdown
@@ -103,3 +104,34 @@ def test_a_device_that_waits_for_a_late_host_is_counted_once() -> None:
     ranks = rank_of(0, None, 0, host=HostIdle(6 * MS, 0, 0)), rank_of(1, None, 38, host=HostIdle(42 * MS, 0, 0))
     late, host = findings_of(*[step_of(*ranks)] * 2)
     assert (late.gain_ns, host.gain_ns) == (38 * MS, (6 + 42 - 38) * MS // 2)
+
+
+def device_of(compute: int, communication: int) -> DeviceBreakdown:
+    return DeviceBreakdown(0, 100 * MS, 90 * MS, compute * MS, communication * MS, 0, 10 * MS, 0.0)
+
+
+@pytest.mark.parametrize(("communication", "is_found"), [(10, True), (9, False)])
+def test_communication_of_a_rank_whose_others_have_no_trace_is_a_finding_without_a_gain(
+    communication: int, is_found: bool
+) -> None:
+    rank = rank_of(exposed_comm_ns=None, bubble_ns=None)
+    rank = replace(rank, device=device_of(30, communication))
+    found = findings_of(*[step_of(rank)] * 2)
+    assert [(f.evidence["cause"], f.evidence["reason"], f.gain_ns) for f in found] == (
+        [("communication", WITH_WAITING, None)] if is_found else []
+    )
+    if is_found:
+        assert found[0].title.startswith("Communication: 10.0% of the step is communication that no compute hides")
+        assert found[0].detail.endswith("; record all ranks (--profile-ranks all)")
+    separated = replace(rank, exposed_comm_ns=5 * MS)
+    assert all(
+        f.evidence["reason"] != WITH_WAITING for f in findings_of(*[step_of(separated)] * 2) if "reason" in f.evidence
+    )
+
+
+@pytest.mark.parametrize(("dependency", "is_found"), [(10, True), (9, False)])
+def test_a_device_that_is_idle_with_launched_work_is_a_finding_without_a_gain(dependency: int, is_found: bool) -> None:
+    found = findings_of(*[step_of(rank_of(host=HostIdle(0, 0, dependency * MS)))] * 2)
+    assert [f.evidence["reason"] for f in found] == ([LAUNCHED_WORK] if is_found else [])
+    unknown = rank_of(1, host=None)
+    assert findings_of(*[step_of(rank_of(host=HostIdle(0, 0, 50 * MS)), unknown)] * 2) == ()

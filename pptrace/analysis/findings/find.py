@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.findings.plain import (
+    device_findings,
     idle_span_findings,
+    of_ranks,
     plain_host_findings,
-    ranks_of_known_hosts,
     with_idle_spans,
     with_synchronisations,
 )
@@ -74,7 +75,7 @@ def find(
     if not explained:
         apart = {outlier.step for outlier in series.outliers} if series else set()
         plain = [step for step in plain if step.step not in apart]
-        of_hosts = (*of_spans, *_host_without_pipeline(plain), *plain_host_findings(plain))
+        of_hosts = (*of_spans, *_host_without_pipeline(plain), *plain_host_findings(plain), *device_findings(plain))
         rest = (*of_series, *others, *of_hosts, *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
     shares = Shares.of(steps, mean_length(explained))
@@ -242,30 +243,28 @@ def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...
 
 
 def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
-    """The finding on launching in steps without a pipeline: the mean over the ranks of what their devices waited for it, without
-    that of a rank while others waited for it. Ranks of which that is not known are taken for such as the others.
-    """
-    known = [step for step in steps if 2 * len(ranks_of_known_hosts(step)) > len(step.ranks)]
+    """The finding on launching in steps without a pipeline: what devices waited for it while their hosts ran operators."""
+    known = [(step, ns) for step in steps if (ns := of_ranks(step, _waits_for_launches)) is not None]
     if not known:
         return ()
-    waits = [list(map(_waits_for_launches, ranks_of_known_hosts(step))) for step in known]
-    starved = [sum(of_ranks) // len(of_ranks) for of_ranks in waits]
-    loss = _Loss("host", np.array(starved, dtype=np.int64), {})
-    span = sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step in known)
+    loss = _Loss("host", np.array([ns for _, ns in known], dtype=np.int64), {})
+    span = sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step, _ in known)
     finding = _finding(loss, Shares(None, span // len(known)), {})
     if finding is None:
         return ()
-    num_known, num_ranks = min(map(len, waits)), max(len(step.ranks) for step in known)
-    if num_known < num_ranks:
+    of_steps = [step for step, _ in known]
+    num_known = min(sum(rank.host is not None for rank in step.ranks) for step in of_steps)
+    if num_known < (num_ranks := max(len(step.ranks) for step in of_steps)):
         finding = replace(finding, detail=f"known of {num_known} of {num_ranks} ranks; {finding.detail}")
-    return (with_synchronisations(finding, known),)
+    return (with_synchronisations(finding, of_steps),)
 
 
-def _waits_for_launches(rank: RankStep) -> int:
-    """Time that a device waited for launches, ns, without that in which a range says what its host did, or others waited."""
-    assert rank.host is not None
-    named = sum((rank.idle_spans or {}).values())
-    return max(rank.host.launch_starved_ns - max(named, rank.late_ns or 0), 0)
+def _waits_for_launches(rank: RankStep) -> int | None:
+    """Time that a device waited for launches while its host ran operators, ns; None where it is not known."""
+    if rank.host is None:
+        return None
+    named = sum((rank.idle_spans or {}).values()) if rank.between_operators_ns is None else rank.between_operators_ns
+    return rank.host.launch_starved_ns - named
 
 
 _OF_SPLIT_BACKWARDS = ("zb", "v-half", "v-min", "dualpipe")

@@ -18,7 +18,7 @@ import numpy as np
 
 from pptrace.analysis.findings.steps import finding_of
 from pptrace.analysis.part_words import IDLE_WORDS
-from pptrace.analysis.result import Finding, RankStep, StepReport, typical_of
+from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typical_of
 from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_ANYWHERE, gain_interval
 from pptrace.model.device_idle import SyncSummary
 from pptrace.model.tables import Int64
@@ -38,68 +38,120 @@ def plain_host_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
 
 
 def _between_operators(steps: Sequence[StepReport], mean_span: float) -> Iterator[Finding]:
-    of_steps = [[rank.between_operators_ns for rank in step.ranks] for step in steps]
-    known = [[ns for ns in of_step if ns is not None] for of_step in of_steps]
-    if not all(of_step and len(of_step) == len(every) for of_step, every in zip(known, of_steps, strict=True)):
+    of_steps = [of_ranks(step, between_operators_ns) for step in steps]
+    known = [ns for ns in of_steps if ns is not None]
+    if len(known) < len(of_steps) or not _is_finding(lost := np.array(known, dtype=np.int64), mean_span):
         return
-    named = [[sum((rank.idle_spans or {}).values()) for rank in step.ranks] for step in steps]
-    lost = np.array([min(np.subtract(*of_step)) for of_step in zip(known, named, strict=True)], dtype=np.int64)
-    if not _is_finding(lost, mean_span):
-        return
-    who = "" if len(known[0]) == 1 else "every rank has at least as much: "
+    if any(step.has_devices for step in steps):
+        what = "the device is idle, and the host runs no operator for a millisecond or more"
+    else:
+        who = "" if len(steps[0].ranks) == 1 else "every rank has at least as much: "
+        what = f"{who}no operator and no communication runs"
     yield _finding(
         lost,
         mean_span,
         "Host: {share:.1%} of the step is between operators (Python, input)",
-        f"{who}no operator and no communication runs; look at data loading, logging and Python between operators, at sleeps and "
-        "locks, and at other work on the machine's cores",
+        f"{what}; look at data loading, logging and Python between operators, at sleeps and locks, and at other work on the "
+        "machine's cores",
         {"cause": "host", "where": {}, "reason": BETWEEN_OPERATORS},
     )
 
 
-def idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
-    """Findings on what hosts do while their ranks have nothing else to do, in steps without a pipeline: of devices the mean over
-    the ranks, without that of a rank while others waited for it; of hosts alone what every rank has.
+def between_operators_ns(rank: RankStep) -> int | None:
+    """Time of a rank between operators, ns, without that in which a range says what its host did; None where it is not known."""
+    return (
+        None if rank.between_operators_ns is None else rank.between_operators_ns - sum((rank.idle_spans or {}).values())
+    )
+
+
+def idle_in_range(kind: str) -> Callable[[RankStep], int | None]:
+    """The time in which a rank had nothing to do but what ranges of a kind name, ns, as a figure of it; None: not known."""
+    return lambda rank: None if rank.idle_spans is None else rank.idle_spans.get(kind, 0)
+
+
+def of_ranks(step: StepReport, of_rank: Callable[[RankStep], int | None]) -> int | None:
+    """Time that a step gets back without what its ranks have of something, ns: of devices the mean, without that of a rank while
+    others waited for it, of hosts alone the least. Few ranks of which it is not known are taken for such as the others; None of
+    more.
     """
-    known = [step for step in steps if 2 * len(_ranks_of_known_spans(step)) > len(step.ranks)]
-    span, typical = sum(step.length_ns or 0 for step in known), typical_of(steps)
-    for kind, words in IDLE_WORDS.items() if span else ():
-        of_steps = np.array([_idle_in(step, kind) for step in known], dtype=np.int64)
-        if not _is_finding(of_steps, span / len(known)):
+    known = [(ns, rank.late_ns or 0) for rank in step.ranks if (ns := of_rank(rank)) is not None]
+    if not step.has_devices:
+        return min(ns for ns, _ in known) if known and len(known) == len(step.ranks) else None
+    return sum(max(ns - late, 0) for ns, late in known) // len(known) if 2 * len(known) > len(step.ranks) else None
+
+
+def idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
+    """Findings on what hosts do, as ranges say, while their ranks have nothing else to do, in steps without a pipeline."""
+    typical, length = typical_of(steps), sum(step.length_ns or 0 for step in steps)
+    for kind, words in IDLE_WORDS.items() if length else ():
+        of_steps = np.array([of_ranks(step, idle_in_range(kind)) or 0 for step in steps], dtype=np.int64)
+        if not _is_finding(of_steps, length / len(steps)):
             continue
-        most, share = known[int(of_steps.argmax())], int(of_steps.sum()) / span
-        is_rare = typical in known and _idle_in(typical, kind) < _FAR_LESS * share * (typical.length_ns or 0)
-        of = "all steps" if is_rare else "the step"
-        devices = "is device idle time" if any(step.has_devices for step in known) else "has no operator running"
-        longest = (
-            f"{of_steps.max() / 1e6:,.1f} ms of step {most.step}, {np.median(of_steps) / 1e6:,.1f} of the median one"
-        )
+        most, share = steps[int(of_steps.argmax())], int(of_steps.sum()) / length
+        of_typical = 0 if typical is None else of_ranks(typical, idle_in_range(kind)) or 0
+        is_rare = typical is not None and of_typical < _FAR_LESS * share * (typical.length_ns or 0)
+        devices = "is device idle time" if any(step.has_devices for step in steps) else "has no operator running"
+        usual = f"{np.median(of_steps) / 1e6:,.1f} of the median one"
         yield finding_of(
             of_steps,
-            f"{words.phrase.capitalize()}: {share:.1%} of {of} {devices} while hosts {words.takes}",
-            f"{longest}: {words.advice}",
+            f"{words.phrase.capitalize()}: {share:.1%} of {'all steps' if is_rare else 'the step'} {devices} while hosts "
+            f"{words.takes}",
+            f"{of_steps.max() / 1e6:,.1f} ms of step {most.step}, {usual}: {words.advice}",
             {"cause": words.label, "where": {}, "reason": words.phrase, "share": share},
         )
 
 
 _FAR_LESS = 0.5
+WITH_WAITING = "communication with waiting"
+LAUNCHED_WORK = "launched work that waits"
+_LARGE = 0.1
 
 
-def ranks_of_known_hosts(step: StepReport) -> list[RankStep]:
-    """The ranks of a step of which it is known what their devices waited for."""
-    return [rank for rank in step.ranks if rank.host is not None]
+def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
+    """Findings on what devices do in a tenth of the steps or more, of which nothing tells what would be won back: communication
+    of ranks whose others have no trace, and idle time of devices though their next work had been launched.
+    """
+    known = [step for step in steps if step.ranks and step.length_ns]
+    words = {
+        WITH_WAITING: (
+            "communication",
+            "Communication: {:.1%} of the step is communication that no compute hides, with the waiting in it",
+            "how much of it is waiting for ranks that have no trace only their traces tell; record all ranks "
+            "(--profile-ranks all)",
+        ),
+        LAUNCHED_WORK: (
+            "unexplained",
+            "Device: {:.1%} of the step the device is idle though its next work had been launched",
+            "what that waited for was not recorded: an event, another process on the device, a copy by the network card, or work "
+            "that the recorder lost; look at the largest gaps in the timeline of pptrace dashboard",
+        ),
+    }
+    for reason, (cause, title, detail) in words.items():
+        of_steps = [_mean_over_ranks(step, reason) for step in known]
+        share = sum(of_steps) / max(sum(step.length_ns or 0 for step in known), 1)
+        if share >= _LARGE:
+            evidence = {"cause": cause, "where": {}, "reason": reason, "share": share}
+            yield Finding(Severity.WARNING, title.format(share), detail, None, evidence)
 
 
-def _ranks_of_known_spans(step: StepReport) -> list[RankStep]:
-    return [rank for rank in step.ranks if rank.idle_spans is not None]
+def _mean_over_ranks(step: StepReport, reason: str) -> int:
+    """Time of the mean rank of a step for one of these reasons, ns; 0 where it is not known of all ranks."""
+    if reason == LAUNCHED_WORK:
+        of_ranks = [None if rank.host is None else rank.host.dependency_ns for rank in step.ranks]
+    elif any(rank.exposed_comm_ns is not None for rank in step.ranks):
+        return 0
+    else:
+        of_ranks = [communicating_ns(rank) for rank in step.ranks]
+    times = [ns for ns in of_ranks if ns is not None]
+    return sum(times) // len(times) if len(times) == len(of_ranks) else 0
 
 
-def _idle_in(step: StepReport, kind: str) -> int:
-    """Time of a step in which its ranks had nothing to do but what a range of this kind names, ns."""
-    idle = [((rank.idle_spans or {}).get(kind, 0), rank.late_ns or 0) for rank in _ranks_of_known_spans(step)]
-    if step.has_devices:
-        return sum(max(ns - late, 0) for ns, late in idle) // len(idle)
-    return min(ns for ns, _ in idle)
+def communicating_ns(rank: RankStep) -> int | None:
+    """Time in which the device of a rank only communicates or waits inside of that, ns; None where its device work is not what
+    the rank computed.
+    """
+    device = rank.device
+    return None if device.compute_ns is None or device.compute_ns != rank.compute_ns else device.communication_ns
 
 
 def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Iterator[Finding]:
@@ -148,13 +200,9 @@ def _instead(steps: Sequence[StepReport], number: int) -> str:
     return f": it is {own / 1e6:,.1f} ms {name}, the others {others / 1e6:,.1f}"
 
 
-def _idle_in_range(kind: str) -> Callable[[RankStep], int | None]:
-    return lambda rank: None if rank.idle_spans is None else rank.idle_spans.get(kind, 0)
-
-
 _INSTEAD: Mapping[str, Callable[[RankStep], int | None]] = {
-    **{f"in {words.phrase}": _idle_in_range(kind) for kind, words in IDLE_WORDS.items()},
-    "between operators (Python, input)": lambda rank: rank.between_operators_ns,
+    **{f"in {words.phrase}": idle_in_range(kind) for kind, words in IDLE_WORDS.items()},
+    "between operators (Python, input)": between_operators_ns,
     "in compute": lambda rank: rank.compute_ns,
 }
 """What a late rank may do longer than others, ns: of two that tell as much the first one."""

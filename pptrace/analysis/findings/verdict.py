@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pptrace.analysis.findings.plain import communicating_ns
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
-from pptrace.analysis.result import Finding, RankDevice, RankStep, Severity, StepReport
+from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.whole_run import OUTSIDE
 
 _WORTH_NAMING = 0.02
@@ -50,6 +51,10 @@ def verdict_lines(report: Report) -> VerdictLines:
     root = next((root for root, _ in in_groups(report.root_causes, report.findings) if root is not None), None)
     if not actionable:
         if root is None:
+            for number, found in enumerate(report.findings):
+                if found.gain_ns is None and found.evidence.get("share", 0) >= _RULES:
+                    first = f"{_capital(_advice(found, step))}; what that saves is not known.{few}"
+                    return VerdictLines(made_of, f"{found.title}.", first, number)
             return VerdictLines(made_of, "", f"{_of_the_schedule(report)}{few}")
         return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}.{few}")
     below = [entry for entry in actionable if root is not None and entry[1].evidence.get(FOLLOWS_FROM) == root.name]
@@ -206,12 +211,16 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
         name = _name(step, f"{OUTSIDE}{part.part}")
         sums[name] = sums.get(name, 0) + part.ns
     outside = {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
-    idle_in = {kind: sum((rank.idle_spans or {}).get(kind, 0) for rank in ranks) for kind in IDLE_WORDS}
-    of_spans = {IDLE_WORDS[kind].phrase: ns / window for kind, ns in idle_in.items() if ns}
+    idle_in = {
+        words.phrase: sum((rank.idle_spans or {}).get(kind, 0) for rank in ranks) for kind, words in IDLE_WORDS.items()
+    }
+    between = _sum(rank.between_operators_ns for rank in ranks if rank.host is not None or not step.has_devices)
+    idle_in[BETWEEN_OPERATORS] = max((between or 0) - sum(idle_in.values()), 0)
+    of_spans = {name: ns / window for name, ns in idle_in.items() if ns}
     named = sum(idle_in.values())
     starved = max(starved - named, 0)
     if exposed is None or bubble is None:
-        communicating = _communicating(ranks)
+        communicating = _sum(map(communicating_ns, ranks))
         launching = min(starved, window - compute - (communicating or 0))
         shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **of_spans, **outside}
         first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
@@ -227,21 +236,20 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
     shares |= of_spans
     bubble -= named
     launching = min(starved, bubble)
-    between = _sum([rank.between_operators_ns for rank in ranks])
-    if between is None:
-        shares[_rest_name(step, num_ranks)] = (bubble - launching) / window
-    else:
-        shares |= {
-            BETWEEN_OPERATORS: (between - named) / window,
-            "waiting for other ranks": (bubble - between + named) / window,
-        }
+    if all(rank.host is not None for rank in ranks) and num_ranks > 1:
+        launched = min(sum(rank.host.dependency_ns for rank in ranks if rank.host is not None), bubble - launching)
+        shares[_LAUNCHED] = launched / window
+        bubble -= launched
+    rest = _rest_name(step, num_ranks) if step.has_devices or between is None else "waiting for other ranks"
+    shares[rest] = (bubble - launching) / window
     shares[_WAITING_FOR_LAUNCHES] = launching / window
-    kind, most = max(idle_in.items(), key=lambda item: item[1])
+    name, most = max(idle_in.items(), key=lambda item: item[1])
     first = ""
     if launching >= max(_RULES * window, exposed, bubble - launching, most):
         first = _LAUNCHING
     elif step.has_devices and most >= max(_RULES * window, exposed, bubble):
-        first = f"The devices wait while hosts {IDLE_WORDS[kind].takes}. "
+        does = {words.phrase: words.takes for words in IDLE_WORDS.values()}
+        first = f"The devices wait while hosts {does.get(name, 'run no operator')}. "
     return f"{first}{length}: {_shares_text(shares)}{largest}."
 
 
@@ -252,17 +260,9 @@ def _rest_name(step: StepReport, num_ranks: int) -> str:
     return _GAPS if step.has_devices else "waiting for input and Python"
 
 
+_LAUNCHED = "devices idle though work was launched"
 _GAPS = "copies and gaps between kernels"
 _WITH_WAITING = "communication that no compute hides, with the waiting in it"
-
-
-def _communicating(ranks: Sequence[RankStep]) -> int | None:
-    """Time in which the devices of these ranks only communicate or wait inside of that, ns; None where their device work is not
-    what the ranks computed.
-    """
-    if any(rank.device.compute_ns is None or rank.device.compute_ns != rank.compute_ns for rank in ranks):
-        return None
-    return _sum([rank.device.communication_ns for rank in ranks])
 
 
 def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:
@@ -404,9 +404,9 @@ def _largest(findings: Sequence[Finding], step: StepReport) -> str:
     return f"{_WON_BACK}{_ms(gain)} ms a step {what}" if gain > 0 else ""
 
 
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _ms(ns: int) -> str:

@@ -29,7 +29,7 @@ from pptrace.analysis.steps.rank_steps import (
     device_of_steps,
     durations_of_steps,
     host_of_steps,
-    idle_spans_of_steps,
+    idle_by_host,
     lacks_work,
     masked,
     memory_of_steps,
@@ -169,14 +169,12 @@ def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> l
     late_in_transfer = None if late is None else intersect(late, data.lanes[rank].transfer)
     has_times = ~lacks_work(windows, data)
     hosts = host_of_steps(windows, data)
-    of_operators = has_times & data.lanes[rank].of_operators
     columns: dict[str, Sequence[Any]] = {
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
         "compute_ns": masked(times.compute_ns, has_times),
         "exposed_comm_ns": masked(times.exposed_ns, known),
         "bubble_ns": masked(times.bubble_ns, known),
-        "between_operators_ns": masked(times.least_bubble_ns, of_operators),
-        "idle_spans": idle_spans_of_steps(rows.spans, times, of_operators, hosts["host"]),
+        **idle_by_host(rows.spans, times, has_times & data.lanes[rank].of_operators, hosts["host"]),
         "late_ns": masked(_late_ns(windows, late), has_matches),
         "late_in_transfer_ns": masked(_late_ns(windows, late_in_transfer), has_matches),
         "comms": comms_of_steps(comms, comm_window, windows, data),

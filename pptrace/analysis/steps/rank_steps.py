@@ -128,9 +128,9 @@ def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) ->
         "spans": durations_of_steps(rows.spans, windows),
         "device": device_of_steps(windows, data),
         **hosts,
-        "idle_spans": idle_spans_of_steps(
-            rows.spans, times, np.zeros(len(windows.steps), dtype=np.bool_), hosts["host"]
-        ),
+        "idle_spans": idle_by_host(rows.spans, times, np.zeros(len(known), dtype=np.bool_), hosts["host"])[
+            "idle_spans"
+        ],
         "peak_in_flight": peaks_in_flight(ops, op_window, len(windows.steps)),
         "ops": [
             OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
@@ -317,24 +317,35 @@ _IDLE_KINDS = ("GC", "DATA", "CHECKPOINT", "LOGGING")
 """Ranges that say why a host launches nothing; of two around one moment the first one counts."""
 
 
-def idle_spans_of_steps(
+def idle_by_host(
     spans: Slice, times: TimesInWindows, of_operators: Mask, hosts: Sequence[HostIdle | None]
-) -> list[dict[str, int] | None]:
-    """The time of each window in which the rank had nothing to do while its host was in a range, by its kind, ns; None where it
-    is neither known what its device waited for (``hosts``), nor when operators ran.
+) -> dict[str, list[Any]]:
+    """What a rank's host did in each window while the rank had nothing to do: the time in its ranges by kind, and what of the
+    window is between operators, ns.
+
+    Args:
+        of_operators: where the operators of a host without a device tell what it computed.
+        hosts: what a device waited for, None where that is not known.
     """
-    lane, seen = times.lane, EMPTY
+    lane, named = times.lane, EMPTY
     busy = merge(lane.compute, lane.not_overlapped, lane.exposed)
     totals: list[dict[str, int]] = [{} for _ in hosts]
     for kind in _IDLE_KINDS:
         rows = spans.where(spans.among("kind", (kind,)))
-        ranges = subtract(union(rows["start_ns"], rows["end_ns"]), seen)
-        seen = merge(seen, ranges)
+        ranges = subtract(union(rows["start_ns"], rows["end_ns"]), named)
+        named = merge(named, ranges)
         idle = subtract(ranges, busy) if lane.idle is None else intersect(ranges, lane.idle.launch_starved)
         for total, ns in zip(totals, lengths_within(idle, times.start_ns, times.end_ns).tolist(), strict=True):
             total.update({kind: ns} if ns else {})
-    known = zip(totals, hosts, of_operators.tolist(), strict=True)
-    return [total if host is not None or is_known else None for total, host, is_known in known]
+    between, on_device = times.least_bubble_ns, np.array([host is not None for host in hosts], dtype=np.bool_)
+    if lane.idle is not None and lane.idle.between_operators is not None:
+        paused = intersect(merge(lane.idle.between_operators, named), lane.idle.launch_starved)
+        between, of_operators = lengths_within(paused, times.start_ns, times.end_ns), of_operators | on_device
+    is_known = (of_operators | on_device).tolist()
+    return {
+        "idle_spans": [total if known else None for total, known in zip(totals, is_known, strict=True)],
+        "between_operators_ns": masked(between, of_operators),
+    }
 
 
 def memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> dict[str, list[Any]]:

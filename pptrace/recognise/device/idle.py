@@ -47,6 +47,8 @@ _NEVER = np.iinfo(np.int64).max
 _LONG_AGO = 1 << 60
 """Time before its first work for which a device counts as idle, ns: before any window."""
 
+_PAUSE_NS = 1_000_000
+
 NO_LAUNCHES = "the trace holds no CUDA runtime calls, so that nothing tells when work was launched"
 
 
@@ -99,7 +101,21 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
         dependency=union(starved_until[known], ends[known]),
         unknown=_union_with(begins[~known], ends[~known], unknown_after),
         synchronisations=_synchronisations(events, synchronising, by_launcher, *gaps),
+        between_operators=_between_operators(events),
     )
+
+
+def _between_operators(events: Events) -> Int64 | None:
+    """Times of a millisecond or more without an operator or a runtime call on any thread: less is the Python of a model."""
+    is_operator = events.category == Category.CPU_OP
+    if not is_operator.any():
+        return None
+    rows = np.flatnonzero(is_operator | (events.category == Category.RUNTIME))
+    busy = union(events.start_ns[rows], events.ends_of(rows))
+    starts = np.append(events.start_ns[0], busy[:, 1])
+    ends = np.append(busy[:, 0], (events.start_ns + events.dur_ns).max())
+    are_long = ends - starts >= _PAUSE_NS
+    return np.stack((starts[are_long], ends[are_long]), axis=1)
 
 
 def _union_with(starts: Int64, ends: Int64, more: tuple[int, int]) -> Int64:

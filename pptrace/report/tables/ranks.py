@@ -29,6 +29,8 @@ from pptrace.model.report_table import (
 from pptrace.report.recording import as_recorded
 
 _PHASE_ROWS = 4
+_LEAST_BETWEEN = 0.01
+"""Part of a rank's step from which on the time between operators is shown of ranks with devices."""
 
 
 class _RankGroup(NamedTuple):
@@ -69,7 +71,9 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
     groups, left_out = _shortened(_groups(step, amount), amount)
     grouped = any(len(group.ranks) > 1 for group in groups)
     rest = "bubble" if step.has_pipeline else "rest"
-    has_between = any(rank.between_operators_ns is not None for rank in step.ranks)
+    least = _LEAST_BETWEEN if step.has_devices else 0.0
+    shares = [share(rank.between_operators_ns, rank.window_ns) for rank in step.ranks]
+    has_between = any(part is not None and part >= least for part in shares)
     kinds = [kind for kind in IDLE_WORDS if any((rank.idle_spans or {}).get(kind) for rank in step.ranks)]
     of_rest = (*["between operators ms"] * has_between, *(f"{IDLE_WORDS[kind].phrase} ms" for kind in kinds))
     times = ("compute ms", "exposed comm ms", f"{rest} ms", "of window", *of_rest)
