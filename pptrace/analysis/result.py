@@ -419,7 +419,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a person should know about a run."""
+    """Fact that a person should know about a run."""
 
     #: ``info`` (what the schedule itself costs; a long step that may have been the only one), ``warning`` (time to win back) or
     #: ``critical`` (the run does not follow its plan)
