@@ -16,7 +16,7 @@ class LayerLoad:
     """Load of one layer's experts in all steps of the report."""
 
     layer: int | None  #: its number in the model; null without counts
-    stage: int | None  #: its stage; null where ops name none
+    stage: int | None  #: its stage; null where ops name none; without calls along ep as ``predicted_bytes`` of ranks
     nth: int  #: number among the layers with experts of its stage, from 0
     #: tokens that chose each expert, dropped ones included, of ranks that counted them (``reasons`` names others); null without
     #: counts
@@ -28,7 +28,7 @@ class LayerLoad:
     chance_ratio: float | None
     idle_experts: int | None  #: experts that nobody chose; null as ``routes``
     dropped: int | None  #: routes that found no room in their expert's capacity; null as ``routes``
-    dropped_share: float | None  #: their share; null as ``routes``
+    dropped_share: float | None  #: their share of all routes; null as ``routes``
     #: most rows of a rank over the mean of its group (*overload factor*), the mean over microbatches; null where rows are not
     #: known
     rank_ratio: float | None
@@ -36,7 +36,7 @@ class LayerLoad:
     #: tokens all of whose routes were dropped: the residual connection (and a shared MLP) alone carries them on; null as
     #: ``routes``, and in traces of older versions
     dropped_tokens: int | None = None
-    dropped_tokens_share: float | None = None  #: their share; null as ``dropped_tokens``
+    dropped_tokens_share: float | None = None  #: their share of all tokens; null as ``dropped_tokens``
     least_ratio: float | None = None  #: routes of the expert with fewest over the mean; null as ``routes``
     #: standard deviation of the experts' routes over the mean; null as ``routes``
     deviation_ratio: float | None = None
@@ -148,7 +148,7 @@ class TrafficPair:
 
     source: int  #: global rank that has the tokens
     target: int  #: global rank whose experts compute them
-    rows: int  #: rows
+    rows: int  #: rows from the one to the other
     bytes: int | None  #: their bytes; null as ``away_bytes``
     share: float  #: share of all rows that the source sends to experts, its own included
 
