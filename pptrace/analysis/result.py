@@ -226,8 +226,8 @@ class RankStep:
     late_in_transfer_ns: int | None = None
     #: part of the bubble in which the rank had nothing to do while a range of its host says why, by the kind of the range
     #: (``DATA``, ``CHECKPOINT``, ``LOGGING``, ``GC``): with a device a part of ``launch_starved_ns``, without one of
-    #: ``between_operators_ns``; null with a device where ``host`` is; without one in a pipeline, or without operators; empty where
-    #: no such range ran
+    #: ``between_operators_ns``; null with a device where ``host`` is, without one in a pipeline or without operators; empty
+    #: without such ranges
     idle_spans: Mapping[str, int] | None = None
 
 

@@ -60,7 +60,13 @@ SUMS = {
 }
 """Keys of sums, objects that no type has, by their path."""
 FREE = {
-    *("clock.offsets_ns", "schedule.candidates.pp_ranks", "steps.ranks.spans", "steps.causes.where"),
+    *(
+        "clock.offsets_ns",
+        "schedule.candidates.pp_ranks",
+        "steps.ranks.spans",
+        "steps.ranks.idle_spans",
+        "steps.causes.where",
+    ),
     *("steps.outside.where", "step_series.outliers.differences.where", "step_series.changes.differences.where"),
     *("marked_steps.spans", "findings.evidence", "recording.settings"),
 }
