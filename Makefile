@@ -40,6 +40,7 @@ bench: $(STAMP)
 	@for script in tools/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 table: $(STAMP)
+	$(BIN)/python tools/report_page.py --write docs/report.md
 	$(BIN)/python tools/schedule_table.py --write docs/schedules.md
 	$(BIN)/python tools/coverage_table.py --write docs/coverage.md
 

@@ -1,6 +1,6 @@
 """The report of a run: its steps and findings, and what each question found.
 
-Each field is the JSON field of the same name, and None is its ``null``.
+Each field is the JSON field of the same name, and None is its ``null``. The comment beside it is its row in docs/report.md.
 """
 
 from __future__ import annotations
@@ -42,74 +42,82 @@ KERNELS_MISSING = "kernels are missing in the traces"
 class RecordedRank:
     """Figures of one rank in a recorded step, as in ``steps[].ranks[]``."""
 
-    rank: int
-    compute_ns: int | None
-    exposed_comm_ns: int | None
-    bubble_ns: int | None
-    host: HostIdle | None
+    rank: int  #: global rank
+    compute_ns: int | None  #: compute, likewise recorded; null as there
+    exposed_comm_ns: int | None  #: exposed communication; null as there
+    bubble_ns: int | None  #: bubble; null as there
+    host: HostIdle | None  #: reasons why the device was idle; null as there
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """Figures of one step as it was recorded, as in ``steps[]``."""
 
-    step: int
-    span_ns: int | None
-    period_ns: int | None
-    bubble_share: float | None
-    waterfall_ns: Waterfall | None
-    ranks: tuple[RecordedRank, ...]
+    step: int  #: number of the training step
+    span_ns: int | None  #: span of the pipeline; null as there
+    period_ns: int | None  #: time to the next step's start; null as there
+    bubble_share: float | None  #: bubble / window; null as ``share`` of the step's ``bubble``
+    waterfall_ns: Waterfall | None  #: parts of the span; null as those of the step's ``bubble``
+    ranks: tuple[RecordedRank, ...]  #: one entry per rank
 
 
 @dataclass(frozen=True, slots=True)
 class AsRecorded:
     """The report's main figures as they were recorded, where its own are those of the run without its recording."""
 
-    verdict: str
-    steps: tuple[RecordedStep, ...]
+    verdict: str  #: first sentence of the report
+    steps: tuple[RecordedStep, ...]  #: one entry per step
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Kind of damage or distortion of a recording: how much of it there is, of which ranks, in which steps.
+    """Kind of damage or distortion of a recording, as ``pptrace doctor PATH`` prints it."""
 
-    ``affects`` says which figures it makes null or wrong, and what was done about it, ``cure`` how to record without it.
-    """
-
-    kind: str
-    count: int
-    ranks: tuple[int, ...]
-    steps: tuple[int, ...]
-    affects: str
-    cure: str
+    kind: str  #: name of the kind
+    count: int  #: events of that kind; of ``missing_ranks`` ranks, of ``incomplete_steps`` steps
+    ranks: tuple[int, ...]  #: ranks concerned; empty where it is of the run
+    steps: tuple[int, ...]  #: steps in which it lies; empty where it is in none, or not known when it was
+    affects: str  #: figures that it makes null or wrong, and what was done about it
+    cure: str  #: way to record without it
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingReport:
-    """The typical step as it was recorded, measured without recording, and predicted by a replay without its cost.
+    """Effects of recording on a run. Lengths of steps are of the typical step: the median."""
 
-    ``low_ns`` to ``high_ns`` is the 90 % interval of the prediction, ``error`` predicted / unrecorded − 1, ``slowdown``
-    recorded / (unrecorded, else predicted). ``figures`` are whose figures the report has, ``unrecorded`` or ``recorded``.
-    ``reason`` says why nothing is predicted, None where something is. ``slowed_after`` is how much longer the steps after the
-    recording took than those before it (1: as long). ``audit`` is what the recorder got wrong.
-    """
-
+    #: step while it was recorded; null where the trace shows no step that begins and ends on all ranks
     recorded_step_ns: int | None = None
+    #: step without recording, as timed in the same run; null where nothing timed it: ``pptrace run`` does
     unrecorded_step_ns: int | None = None
+    #: recorded run replayed without what recording cost; null where that or a step's length is not known
     predicted_step_ns: int | None = None
-    low_ns: int | None = None
-    high_ns: int | None = None
-    error: float | None = None
+    low_ns: int | None = None  #: lower end of the prediction's 90 % interval; null as ``predicted_step_ns``
+    high_ns: int | None = None  #: upper end of it; null as ``predicted_step_ns``
+    error: float | None = None  #: ``predicted_step_ns`` / ``unrecorded_step_ns`` − 1; null where either is
+    #: ``recorded_step_ns`` / ``unrecorded_step_ns``, or, where that is null, / ``predicted_step_ns``; null where both are
     slowdown: float | None = None
+    #: cost of recording a host event (operator, range, call of the device's runtime), mean of the ranks; null where it is not
+    #: known
     cost_per_event_ns: float | None = None
+    #: ``measured`` (fitted to unrecorded steps of this run) or ``trace`` (judged from the trace alone); null as
+    #: ``cost_per_event_ns``
     cost_source: str | None = None
+    #: host events in a step, of the rank with most; null where the trace has no host events
     events_per_step: int | None = None
+    #: settings of the recorder, by torch's names of the options: ``record_shapes``, ``with_stack``, ``profile_memory``, …; empty
+    #: where the trace does not say
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: share of the predicted step in which a device did nothing, mean of the ranks with a device; of the recorded step where
+    #: nothing is predicted; null without a device
     device_idle_share: float | None = None
+    #: steps after the recording over those before it; null where either were not timed
     slowed_after: float | None = None
+    #: run that the figures of this report are of: ``unrecorded``, without its recording, or ``recorded``
     figures: str = "recorded"
+    #: main figures as they were recorded; null where ``figures`` is ``recorded``
     as_recorded: AsRecorded | None = None
-    reason: str | None = None
+    reason: str | None = None  #: reason why nothing is predicted; null where something is
+    #: mistakes of the recorder, an entry for each kind; empty of a recording that is whole
     audit: tuple[AuditEntry, ...] = ()
 
     @property
@@ -145,41 +153,66 @@ def answer_of(question: str, shown: int = 100) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    pptrace_version: str
-    inputs: tuple[InputInfo, ...]
-    framework: str
-    mesh: MeshSizes
-    schedule: ScheduleSummary
-    clock: ClockSummary
+    """The report of a run."""
+
+    pptrace_version: str  #: version of the program that wrote the report
+    inputs: tuple[InputInfo, ...]  #: one input for each rank that was read
+    framework: str  #: source of the ops' labels; without labels, who names process groups so; else ``unlabelled``
+    mesh: MeshSizes  #: sizes of the axes
+    schedule: ScheduleSummary  #: plan that the run followed
+    clock: ClockSummary  #: relation of the ranks' clocks
+    #: one per training step, in order; with ``--step`` only that one; empty where no step was recognised
     steps: tuple[StepReport, ...]
+    #: steps as their marks show them, one entry per rank and step; empty without marks of steps
     marked_steps: tuple[MarkedStep, ...]
-    device: tuple[RankDevice, ...]
+    device: tuple[RankDevice, ...]  #: device time of the whole trace, one entry per rank
+    #: facts to know first: a run off its plan, then warnings, then what is information (the structural part, single long steps),
+    #: the largest gain first; empty where nothing is worth a line
     findings: tuple[Finding, ...]
+    #: lines: what is wrong, null or estimated, what that means for the figures, what to do; empty where nothing is
     warnings: tuple[str, ...]
-    verdict: str = ""
-    """The report in one sentence (:mod:`pptrace.analysis.findings.verdict`)."""
+    verdict: str = ""  #: report in one sentence (:mod:`pptrace.analysis.findings.verdict`)
+    #: memory of every rank: peaks, microbatches in flight, predictions; null without steps
     memory: MemoryReport | None = field(default=None, metadata=answer_of("memory", shown=5))
+    #: verdict on a run that hung (:func:`pptrace.hang_diagnosis.verdict.as_json`); null unless flight-recorder dumps or a run
+    #: directory show a hang that has a verdict
     hang: Mapping[str, Any] | None = None
-    """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.verdict.as_json` writes it."""
+    #: lengths of training steps over the run: percentiles, outliers, changes of level; null where no training step's length is
+    #: known
     step_series: StepSeries | None = None
+    #: messages from rank to rank, all steps together: who was late, and how fast they were; the link with most waiting first;
+    #: empty without matched messages
     links: tuple[Link, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    #: ranks that come last to collectives; empty without matched collectives
     late_ranks: tuple[LateRank, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    #: slowdowns by workers, stages and kinds of work, a what-if study; null where no step has every op of a known plan, or the
+    #: ranks' times do not compare
     stragglers: Stragglers | None = field(default=None, metadata=answer_of("stragglers", shown=2))
+    #: peaks of the links between devices, and what collectives reach of them; null where no device communicated in a step
     interconnect: Interconnect | None = field(default=None, metadata=answer_of("links", shown=4))
+    #: collectives by size: latency and bandwidth, and what NCCL's kernels are named after; empty without collectives in
+    #: comparable steps
     collectives: tuple[CollectiveSpeed, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    #: kinds of findings that this run does not show, and why; empty where there is enough of everything, or no step
     missing_evidence: tuple[MissingEvidence, ...] = ()
+    #: waits of each rank for a processor core; empty where the traces do not tell: ``pptrace run`` records it on Linux
     core_waits: tuple[CoreWait, ...] = ()
-    root_causes: tuple[RootCause, ...] = ()
+    root_causes: tuple[RootCause, ...] = ()  #: causes from which several findings follow; empty where none do
+    #: loads of experts, who comes last, and what unequal routes cost; null where nothing communicates along ep and no routes were
+    #: counted
     experts: ExpertsReport | None = field(default=None, metadata=answer_of("experts", shown=1))
+    #: effects of recording on the run, and its step without it; null without steps
     recording: RecordingReport | None = None
+    #: compute of the stages, by kind of work and part of the model; null where no trace tells what ops did (tables of ops, no
+    #: stages, missing device events)
     stages: StageCompute | None = field(default=None, metadata=answer_of("stages", shown=3))
-    """Compute of the stages by kind of work; None where no trace tells what ops did."""
+    #: receives that held up what was posted behind them; null without messages between stages
     early_receives: EarlyReceives | None = field(default=None, metadata=answer_of("early_receives", shown=6))
-    """Receives that held up what was posted behind them; None of a run without messages between stages."""
+    #: parts of backwards: forwards that run again, gradients of weights; null where neither ranges nor operators nor the run
+    #: itself tell either, and without ops of a pipeline
     recompute: RecomputeReport | None = field(default=None, metadata=answer_of("recompute", shown=3))
-    """Forwards that backwards run again, and gradients of weights in them; None where nothing tells either."""
+    #: doubts that all times hang on, with their lines among the ``warnings``; empty where there are none
     doubts: tuple[Doubt, ...] = ()
-    """Doubts that all times hang on, with their lines among the warnings."""
 
     def __repr__(self) -> str:
         """The report's size and its verdict, without its tens of thousands of letters."""

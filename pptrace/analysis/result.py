@@ -14,77 +14,105 @@ from pptrace.model.device_idle import HostIdle, SyncSummary
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
-    path: str
+    """A file that was read."""
+
+    path: str  #: file as it was given or found
+    #: ``kineto``, ``nsys-sqlite``, ``chrome``, ``oplog``, ``otlp``, ``ascend``, ``rocpd``, ``xplane``, ``nccl-inspector`` or
+    #: ``run``
     format: str
-    rank: int | None
-    num_events: int
-    producer: str
-    warnings: tuple[str, ...]
+    rank: int | None  #: global rank; null where neither the trace nor run.json has it
+    num_events: int  #: events, or rows of a table, that were read
+    producer: str  #: writer of the file, with its version where it says one; empty where it does not say
+    warnings: tuple[str, ...]  #: losses and oddities of this file; empty where there are none
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCandidate:
-    """A schedule that fits what the ranks with a trace show; ``pp_ranks`` are their pipeline ranks in it, by global rank."""
+    """A schedule that fits what the ranks with a trace show."""
 
-    name: str
-    pp: int
-    num_microbatches: int
-    num_stages: int
-    num_chunks: int
+    name: str  #: name of the catalogue
+    pp: int  #: ranks of its pipeline
+    num_microbatches: int  #: microbatches in a step
+    num_stages: int  #: stages of all ranks
+    num_chunks: int  #: stages of each rank
+    #: pipeline rank, in this schedule, of each global rank with a trace, by the global rank as text
     pp_ranks: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSummary:
-    """``candidates`` are all schedules that may have run, where some ranks alone have a trace; their common sizes are known."""
+    """The plan that a run followed."""
 
-    name: str
+    name: str  #: name of the catalogue, ``custom`` for a plan that is none of them, ``unknown`` for no plan
+    #: microbatches in a step, if all ``candidates`` have as many; null where they differ, or there is no plan
     num_microbatches: int | None
-    num_stages: int | None
-    num_chunks: int | None
+    num_stages: int | None  #: stages of all ranks, likewise; null as ``num_microbatches``
+    num_chunks: int | None  #: stages of each rank, likewise; null as ``num_microbatches``
+    #: ``metadata`` (the run said so), ``recognised`` (from the order of the ops), ``option`` (``--schedule``) or ``none``
     source: str
-    mismatches: tuple[str, ...]
+    mismatches: tuple[str, ...]  #: differences between the run and the plan, in words; empty where there are none
+    #: every schedule that may have run, where ranks without a trace leave that open; empty where all ranks have a trace, or one
+    #: plan is certain
     candidates: tuple[ScheduleCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSummary:
+    """Relation of the ranks' clocks."""
+
+    #: ``single-rank``, ``same-host``, ``one-file``, ``same-session``, ``message-bounds``, ``op-order`` or ``none``
     method: str
+    #: time that was added to those of each rank, by global rank as text: 0 where nothing contradicts the recorded clock, else as
+    #: far as messages demand; of clocks that drift, at the middle of the recording
     offsets_ns: Mapping[str, int]
+    #: most that an offset may be off within the bounds of messages: by so much times of a rank and the first one may be off
+    #: against each other; null where nothing bounds it
     uncertainty_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseSummary:
-    start_ns: int
-    end_ns: int
-    num_forward: int
-    num_backward: int
-    bubble_ns: int | None
+    """A phase of a rank in a step: ``warmup``, ``steady`` or ``cooldown``. The three cover the window without overlap: it is
+    cut at the start of the first steady op and at the end of the last one.
+    """
+
+    start_ns: int  #: start of the phase
+    end_ns: int  #: end of the phase
+    num_forward: int  #: forwards in it; an overlapped pair counts as one
+    num_backward: int  #: backwards in it: B or I, and overlapped pairs
+    bubble_ns: int | None  #: bubble of the rank in it; null as the rank's ``bubble_ns``
 
 
 @dataclass(frozen=True, slots=True)
 class CommSummary:
-    """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes).
+    """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes)."""
 
-    What depends on telling waiting from transfer is None where the other side is not in the traces, every time where the device
-    that communicated was not recorded, and ``bytes`` where a call does not tell its size. ``predicted_bytes`` is what the run's
-    sizes and options come to (:mod:`pptrace.model.predicted`), None where they are not known. ``free_ns`` is the part of
-    ``exposed_ns`` that costs the step nothing: of collectives behind the rank's last op, while its pipeline goes on.
-    """
-
+    #: ``pp``, ``tp``, ``cp``, ``dp``, ``ep``, several joined by ``-`` (``dp-cp``), ``embd``, ``mirror``, ``world`` or ``unknown``
     axis: str
+    #: ``send``, ``recv``, ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, …
     kind: str
-    count: int
+    count: int  #: calls; 0 where communication was predicted and none was seen
+    #: sizes of all calls: of a collective the larger of input and output, of an all-to-all what is handed in; null where a call
+    #: does not tell its size
     bytes: int | None
+    #: sum over the calls from this side ready to this side done: wait and transfer; null where the device that communicated was
+    #: not recorded
     total_ns: int | None
+    #: time in which this side was ready and another was not; counted as bubble; null where another side has no trace or is not
+    #: known, where clocks do not compare, and as ``total_ns``
     wait_ns: int | None
-    hidden_ns: int | None
-    exposed_ns: int | None
-    overlap_ratio: float | None
-    algbw_gbps: float | None
+    hidden_ns: int | None  #: transfer overlapped with compute; null as ``wait_ns``
+    exposed_ns: int | None  #: transfer that no compute overlapped; null as ``wait_ns``
+    overlap_ratio: float | None  #: hidden / (hidden + exposed); null as ``wait_ns``, and where there was no transfer
+    algbw_gbps: float | None  #: bytes / transfer time; null as ``overlap_ratio``, and where ``bytes`` is
+    #: the same times nccl-tests' factor: all-reduce 2(n−1)/n, all-gather, reduce-scatter and all-to-all (n−1)/n, others 1; null
+    #: as ``algbw_gbps``, in a group of one, and where an all-to-all has uneven parts, for which there is no such factor
     busbw_gbps: float | None
+    #: bytes that the run's sizes and options come to by the papers' formulas (:mod:`pptrace.model.predicted`); null where the
+    #: trace has none
     predicted_bytes: int | None = None
+    #: part of ``exposed_ns`` behind the rank's last op, while its pipeline goes on: it costs the step nothing; 0 of ``pp``; null
+    #: as ``wait_ns``, and without a pipeline
     free_ns: int | None = None
 
 
@@ -92,88 +120,115 @@ class CommSummary:
 class OpPart:
     """One half of an overlapped pair."""
 
-    kind: str
-    stage: int | None
-    chunk: int | None
-    microbatch: int | None
+    kind: str  #: ``F`` or ``B``
+    stage: int | None  #: virtual stage; null where it is not known
+    chunk: int | None  #: number among the rank's stages; null where it is not known
+    microbatch: int | None  #: number within the step; null where it is not known
 
 
 @dataclass(frozen=True, slots=True)
 class OpSummary:
-    """``parts`` are the two halves of an overlapped pair, whose own stage, chunk and microbatch are the first one's; else ()."""
+    """An op; of an overlapped pair ``stage``, ``chunk`` and ``microbatch`` are its forward's."""
 
-    kind: str
-    stage: int | None
-    chunk: int | None
-    microbatch: int | None
-    phase: str | None
-    start_ns: int
-    end_ns: int
-    parts: tuple[OpPart, ...] = ()
+    kind: str  #: ``F``, ``B`` (full backward), ``I`` (input gradient), ``W`` (weight gradient) or ``OVERLAP_F_B``
+    stage: int | None  #: virtual stage; null where it is not known
+    chunk: int | None  #: number among the rank's stages; null where it is not known
+    microbatch: int | None  #: number within the step; null where it is not known
+    phase: str | None  #: ``warmup``, ``steady`` or ``cooldown``; null where it is not known
+    start_ns: int  #: start on the common clock
+    end_ns: int  #: end on the common clock
+    parts: tuple[OpPart, ...] = ()  #: forward and backward of an ``OVERLAP_F_B``; left out of other kinds
 
 
 @dataclass(frozen=True, slots=True)
 class RankIdeal:
-    """The bubble of one pipeline rank of the plan with F = I = W and free messages: ratio is over compute, share over the window.
+    """The bubble of one pipeline rank of the plan with F = I = W and free messages."""
 
-    ``own_`` is within the rank's own window, from its first op to its last; the others are within the pipeline's.
-    ``warmup_ratio``, ``steady_ratio`` and ``cooldown_ratio`` are the lengths of the phases over compute.
-    """
-
-    ratio: float
-    share: float
+    ratio: float  #: bubble / compute, within the pipeline's window
+    share: float  #: bubble / window, within the pipeline's window
+    #: bubble / compute within the rank's own window, from its first op to its last: what a trace of one rank alone can be
+    #: compared with
     own_ratio: float
-    own_share: float
-    warmup_ratio: float
-    steady_ratio: float
-    cooldown_ratio: float
+    own_share: float  #: bubble / window within the rank's own window
+    warmup_ratio: float  #: length of the warmup / compute
+    steady_ratio: float  #: length of the steady phase / compute
+    cooldown_ratio: float  #: length of the cooldown / compute
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
-    ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
-
-    Of steps without a pipeline ``between_operators_ns`` is the part of the bubble in which a host without a device ran no
-    operator and neither posted nor waited for communication, ``late_ns`` the time in which the others waited for this rank alone,
-    ``late_in_transfer_ns`` of it that in which another collective was transferred, which is exposed communication of the others.
-    ``idle_spans`` is by kind the part of its bubble in which a range says what its host did (``DATA``, ``CHECKPOINT``,
-    ``LOGGING``, ``GC``): of a device a part of ``launch_starved_ns``, of a host without one of ``between_operators_ns``.
-
-    ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that
-    it needs were not recorded; ``synchronisations`` None where no launches were.
-    ``peak_memory_kind`` says what bytes
-    ``peak_memory_bytes`` counts (:class:`pptrace.model.step_memory.MemoryKind`), ``start_memory_bytes`` is their level at the
-    step's start, ``peak_reserved_bytes`` what the device's allocator had got from the driver. ``peak_in_flight`` counts
-    microbatches of one chunk whose activations were held at once.
+    """One rank in a step: ``window_ns`` = ``compute_ns`` + ``exposed_comm_ns`` + ``bubble_ns``, to the nanosecond, wherever
+    none of them is null.
     """
 
-    rank: int
+    rank: int  #: global rank
+    #: lowest virtual stage that the rank ran in this step; null where stages are not known, and without a pipeline
     stage: int | None
-    window_ns: int
+    window_ns: int  #: the pipeline's window; where ranks do not compare, or without a pipeline, the rank's own
+    #: union of compute kernels in the window; without device events, of F/B/I/W ops minus communication nested in them; null
+    #: where the run computes on a device that was not recorded, or of which kernels are missing there; in steps of which the
+    #: rank's trace lacks ops of the plan that other ranks have, whose time would count as bubble
     compute_ns: int | None
+    #: transfers that no compute overlapped, while the rank posted them or waited for them; null where the other side of
+    #: communication has no trace, so that waiting cannot be distinguished from transfer; where clocks do not compare; as
+    #: ``compute_ns``
     exposed_comm_ns: int | None
+    #: rest of the window: waiting, and all that is neither compute nor exposed transfer; null as ``exposed_comm_ns``
     bubble_ns: int | None
+    #: warmup, steady and cooldown; empty, in the JSON null, without a pipeline, or where the schedules that fit disagree about
+    #: the phases
     phases: Mapping[str, PhaseSummary]
-    comms: tuple[CommSummary, ...]
-    spans: Mapping[str, int]  # time of the step's other ranges: OPTIMIZER, GRAD_SYNC, …
-    device: DeviceBreakdown
+    comms: tuple[CommSummary, ...]  #: communication by axis and kind; empty where there is none
+    #: time of the step's other ranges by kind: ``STEP``, ``OPTIMIZER``, ``GRAD_SYNC``, ``DATA``, ``EVAL``, ``GC`` (garbage
+    #: collections of generation 1 and up), …; empty without such ranges
+    spans: Mapping[str, int]
+    device: DeviceBreakdown  #: device time in the window
+    #: most memory during the rank's step range (without one, the window), of the kind ``peak_memory_kind``; null where nothing
+    #: measured it: no ``pptrace run``, and no memory events in the range
     peak_memory_bytes: int | None
-    ops: Sequence[OpSummary]
-    pp_rank: int | None = None
+    ops: Sequence[OpSummary]  #: every op; left out without ``--ops``, and empty without a pipeline
+    pp_rank: int | None = None  #: rank in the pipeline; null where it is unknown, and without a pipeline
+    #: window without compute: bubble and exposed communication together, known even where neither is; null where ``compute_ns``
+    #: is, and without a pipeline
     not_compute_ns: int | None = None
+    #: least that the bubble can be; ``bubble_ns`` where that is known; null as ``not_compute_ns``
     bubble_low_ns: int | None = None
-    bubble_high_ns: int | None = None
+    bubble_high_ns: int | None = None  #: most that the bubble can be; likewise; null as ``not_compute_ns``
+    #: this rank's ideal bubble; null without a plan or ``pp_rank``, or where the step has other ops than the plan
     ideal: RankIdeal | None = None
+    #: reasons why the device was idle in the window; null without device events, or where launches that it needs were not
+    #: recorded
     host: HostIdle | None = None
+    #: calls that waited for the device and returned in the window, by call and operator, at most ten; null without device events
+    #: or recorded calls; empty where none did
     synchronisations: tuple[SyncSummary, ...] | None = None
+    #: kind of bytes that the peak counts (:class:`pptrace.model.step_memory.MemoryKind`), such as ``device_allocated``; null as
+    #: ``peak_memory_bytes``
     peak_memory_kind: str | None = None
+    #: the same memory at the start of the step; null as ``peak_memory_bytes``, and where no event comes before the step
     start_memory_bytes: int | None = None
+    #: most that the device's allocator had got from the driver in the step; null on hosts, and where it was not recorded
     peak_reserved_bytes: int | None = None
+    #: most microbatches of one chunk whose activations the rank held at once: from a forward to its B, or to its W where the
+    #: backward is split; null where a step has a forward without its backward (evaluation) or the other way around, and without a
+    #: pipeline
     peak_in_flight: int | None = None
+    #: part of the bubble in which a host without a device ran no operator on any thread and neither posted nor waited for
+    #: communication: Python, input, sleeps; the rest is waiting for other ranks. With a device it is the part of
+    #: ``launch_starved_ns`` in which its host ran no operator and made no call of the runtime for a millisecond or more, or was in
+    #: one of ``idle_spans``; null with a pipeline, without operators, and with a device where ``host`` is
     between_operators_ns: int | None = None
+    #: time in which all other members of a collective had come and asked for its result, and this rank alone was missing (more
+    #: than twice the clocks' uncertainty each time): what the others get back if it comes when the next one does; null with a
+    #: pipeline, without matched collectives in the step, and where ranks do not compare
     late_ns: int | None = None
+    #: part of ``late_ns`` in which another collective of the rank was being transferred: exposed communication of the others,
+    #: which the finding on communication leaves out; null as ``late_ns``
     late_in_transfer_ns: int | None = None
+    #: part of the bubble in which the rank had nothing to do while a range of its host says why, by the kind of the range
+    #: (``DATA``, ``CHECKPOINT``, ``LOGGING``, ``GC``): with a device a part of ``launch_starved_ns``, without one of
+    #: ``between_operators_ns``; null with a device where ``host`` is, without one in a pipeline or without operators; empty
+    #: without such ranges
     idle_spans: Mapping[str, int] | None = None
 
 
@@ -185,24 +240,29 @@ _RARE = ("straggler", "host", INTERACTION)
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``span_ns``, the pipeline's span, is None, and so is the bubble, where the ranks' times could not be compared.
-    ``period_ns`` is from the step's start to the next one's; what of it is ``outside`` the span sums to the difference.
+    """A training step."""
 
-    ``causes`` sum to the span minus ``ideal_ns``, the usual compute spread evenly over the ranks. They and the critical path
-    are None where an op of the plan is not in the trace, ``blame`` where a rank's bubble is not known.
-    """
-
-    step: int
-    start_ns: int
-    end_ns: int
+    step: int  #: number of the training step
+    start_ns: int  #: earliest start over all pipelines (without a pipeline, of the ranks' step ranges)
+    end_ns: int  #: latest end over the same
+    #: length of the pipeline's window; of several pipelines, the longest; without a pipeline, the longest of the ranks' windows;
+    #: null where nothing relates the clocks of a pipeline's ranks, or only by more than half a step, or a device's work was not
+    #: recorded
     span_ns: int | None
-    bubble: Bubble
-    ranks: tuple[RankStep, ...]
+    bubble: Bubble  #: bubble and waterfall of the step
+    ranks: tuple[RankStep, ...]  #: one entry per rank, in order of ranks
+    #: usual compute of the step, spread evenly over the ranks; null as the bubble's ``waterfall_ns``
     ideal_ns: int | None = None
+    #: parts by which the span is longer; they sum to ``span_ns`` − ``ideal_ns`` exactly, the largest first; null as ``ideal_ns``
     causes: tuple[Cause, ...] | None = None
-    critical_path: CriticalPath | None = None
+    critical_path: CriticalPath | None = None  #: chain that ends with the last op; null as ``ideal_ns``
+    #: bubble by what caused it; null where the step's bubble is, or the step lacks ops of the plan
     blame: Blame | None = None
+    #: time from the step's start to the start of the next one, which is what counts for throughput; null where no next step and
+    #: no mark of the step's end was recorded
     period_ns: int | None = None
+    #: parts of the period outside the pipeline; they sum to ``period_ns`` − ``span_ns`` exactly; null where either is, and
+    #: without a pipeline
     outside: tuple[OutsidePart, ...] | None = None
 
     @property
@@ -296,60 +356,60 @@ def alike_steps(steps: Sequence[StepReport]) -> list[StepReport]:
 
 @dataclass(frozen=True, slots=True)
 class CommTotal:
-    """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
+    """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s."""
 
-    Times are those of the calls or kernels, waiting for the others included. ``busy_ns`` is their union, ``overlap_ratio`` the
-    part of it that compute overlaps; None where these are calls on the host, both None where nothing tells when they ran.
-    ``bytes`` is None where a call does not tell its size. The bandwidths are what ``bytes`` over ``total_ns`` comes to on a
-    device: with the waiting, so at least that.
-    """
-
-    axis: str
-    kind: str
-    group_size: int | None
+    axis: str  #: axis, as in a step's ``comms``
+    kind: str  #: kind, as in a step's ``comms``
+    group_size: int | None  #: ranks of the group; null where it is not known, or groups of several sizes were used
+    #: calls, without kernels of those made before the recording began, of which nothing tells group or size
     count: int
-    bytes: int | None
-    total_ns: int
-    busy_ns: int | None
+    bytes: int | None  #: sizes of all calls; null where a call does not tell its size
+    total_ns: int  #: sum of the calls or kernels, waiting for others included
+    busy_ns: int | None  #: union of them; null where the times at which they ran are unknown
+    #: part of the union that compute overlapped; null for calls on the host, and where ``busy_ns`` is
     overlap_ratio: float | None
+    #: ``bytes`` / ``total_ns``, with the waiting: at least that; null for calls on the host, and where ``bytes`` is
     algbw_gbps: float | None
+    #: the same times nccl-tests' factor; null as ``algbw_gbps``, where ``group_size`` is or is 1, and for all-to-alls of uneven
+    #: parts
     busbw_gbps: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class HostWindow:
-    """Time of a host without a device from its first operator or communication to its last, on its own clock, ns: operators that
-    compute, communication that it posted or waited for meanwhile (waiting for others too), and neither of them.
-    """
+    """Time of a host without a device, on its own clock; the three parts sum to its length."""
 
-    first_ns: int
-    last_ns: int
-    compute_ns: int
-    communication_ns: int
-    rest_ns: int
+    first_ns: int  #: start of its first operator or communication
+    last_ns: int  #: end of its last one
+    compute_ns: int  #: operators that compute
+    communication_ns: int  #: communication that it posted or waited for meanwhile (waiting for others too)
+    rest_ns: int  #: neither of them: Python and input between operators
 
 
 @dataclass(frozen=True, slots=True)
 class RankDevice:
-    """``on_host`` is None with device events, with labelled ops and without operators."""
+    """The whole trace of a rank, on its own clock, so that a trace without any pipeline still gets an answer."""
 
-    rank: int
-    breakdown: DeviceBreakdown
-    comms: tuple[CommTotal, ...] = ()
+    rank: int  #: global rank
+    breakdown: DeviceBreakdown  #: device time from the first device event (``first_ns``) to the last (``last_ns``)
+    comms: tuple[CommTotal, ...] = ()  #: one entry per axis and kind; empty without communication
+    #: reasons why the device was idle; null without device events, or where launches that it needs were not recorded
     host: HostIdle | None = None
+    #: calls that waited for the device; null without device events or recorded calls; empty where none did
     synchronisations: tuple[SyncSummary, ...] | None = None
+    #: time of a host without a device; null with device events, with labelled ops, and without operators
     on_host: HostWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedStep:
-    """A training step as its mark shows it on one rank, pipeline or not; ``spans`` is the time of the ranges inside it, ns."""
+    """A training step as its mark shows it on one rank, whether there is a pipeline or not."""
 
-    rank: int
-    step: int
-    start_ns: int
-    end_ns: int
-    spans: Mapping[str, int]
+    rank: int  #: global rank
+    step: int  #: number of the training step
+    start_ns: int  #: start of its mark
+    end_ns: int  #: end of its mark
+    spans: Mapping[str, int]  #: time of the other marked ranges in it, by kind; empty where there are none
 
 
 class Severity(StrEnum):
@@ -360,23 +420,25 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding about a run: ``gain_ns`` is what a step would get back, None where that is not known.
+    """Fact that a person should know about a run."""
 
-    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary, None of a single step.
-    """
-
+    #: ``info`` (what the schedule itself costs; a long step that may have been the only one), ``warning`` (time to win back) or
+    #: ``critical`` (the run does not follow its plan)
     severity: Severity
-    title: str
-    detail: str
-    gain_ns: int | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    title: str  #: headline, and how much of the step it is
+    detail: str  #: meaning of it, or what to do
+    gain_ns: int | None = None  #: time that a step would get back, mean over the steps; null where that is not known
+    evidence: Mapping[str, Any] = field(default_factory=dict)  #: figures behind it; empty where there are none
+    #: lower end of the gain's 90 % interval; null as ``gain_ns``, and of a single step, which says nothing of others
     gain_low_ns: int | None = None
-    gain_high_ns: int | None = None
+    gain_high_ns: int | None = None  #: upper end of it; null as ``gain_low_ns``
 
 
 @dataclass(frozen=True, slots=True)
 class MissingEvidence:
-    """Kinds of ``findings`` for which the run has too little evidence, and the ``reason``."""
+    """Kinds of findings for which the run is too short, or has nothing to compare with: that there is no such finding says
+    nothing about them.
+    """
 
-    findings: tuple[str, ...]
-    reason: str
+    findings: tuple[str, ...]  #: kinds of findings
+    reason: str  #: reason, in words

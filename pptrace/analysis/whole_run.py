@@ -12,19 +12,22 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Parts of a step's span, ns, which sum to it exactly: its compute spread evenly over the ranks, and its causes, each at all
-    of its places. ``host`` is None where the trace cannot tell it apart.
+    """Parts of a step's span, which sum to it exactly, as its causes, each at all of its places; of several pipelines, of the
+    longest.
     """
 
+    #: usual time of ops, without the communication inside them, spread evenly over the ranks: the step's ``ideal_ns``
     compute: int
-    structural: int
-    imbalance: int
-    straggler: int
-    jitter: int
-    communication: int
+    structural: int  #: fill and drain of the schedule, with every op of a kind at the same cost
+    imbalance: int  #: the cause of this name
+    straggler: int  #: the cause of this name
+    jitter: int  #: the cause of this name
+    communication: int  #: the cause of this name
+    #: the cause of this name; null where a rank's ``host`` is or, without devices, where it is not known when the inputs of an op
+    #: came: it is part of ``unexplained`` then
     host: int | None
-    interaction: int
-    unexplained: int
+    interaction: int  #: the cause of this name
+    unexplained: int  #: the cause of this name
 
     @classmethod
     def of(cls, ideal_ns: int | None, causes: Iterable[Cause] | None, *, knows_host: bool) -> Waterfall | None:
@@ -40,12 +43,16 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """``ratio`` is bubble over compute, ``share`` bubble over window; the ideals are those of the plan with F = I = W."""
+    """The bubble of a step, over all ranks of all pipelines."""
 
+    #: bubble / compute; null where the bubble of a rank is or a rank of the pipelines has no trace, and without a pipeline
     ratio: float | None
-    share: float | None
+    share: float | None  #: bubble / window; null as ``ratio``
+    #: bubble / compute of the plan with F = I = W and free messages; null without a plan of the whole pipeline, or where the step
+    #: has other ops than the plan
     ideal_ratio: float | None
-    ideal_share: float | None
+    ideal_share: float | None  #: bubble / window of it; null as ``ideal_ratio``
+    #: parts of the span; null without a plan, without ``span_ns``, or where the step lacks ops of the plan
     waterfall_ns: Waterfall | None
 
 
@@ -63,14 +70,15 @@ INTERACTION = "interaction"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, link, kind or axis, or nothing.
+    """A part of a step beyond its compute spread evenly; a cause with several places has an entry for each."""
 
-    ``reason`` is what more is known of it, which has a finding of its own, as "late member" or "pauses"; None if nothing.
-    """
-
+    #: ``structural``, ``imbalance``, ``straggler``, ``jitter``, ``communication``, ``host``, ``interaction`` or ``unexplained``
     cause: str
+    #: object with one of ``stage``, ``rank``, ``axis`` and ``link``; empty where the cause has no place
     where: Mapping[str, int | str]
-    ns: int
+    ns: int  #: its part; 0 or more, but of ``interaction`` and ``unexplained``
+    #: name of what more is known, which has a finding of its own: ``late member``, ``pauses``, …; null where no more is known
+    #: than the cause
     reason: str | None = None
 
     @property
@@ -85,69 +93,69 @@ OUTSIDE = "outside "
 
 @dataclass(frozen=True, slots=True)
 class OutsidePart:
-    """A part outside the pipeline (:mod:`pptrace.analysis.steps.outside_pipeline`); ``where`` names a rank or an axis."""
+    """A part of a step's period outside the pipeline (:mod:`pptrace.analysis.steps.outside_pipeline`)."""
 
-    part: str
-    where: Mapping[str, int | str]
-    ns: int
+    part: str  #: name of the part: ``gradient_sync``, ``optimizer``, ``data``, …
+    where: Mapping[str, int | str]  #: object with one of ``rank`` and ``axis``; empty where the part has no place
+    ns: int  #: its time
 
 
 @dataclass(frozen=True, slots=True)
 class PathOps:
-    """Time of a stage's ops of one kind on a critical path; of an overlapped pair the stage is that of its forward."""
+    """Time of a stage's ops of one kind on a critical path."""
 
-    stage: int
-    kind: str
-    ns: int
+    stage: int  #: stage; of an overlapped pair that of its forward
+    kind: str  #: kind of the ops
+    ns: int  #: their time
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span.
+    """The chain of ops, transfers and idle times that ends with a step's last op."""
 
-    ``ops`` are those of its parts that are ops, by stage and kind.
-    """
-
-    span_ns: int
+    span_ns: int  #: span of the step
+    #: time by kind (``F``, ``B``, …, ``transfer``, ``idle``, on devices ``host``), in the JSON objects with ``kind`` and ``ns``;
+    #: sums to the span
     parts: Mapping[str, int]
+    #: time by stage that it goes through, in the JSON objects with ``stage`` and ``ns``; sums to the span
     by_stage: Mapping[int, int]
-    ops: tuple[PathOps, ...] = ()
+    ops: tuple[PathOps, ...] = ()  #: parts that are ops, by stage and kind
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedOp:
-    rank: int
-    kind: str
-    stage: int
-    microbatch: int
-    ns: int
+    """An op, and what is charged to it."""
+
+    rank: int  #: global rank
+    kind: str  #: kind of the op
+    stage: int  #: its stage
+    microbatch: int  #: its microbatch
+    ns: int  #: bubble that it is charged with
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The bubble of all ranks by what caused it; each mapping sums to the total. ``ops`` are those with the largest charges."""
+    """The bubble of all ranks of all pipelines by what caused it; each list sums to the total."""
 
-    total_ns: int
-    by_rank: Mapping[int, int]
-    by_stage: Mapping[int, int]
-    by_kind: Mapping[str, int]
-    ops: tuple[BlamedOp, ...]
+    total_ns: int  #: the bubble of all ranks
+    by_rank: Mapping[int, int]  #: bubble charged to each rank, in the JSON objects with ``rank`` and ``ns``
+    by_stage: Mapping[int, int]  #: bubble charged to each stage, in the JSON objects with ``stage`` and ``ns``
+    by_kind: Mapping[str, int]  #: bubble charged to each kind, in the JSON objects with ``kind`` and ``ns``
+    ops: tuple[BlamedOp, ...]  #: the ten ops with the largest charges
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutlier:
-    """A step far above the usual length: ``usual_step`` is the typical one of its time, with ``usual_ns``.
+    """A step above the median of its level by three scaled median deviations and by a tenth."""
 
-    ``differences`` are what it has more of, by cause and place, and sum to ``excess_ns``; None where a step is not explained.
-    ``ops`` has the op that is to blame for most of its bubble, if one is.
-    """
-
-    step: int
-    span_ns: int
-    usual_step: int
-    usual_ns: int
+    step: int  #: number of the step
+    span_ns: int  #: its length
+    usual_step: int  #: number of the typical step of its level
+    usual_ns: int  #: length of that
+    #: causes that it has more of than the usual step, at their places, the most first; they sum to the difference of lengths;
+    #: null where a step is not explained
     differences: tuple[Cause, ...] | None
-    ops: tuple[BlamedOp, ...]
+    ops: tuple[BlamedOp, ...]  #: the op that most of its bubble is charged to; empty where a step is not explained
 
     @property
     def excess_ns(self) -> int:
@@ -156,100 +164,104 @@ class StepOutlier:
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """From ``step`` on, steps take as long as ``after_step``; until then as long as ``before_step``.
+    """A step from which on the level is another: Pettitt's test at 0.5 %, and at least 3 %."""
 
-    ``differences`` are what they have more or less of, by cause and place; None where a step is not explained.
-    """
-
-    step: int
-    before_step: int
-    before_ns: int
-    after_step: int
-    after_ns: int
+    step: int  #: first step of the new level
+    before_step: int  #: typical step of the old level
+    before_ns: int  #: its length
+    after_step: int  #: typical step of the new level
+    after_ns: int  #: its length
+    #: causes that the one level has more of than the other, as of an outlier; null where a step is not explained
     differences: tuple[Cause, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Lengths of a run's training steps, ns: percentiles, the outliers, the longest first, and where the level changes.
+    """Lengths of a run's training steps."""
 
-    ``evaluations`` are the numbers of the steps without backwards, which are left out. Lengths are periods where those of all
-    steps are known, else spans (``measure``).
-    """
-
-    num_steps: int
-    min_ns: int
-    p10_ns: int
-    median_ns: int
-    p90_ns: int
-    max_ns: int
+    num_steps: int  #: training steps whose length is known
+    min_ns: int  #: length of the shortest step
+    p10_ns: int  #: 10th percentile, the length of a step, as all of these
+    median_ns: int  #: median
+    p90_ns: int  #: 90th percentile
+    max_ns: int  #: length of the longest step
+    #: outliers, the largest excess first; empty where there are none, and always with fewer than five steps
     outliers: tuple[StepOutlier, ...]
+    #: changes of level, in order; empty where there are none, and always with fewer than ten steps
     changes: tuple[StepChange, ...]
+    #: numbers of the steps with forwards alone, which train nothing and are left out; empty without such steps
     evaluations: tuple[int, ...] = ()
+    #: ``period`` where the periods of all steps are known, and are their lengths; else ``span``
     measure: str = "period"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlowdown:
-    rank: int
-    slowdown: float
+    """Slowdown of a worker: the smaller of those of its pipeline and of its pipeline rank on all replicas, each with all else
+    at typical costs.
+    """
+
+    rank: int  #: global rank
+    slowdown: float  #: T / T_ideal of it
 
 
 @dataclass(frozen=True, slots=True)
 class StageSlowdown:
-    stage: int
-    slowdown: float
+    """Slowdown of a stage: T / T_ideal where this stage alone costs what was measured, and all else what is typical."""
+
+    stage: int  #: virtual stage
+    slowdown: float  #: T / T_ideal of it
 
 
 @dataclass(frozen=True, slots=True)
 class KindSlowdown:
+    """Slowdown of a kind of work, likewise."""
+
+    #: kind of op; ``RECV_F`` and ``RECV_B`` for messages by their readers; axis and kind of collectives (``dp reduce_scatter``);
+    #: range (``OPTIMIZER``)
     kind: str
-    slowdown: float
+    slowdown: float  #: T / T_ideal of it
 
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`).
+    """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`)."""
 
-    ``m_w`` and ``m_s`` are None where the slowdown is too small to divide by. ``num_steps`` is how many steps were replayed;
-    ``covers`` is ``step`` where that is with what ranks do before and after their ops, else ``pipeline``.
-    """
-
-    slowdown: float
+    slowdown: float  #: T / T_ideal
+    #: share of T − T_ideal that goes away where the slowest 3 % of workers (at least one) cost what is typical; null where the
+    #: slowdown is below 1.03, too small to divide by (the study's limit)
     m_w: float | None
+    #: the same of the last stage; of interleaved schedules, of the last stage of the model, not of the last rank; null as ``m_w``
     m_s: float | None
-    workers: tuple[WorkerSlowdown, ...]
-    stages: tuple[StageSlowdown, ...]
-    op_kinds: tuple[KindSlowdown, ...]
+    workers: tuple[WorkerSlowdown, ...]  #: slowdown of each worker
+    stages: tuple[StageSlowdown, ...]  #: slowdown of each stage
+    op_kinds: tuple[KindSlowdown, ...]  #: slowdown of each kind of work
+    #: steps that were replayed: all that have every op of their plan, or of large runs as many of them, evenly spaced, as take a
+    #: few seconds
     num_steps: int
+    #: ``step``: with what ranks do before and after their ops, or ``pipeline``: the ops and messages of the pipeline alone
     covers: str
 
 
 @dataclass(frozen=True, slots=True)
 class CoreWait:
-    """For which share of the recorded time the threads of a rank were ready to run and had no processor core, all together.
+    """Time for which the threads of a rank were ready to run and had no processor core, as Linux counts it."""
 
-    With several threads that wait it may be more than 1.
-    """
-
-    rank: int
+    rank: int  #: global rank
+    #: part of the recorded time, all threads together: with several threads that wait it may be more than 1
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """Cause of several findings: their evidence has its ``name`` as ``follows_from``; ``ranks`` are those concerned.
+    """Cause of several findings, whose ``evidence`` has its name as ``follows_from``."""
 
-    ``title`` says what it is, ``detail`` what it does, ``advice`` what to do about it; ``gain`` why no gain is known, ""
-    where the gains of its findings tell.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    title: str
-    detail: str
-    advice: str
-    gain: str = ""
+    name: str  #: ``shared device``, ``clocks`` or ``cores``
+    ranks: tuple[int, ...]  #: ranks concerned; empty for all
+    title: str  #: headline
+    detail: str  #: effect of it
+    advice: str  #: measure against it
+    gain: str = ""  #: reason why it is not known what that saves; empty where the gains of the findings tell
 
 
 class InDoubt(StrEnum):
@@ -261,10 +273,11 @@ class InDoubt(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A doubt, and the line of the report's warnings that tells of it."""
+    """A doubt that all times hang on."""
 
+    #: ``clock``: how the ranks' clocks relate is not known well enough for ops this short; ``device``: ranks share a GPU
     cause: InDoubt
-    line: str
+    line: str  #: line of the ``warnings`` that tells of it
 
 
 CLOCKS_OFF = "the clocks may be off by"

@@ -100,17 +100,16 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBreakdown:
-    """Device time by category, ns. The fields are those of the report's ``device`` objects.
+    """Device time by category: each nanosecond belongs to one, in the order compute, communication, memory."""
 
-    Each nanosecond belongs to one category, in the order compute, communication, memory. ``overlap_ratio`` is
-    (communication ∩ compute) / communication, None where there is no communication.
-    """
-
+    #: start of the window on the rank's own clock; null, as all of these, without device events, or where the trace lacks much of
+    #: them there
     first_ns: int | None
-    last_ns: int | None
-    busy_ns: int | None
-    compute_ns: int | None
-    communication_ns: int | None
-    memory_ns: int | None
-    idle_ns: int | None
+    last_ns: int | None  #: end of the window; null as ``first_ns``
+    busy_ns: int | None  #: union of kernels, copies and fills; null as ``first_ns``
+    compute_ns: int | None  #: union of compute kernels; null as ``first_ns``
+    communication_ns: int | None  #: communication kernels that no compute overlapped; null as ``first_ns``
+    memory_ns: int | None  #: copies and fills that neither overlapped; null as ``first_ns``
+    idle_ns: int | None  #: the rest; null as ``first_ns``
+    #: (communication ∩ compute) / communication; null as ``first_ns``, and without communication
     overlap_ratio: float | None

@@ -53,29 +53,30 @@ class IdleTime:
 
 @dataclass(frozen=True, slots=True)
 class HostIdle:
-    """Device-idle time by what its next work waited for, ns; the parts sum to ``idle_ns`` of the device."""
+    """Device-idle time by what the work that ends it waited for; the three sum to the device's ``idle_ns`` exactly."""
 
-    launch_starved_ns: int
+    launch_starved_ns: int  #: time in which the host had not launched that work
+    #: time in which it could not: it was waiting for communication, in a call that synchronises or of a library that runs on the
+    #: host (gloo, MPI)
     blocking_ns: int
-    dependency_ns: int
+    dependency_ns: int  #: time in which the work was launched and waited for another rank, stream or kernel
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSummary:
-    """All synchronisations by one call inside one operator ("" outside of any).
+    """Calls of the host, inside one operator, that waited for its device."""
 
-    ``drained_ns`` is the idle time that they caused. ``longest_start_ns`` is when the longest began, ``longest_op`` the op that
-    it held up, such as ``0F3`` (stage, kind, microbatch): that which ran when it ended, or next. It is None where none did, or
-    its stage is not known.
-    """
-
-    call: str
-    operator: str
-    count: int
-    total_ns: int
+    call: str  #: call, such as ``cudaStreamSynchronize``, or a copy without ``Async`` or of pageable memory
+    operator: str  #: outermost operator around it, such as ``aten::item``; empty outside of any
+    count: int  #: calls
+    total_ns: int  #: time of the host in them
+    #: idle time that began during them and lasted until the host had launched again: the device ran dry because the host waited
+    #: for it
     drained_ns: int
-    longest_ns: int
-    longest_start_ns: int
+    longest_ns: int  #: length of the longest
+    longest_start_ns: int  #: start of the longest
+    #: op that the longest held up, such as ``0F3`` (stage, kind, microbatch); null outside of a pipeline, after its last op, or
+    #: where the stage is not known
     longest_op: str | None = None
 
 

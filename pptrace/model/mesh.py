@@ -12,15 +12,17 @@ from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """The report's ``mesh``: the number of ranks, the size of each axis and the chunks per rank, None where unknown."""
+    """The sizes of a run's mesh: those of ``pp``, ``tp``, ``cp`` and ``dp`` multiply up to ``num_ranks``."""
 
+    #: ranks of the run, those without a trace included; where nothing says how many, at least as many as the numbers of ranks and
+    #: of their messages' peers come to
     num_ranks: int
-    pp: int | None
-    vpp: int | None
-    tp: int | None
-    cp: int | None
-    dp: int | None
-    ep: int | None
+    pp: int | None  #: size of the axis; null as ``tp``, and where messages go to ranks of which nothing else is known
+    vpp: int | None  #: stages per rank (virtual pipeline); null where the chunks are not known
+    tp: int | None  #: size of the axis; null where it is unknown, or sizes do not multiply up
+    cp: int | None  #: size of the axis; null as ``tp``
+    dp: int | None  #: size of the axis; null as ``tp``
+    ep: int | None  #: size of the axis, which shares the ranks of ``dp`` · ``cp`` · ``tp``; null as ``tp``
 
     @property
     def axes(self) -> dict[str, int | None]:

@@ -81,8 +81,8 @@ def _analysis(root: Path) -> None:
     _insert(result, "@dataclass(frozen=True, slots=True)\nclass StepReport:\n", f"{_example(caption)}\n\n", before=True)
     text = result.read_text(encoding="utf-8")
     head, step = text.split("class StepReport:\n")
-    field = "    ranks: tuple[RankStep, ...]\n"
-    step = step.replace(field, f"{field}    longest_ops: tuple[LongestOp, ...] = ()\n", 1)
+    field = "    ranks: tuple[RankStep, ...]  #: one entry per rank, in order of ranks\n"
+    step = step.replace(field, f"{field}{_example('a field of StepReport', 4)}", 1)
     result.write_text(f"{head}class StepReport:\n{step}", encoding="utf-8")
     steps = root / "pptrace" / "analysis" / "steps" / "steps.py"
     ranks = "        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),\n"
@@ -94,10 +94,6 @@ def _analysis(root: Path) -> None:
     _insert(tables, after, "from pptrace.report.tables.longest_ops import longest_ops_table\n", before=True)
     end = "    return tables\n\n\ndef warning_lines"
     _insert(tables, end, _example("a table of a step", 4), before=True)
-    page = root / "docs" / "report.md"
-    row = "| `ranks` | one [entry per rank](#ranks), in order of ranks | |\n"
-    _insert(page, row, "| `longest_ops` | one entry per stage | never |\n")
-    _insert(page, "## `marked_steps[]`\n", f"{_example('the section of docs/report.md')}\n", before=True)
 
 
 def _question(root: Path) -> None:
@@ -105,12 +101,9 @@ def _question(root: Path) -> None:
     (root / folder).mkdir()
     _write(root, *(f"{folder}/{name}.py" for name in ("__init__", "types", "answer", "show")))
     report = root / "pptrace" / "analysis" / "report.py"
-    after = "from pptrace.analysis.experts.types import ExpertsReport\n"
+    after = "from pptrace.analysis.early_receives.types import EarlyReceives\n"
     _insert(report, after, "from pptrace.analysis.calls.types import RankCalls\n", before=True)
     _insert(report, "    def __repr__(self) -> str:\n", f"{_example('a field of Report', 4)}\n", before=True)
-    page = root / "docs" / "report.md"
-    _insert(page, "| `doubts` |", "| `calls` | one entry per rank | never |\n", before=True)
-    _insert(page, "## `marked_steps[]`\n", f"{_example('a section of docs/report.md')}\n", before=True)
     packages = root / "docs" / "architecture.md"
     _insert(packages, "| `pptrace/analysis/stages/` |", f"| `{folder}/` | communication of each rank |\n", before=True)
     types = ".. automodule:: pptrace.analysis.stages.types\n"
@@ -122,8 +115,9 @@ def _axis(root: Path) -> None:
     axes = root / "pptrace" / "axes.py"
     _insert(axes, '    EP = "ep"\n', '    XP = "xp"\n')
     _insert(axes, "MESH_ORDER = (Axis.TP, Axis.CP, ", "Axis.XP, ")
-    _insert(root / "pptrace" / "model" / "mesh.py", "    ep: int | None\n", "    xp: int | None = 1\n")
-    _insert(root / "docs" / "report.md", " | sizes of the axes", ", `xp`", before=True)
+    field = "    xp: int | None = 1  #: size of the axis; null as ``tp``\n"
+    mesh = root / "pptrace" / "model" / "mesh.py"
+    _insert(mesh, "\n    @property\n    def axes(", field, before=True)
 
 
 def make_axis_runnable(root: Path) -> None:

@@ -1,13 +1,12 @@
-"""docs/report.md describes every field of the JSON, and no other, and says of each whether it may be null."""
+"""docs/report.md has every field of the JSON, and no other, and says of each whether it may be null or empty, as the types do."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,12 @@ from pptrace.analysis.links.types import (
 )
 from pptrace.analysis.memory.types import PredictedMemory, StageActivations
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
-from pptrace.analysis.report import Report
-from pptrace.analysis.result import ScheduleCandidate
+from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, Report
+from pptrace.analysis.result import HostWindow, ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
-from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import BlamedOp, Cause, Doubt, InDoubt, StepChange, StepOutlier, StepSeries
+from pptrace.errors import UsageError
+from pptrace.model.device_idle import HostIdle
 from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
@@ -47,61 +48,25 @@ from pptrace.simulator import IDEAL, simulate
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.find_hang import HangResult
 from pptrace.workflow.load import load
-from tests.support.programs import ROOT, SAMPLES
+from tests.support.programs import SAMPLES
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record
+from tools import report_page
+from tools.house import ASIDES, QUESTIONS
 
-PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
-_OF_PATHS = {
-    heading.strip("`").replace("[]", ""): heading for heading in re.findall(r"^##+ (`[\w.\[\]]+`)$", PAGE, re.MULTILINE)
+PAGE = report_page.PAGE.read_text(encoding="utf-8")
+SUMS = {
+    **{f"steps.critical_path.{sums}": {"kind" if sums == "parts" else "stage", "ns"} for sums in ("parts", "by_stage")},
+    **{f"steps.blame.by_{of}": {of, "ns"} for of in ("rank", "stage", "kind")},
 }
-"""Headings that are the path of an object: `steps[].bubble` of "steps.bubble"."""
-SECTIONS = {
-    **{path: heading for path, heading in _OF_PATHS.items() if f"\n#### {heading}\n" not in PAGE},
-    "": "Top level",
-    "schedule.candidates": "`schedule`",
-    "steps.bubble.waterfall_ns": "`steps[].bubble`",
-    "steps.ranks.phases": "`phases`: `warmup`, `steady`, `cooldown`",
-    "steps.ranks.phases.warmup": "`phases`: `warmup`, `steady`, `cooldown`",
-    "steps.ranks.phases.steady": "`phases`: `warmup`, `steady`, `cooldown`",
-    "steps.ranks.phases.cooldown": "`phases`: `warmup`, `steady`, `cooldown`",
-    "steps.ranks.ideal": "`ideal`",
-    "steps.ranks.comms": "`comms[]`",
-    "steps.ranks.ops": "`ops[]`",
-    "steps.ranks.ops.parts": "`ops[]`",
-    "steps.ranks.device": "`device`",
-    **{f"steps.critical_path.{sums}": "`steps[].critical_path`" for sums in ("parts", "by_stage", "ops")},
-    **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
-    "steps.ranks.host": "`host`",
-    "steps.ranks.synchronisations": "`synchronisations[]`",
-    "collectives.sizes": "`collectives[]`",
-    **{f"interconnect.{path}": "`interconnect`" for path in ("devices", "collectives")},
-    "device.host": "`host`",
-    "device.synchronisations": "`synchronisations[]`",
-    **{f"stragglers.{entries}": "`stragglers`" for entries in ("workers", "stages", "op_kinds")},
-    "device": "`device[]`",
-    "device.comms": "`device[]`",
-    **{
-        f"memory.{path}": "`memory`"
-        for path in ("ranks", "ranks.in_flight", "ranks.predicted", "ranks.predicted.stages")
-    },
-    **{
-        f"step_series.{entries}": "`step_series`"
-        for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
-    },
-    "missing_evidence": "`missing_evidence[]`",
-    **{
-        f"experts.{path}": "`experts`"
-        for path in ("layers", "over_layers", "ranks", "calls", "routing", "steps", "traffic")
-    },
-    "experts.traffic.pairs": "`experts`",
-    "recompute.steps": "`recompute`",
-    "hang.edges": "`hang`",
-    "recording.as_recorded.steps": "`recording.as_recorded`",
-    "recording.as_recorded.steps.waterfall_ns": "`steps[].bubble`",
-    "recording.as_recorded.steps.ranks": "`recording.as_recorded`",
-}
+"""Keys of sums, objects that no type has, by their path."""
 FREE = {
-    *("clock.offsets_ns", "schedule.candidates.pp_ranks", "steps.ranks.spans", "steps.causes.where"),
+    *(
+        "clock.offsets_ns",
+        "schedule.candidates.pp_ranks",
+        "steps.ranks.spans",
+        "steps.ranks.idle_spans",
+        "steps.causes.where",
+    ),
     *("steps.outside.where", "step_series.outliers.differences.where", "step_series.changes.differences.where"),
     *("marked_steps.spans", "findings.evidence", "recording.settings"),
 }
@@ -117,17 +82,17 @@ Found = tuple[str, str, object]
 
 
 def fields(value: object, path: str = "") -> Iterator[Found]:
-    """Every field of a JSON object; lists count as their members."""
+    """Every field of a JSON object; lists, and the phases by their names, count as their members."""
     if isinstance(value, list):
         for member in value:
             yield from fields(member, path)
     elif isinstance(value, Mapping) and path not in FREE:
         for key, inner in value.items():
             yield path, key, inner
-            yield from fields(inner, f"{path}.{key}".removeprefix("."))
+            members = [*inner.values()] if key == "phases" and inner else inner
+            yield from fields(members, f"{path}.{key}".removeprefix("."))
 
 
-@cache
 def section(heading: str) -> str:
     """The text below a heading, up to the next one."""
     (result,) = re.finditer(rf"^#+ {re.escape(heading)}$", PAGE, re.MULTILINE)
@@ -138,19 +103,17 @@ def names(text: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", text))
 
 
-def rows(text: str) -> Iterator[tuple[str, ...]]:
-    """The rows of the tables in a text, without their heads and rules."""
-    for line, below in pairwise([*text.splitlines(), ""]):
-        if line.startswith("|") and not line.startswith("|---") and not below.startswith("|---"):
-            yield tuple(cell.strip() for cell in line.strip("|").split("|"))
-
-
 @cache
-def described(heading: str) -> set[str]:
-    """The names in a heading and its text; of tables, those in the columns that describe a field."""
-    text = section(heading)
-    prose = [line for line in text.splitlines() if not line.startswith("|")]
-    return names("\n".join([heading, *prose, *(" ".join(row[:2]) for row in rows(text))]))
+def tables() -> dict[str, dict[str, tuple[str, str]]]:
+    """By the path of an object in the JSON: its fields in the tables of the page, each with the two other columns."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for kind, paths in report_page.paths_of_types(Report).items():
+        table = PAGE.split(f"<!-- fields of {kind.__name__} -->")[1].split("<!-- end of")[0]
+        rows = [re.split(r" (?<!\\)\| ?", line) for line in table.splitlines() if line.startswith(("| `", "| [`"))]
+        for path in paths:
+            fields_there = found.setdefault(path.replace("[]", ""), {})
+            fields_there |= {name: (meaning, without) for first, meaning, without, _ in rows for name in names(first)}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +165,9 @@ def reports(
         _with_prediction(lone_rank),
         schedule=replace(lone_rank.schedule, candidates=(candidate,)),
         hang=HANG,
+        doubts=(Doubt(InDoubt.CLOCK, "a line"),),
+        recording=lone_rank.recording and replace(lone_rank.recording, as_recorded=AsRecorded("slow", (_RECORDED,))),
+        device=tuple(replace(device, on_host=HostWindow(0, 9, 4, 3, 2)) for device in lone_rank.device),
         step_series=_SERIES,
         interconnect=_INTERCONNECT,
         collectives=_COLLECTIVES,
@@ -222,6 +188,7 @@ _RECOMPUTE = RecomputeReport(
     (StepRecompute(1, 3),),
     *("full", None, True, "a reason", "a reason"),
 )
+_RECORDED = RecordedStep(1, None, None, None, None, (RecordedRank(0, None, None, None, HostIdle(1, 2, 3)),))
 _MORE = StageDifference("F", 1, 0, 2, (StagePart("matmul", 2),), (StagePart("layer", 2),))
 _INTERCONNECT = Interconnect(
     (DevicePeak(0, "NVIDIA H200", "nvlink", 450.0), DevicePeak(1, None, None, None)),
@@ -269,64 +236,147 @@ def _with_prediction(report: Report) -> Report:
     return replace(report, memory=replace(report.memory, ranks=ranks))
 
 
-def test_every_object_of_the_report_has_a_section(reports: list[dict[str, Any]]) -> None:
-    assert {path for report in reports for path, _, _ in fields(report)} == set(SECTIONS)
+def test_the_page_is_what_the_command_writes() -> None:
+    assert report_page.page_of(PAGE) == PAGE
 
 
-def test_every_field_is_described_in_the_section_of_its_object(reports: list[dict[str, Any]]) -> None:
-    missing = {
-        f"{path}.{key}"
-        for report in reports
-        for path, key, _ in fields(report)
-        if key not in described(SECTIONS[path]) and not (path == "device" and key in described("`device`"))
-    }
-    assert not missing
-
-
-def test_no_table_describes_a_field_that_is_not_written(reports: list[dict[str, Any]]) -> None:
+def test_each_object_has_the_fields_of_its_tables_and_no_other(reports: list[dict[str, Any]]) -> None:
     written: dict[str, set[str]] = {}
     for report in reports:
         for path, key, _ in fields(report):
-            written.setdefault(SECTIONS[path], set()).add(key)
-    stale = {
-        f"{heading}: {name}"
-        for heading, keys in written.items()
-        for row in rows(section(heading))
-        for name in names(row[0]) - keys
-    }
-    assert not stale
+            written.setdefault(path, set()).add(key)
+    described = {path: set(rows) for path, rows in tables().items()}
+    described |= {"": {"schema", *described[""]}, **SUMS, "hang": set(HANG), "hang.edges": set(HANG["edges"][0])}
+    assert written.keys() == described.keys()
+    assert not {path: written[path] ^ keys for path, keys in described.items() if written[path] != keys}
 
 
-def test_a_field_that_is_never_null_never_is(reports: list[dict[str, Any]]) -> None:
-    promised = {
-        (heading, name)
-        for heading in SECTIONS.values()
-        for row in rows(section(heading))
-        if row[-1] == "never"
-        for name in names(row[0])
-    }
-    assert ("Top level", "framework") in promised
-    broken = {
-        f"{path}.{key}"
+@pytest.mark.parametrize("path", SUMS)
+def test_the_comment_of_sums_names_their_keys(path: str) -> None:
+    parent, _, name = path.rpartition(".")
+    assert names(tables()[parent][name][0]) >= SUMS[path]
+
+
+def test_a_field_is_null_or_empty_only_where_the_page_says_that_it_may_be(reports: list[dict[str, Any]]) -> None:
+    found = {
+        ("null" if value is None else "empty", path, key)
         for report in reports
         for path, key, value in fields(report)
-        if value is None and (SECTIONS[path], key) in promised
+        if value in (None, [], {}, "")
     }
-    assert not broken
+    assert {("null", "steps.ranks", "bubble_ns"), ("empty", "steps.causes", "where")} <= found
+    written = tables()
+    assert not {it for it in found if (row := written.get(it[1], {}).get(it[2])) and it[0] not in row[1]}
 
 
-def test_every_field_that_was_null_is_said_to_be_so_at_times(reports: list[dict[str, Any]]) -> None:
-    tables = {
-        heading: {name for row in rows(section(heading)) for name in names(row[0])} for heading in SECTIONS.values()
+@dataclass(frozen=True)
+class Silent:
+    """A type with a field of which nothing is said."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A type with a field that may be None, and does not say when."""
+
+    rank: int | None  #: global rank; empty where it is not known
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call."""
+
+    #: name of the call
+    #: (:mod:`here`), ``a|b``; left out of others
+    name: str
+    rank: int | None  #: global rank; null where it is not known; empty never
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of a run.
+
+    Of which no more is on the page.
+    """
+
+    by_kind: Mapping[str, tuple[Call, ...]]  #: calls
+    num_calls: int  #: a number
+    num_ranks: int  #: a number
+
+
+@pytest.mark.parametrize("kind", [Silent, Wrong])
+def test_a_field_whose_comment_is_missing_or_does_not_fit_its_type_is_refused(kind: type) -> None:
+    with pytest.raises(UsageError, match=f"{kind.__name__}.rank"):
+        report_page.page_of("", kind)
+
+
+def test_a_type_that_the_page_does_not_have_gets_a_section_behind_that_of_its_field() -> None:
+    page = "# Page\n\n<!-- fields of Calls -->\nold\n<!-- end of Calls -->\n\nMore.\n\n(next)=\n## Next\n\nText.\n"
+    written = report_page.page_of(page, Calls)
+    assert (
+        written
+        == """# Page
+
+<!-- fields of Calls -->
+Calls of a run.
+
+| field | meaning | null or empty |
+|---|---|---|
+| [`by_kind`](#by-kind) | calls | never |
+| `num_calls`, `num_ranks` | a number | never |
+<!-- end of Calls -->
+
+More.
+
+(by-kind)=
+## `by_kind[]`
+
+<!-- fields of Call -->
+A call.
+
+| field | meaning | null or empty |
+|---|---|---|
+| `name` | name of the call, `a\\|b` | left out of others |
+| `rank` | global rank | null where it is not known; empty never |
+<!-- end of Call -->
+
+(next)=
+## Next
+
+Text.
+"""
+    )
+    assert report_page.page_of(written, Calls) == written
+    moved = written.replace("(by-kind)=\n## `by_kind[]`\n\n", "")
+    assert "\n`by_kind[]`: A call.\n" in report_page.page_of(moved, Calls)
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (
+            "<!-- fields of Doubt -->\n<!-- end of Doubt -->\n<!-- fields of Call -->\n<!-- end of Call -->\n",
+            "fields of Call",
+        ),
+        ("<!-- fields of Doubt -->\n", "lacks <!-- fields of Doubt --> and behind it <!-- end of Doubt -->"),
+        ("", "lacks <!-- fields of Doubt -->"),
+    ],
+)
+def test_a_page_with_a_table_of_a_type_that_is_gone_or_without_a_place_for_one_is_refused(
+    page: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        report_page.page_of(f"# Page\n\n{page}", Doubt)
+
+
+def test_the_meaning_of_a_field_begins_with_a_noun_or_a_verb() -> None:
+    openings = {
+        f"{kind.__name__}.{field.name}": re.findall(r"[^\W_]+", field.meaning)[0].lower()
+        for kind in report_page.paths_of_types(Report)
+        for field in report_page.fields_of(kind)
     }
-    null = {(path, key) for report in reports for path, key, value in fields(report) if value is None}
-    assert ("steps.ranks", "bubble_ns") in null
-    unsaid = {
-        f"{path}.{key}"
-        for path, key in null
-        if key not in tables[SECTIONS[path]] | tables["`device`"] | tables["`ops[]`"]
-    }
-    assert not unsaid
+    assert not {name for name, word in openings.items() if word in QUESTIONS | ASIDES}
 
 
 def test_the_fields_of_a_simulation_are_described() -> None:

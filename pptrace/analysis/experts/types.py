@@ -13,188 +13,197 @@ from pptrace.slices import distinct_of
 
 @dataclass(frozen=True, slots=True)
 class LayerLoad:
-    """Load of one layer's experts in all steps of the report: the ``nth`` layer with experts of its ``stage``, from 0.
+    """Load of one layer's experts in all steps of the report."""
 
-    ``layer`` is its number in the model. ``routes`` are how often tokens chose each expert, dropped ones included, over all
-    ranks; ``expert_ratio`` is the most of one expert over the mean, ``hottest`` that expert, ``idle_experts`` how many nobody
-    chose; ``least_ratio`` and ``deviation_ratio`` are the fewest of one and the standard deviation over the mean.
-    ``chance_ratio`` is what the ratio of one microbatch comes to if all routes go to an expert by chance. ``rank_ratio`` is the
-    same of the rows that ranks compute: most of a group over its mean, in the mean over microbatches, and ``worst_rank_ratio``
-    the largest of them. ``dropped`` routes found no room; ``dropped_tokens`` have no other one either.
-    """
-
-    layer: int | None
-    stage: int | None
-    nth: int
+    layer: int | None  #: its number in the model; null without counts
+    stage: int | None  #: its stage; null where ops name none; without calls along ep as ``predicted_bytes`` of ranks
+    nth: int  #: number among the layers with experts of its stage, from 0
+    #: tokens that chose each expert, dropped ones included, of ranks that counted them (``reasons`` names others); null without
+    #: counts
     routes: tuple[int, ...] | None
-    hottest: int | None
+    hottest: int | None  #: expert with most routes; null as ``routes``
+    #: routes of the hottest over the mean of all (max / mean, 1 to the number of experts); null as ``routes``
     expert_ratio: float | None
+    #: about what ``expert_ratio`` comes to where routes are drawn by chance: 1 + √(2 · ln E · E / routes); null as ``routes``
     chance_ratio: float | None
-    idle_experts: int | None
-    dropped: int | None
-    dropped_share: float | None
+    idle_experts: int | None  #: experts that nobody chose; null as ``routes``
+    dropped: int | None  #: routes that found no room in their expert's capacity; null as ``routes``
+    dropped_share: float | None  #: their share of all routes; null as ``routes``
+    #: most rows of a rank over the mean of its group (*overload factor*), the mean over microbatches; null where rows are not
+    #: known
     rank_ratio: float | None
-    worst_rank_ratio: float | None
+    worst_rank_ratio: float | None  #: the largest of them; null as ``rank_ratio``
+    #: tokens all of whose routes were dropped: the residual connection (and a shared MLP) alone carries them on; null as
+    #: ``routes``, and in traces of older versions
     dropped_tokens: int | None = None
-    dropped_tokens_share: float | None = None
-    least_ratio: float | None = None
+    dropped_tokens_share: float | None = None  #: their share of all tokens; null as ``dropped_tokens``
+    least_ratio: float | None = None  #: routes of the expert with fewest over the mean; null as ``routes``
+    #: standard deviation of the experts' routes over the mean; null as ``routes``
     deviation_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpread:
-    """The spread of one figure of :class:`LayerLoad` over the layers in which it is known: percentiles, each that of a layer."""
+    """The spread of one figure of ``layers`` over those in which it is known; figures that fewer than two layers have are left
+    out.
+    """
 
+    #: name of the figure: ``expert_ratio``, ``least_ratio``, ``deviation_ratio``, ``idle_experts``, ``dropped_share``,
+    #: ``dropped_tokens_share``, ``rank_ratio`` or ``worst_rank_ratio``
     figure: str
-    num_layers: int
-    min: float
-    p50: float
-    p75: float
-    p90: float
-    p95: float
-    max: float
+    num_layers: int  #: layers in which it is known
+    min: float  #: least, that of a layer, as all of these
+    p50: float  #: median
+    p75: float  #: 75th percentile
+    p90: float  #: 90th percentile
+    p95: float  #: 95th percentile
+    max: float  #: most
 
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """Load of one rank in all steps of the report: the rows that its experts computed, those of forwards alone.
+    """Load of one rank in all steps of the report."""
 
-    ``ratio`` is that over the mean of the ranks of its groups. ``expert_ns`` is the time between the calls that bring rows and
-    those that take them back, forward and backward, ``slowness`` how many times as long it takes as others with as many rows
-    do. ``waited_ns`` are its own waits in these calls, ``caused_ns`` those of others for it: ``before`` the layer, in calls
-    that bring rows, and ``after`` its experts. ``bytes`` is what it hands in to calls of tokens, ``predicted_bytes`` what the
-    counts of routes come to. ``in_flight_rows`` is the most rows whose backward has not run, ``in_flight_ratio`` that over what
-    it would be with the mean of its groups: the memory of experts grows with it. ``flops`` are those of its experts' matrix
-    products in all of this, padding included.
-    """
-
-    rank: int
-    stage: int | None
-    first_expert: int | None
-    num_experts: int | None
+    rank: int  #: global rank
+    stage: int | None  #: its stage; null of several
+    first_expert: int | None  #: first of the experts that it holds; null without counts, and where its layers differ
+    num_experts: int | None  #: number of them; null as ``first_expert``
+    #: rows that its experts computed in forwards (without ops of a pipeline, in all exchanges; where ranks share each expert,
+    #: those of all of them); null where rows are not known
     rows: int | None
-    ratio: float | None
-    expert_ns: int
+    ratio: float | None  #: rows over the mean of its groups; null as ``rows``
+    expert_ns: int  #: time between dispatch and combine, forward and backward
+    #: ``expert_ns`` over the time of others of its groups with as many rows, the median; null where the group or rows are not
+    #: known, and of experts without rows, unless others have none either
     slowness: float | None
-    waited_ns: int | None
+    waited_ns: int | None  #: time for which it waited in these calls; null where they are not matched
+    #: time for which others waited for it in dispatches, to which it came late from elsewhere; null as ``waited_ns``
     caused_before_ns: int | None
+    #: time for which others waited for it in combines, because its experts took longer; null as ``waited_ns``
     caused_after_ns: int | None
-    bytes: int | None
-    received_bytes: int | None
+    bytes: int | None  #: bytes that it handed in to these calls; null where a call does not tell its size
+    received_bytes: int | None  #: bytes that came back; null as ``bytes``
+    #: bytes that it hands in by its counts, for each of forward, recomputation and backward; null of other runs than those of
+    #: ``instrument/``, and where calls of some forwards or backwards are not known
     predicted_bytes: int | None
+    #: most rows that its experts hold for their backward (for their W, where it is split), of all layers and microbatches
+    #: together: the memory of experts' activations grows with it; null where directions or rows are not known, and with
+    #: overlapped pairs that interleave their calls
     in_flight_rows: int | None = None
+    #: rows in flight over what they would be with the mean of its groups; null as ``in_flight_rows``
     in_flight_ratio: float | None = None
+    #: floating-point operations of its experts' matrix products in ``expert_ns``, padding included; null as ``predicted_bytes``
     flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertCalls:
-    """All calls of one layer and direction (``F``, ``B``) that bring rows (``dispatch``) or take them back (``combine``), over
-    all ranks and steps, ns.
+    """All calls of one layer, direction and role, over all ranks and steps."""
 
-    ``last_rank`` came last most often, in ``last_share`` of them; ``last_reason`` is why: ``rows`` (its experts have most),
-    ``slow`` (it takes longer for as many rows), ``before`` (it came late to the layer); None where it is last no more often than
-    by chance, or nothing tells.
-    """
-
-    layer: int | None
-    stage: int | None
-    nth: int | None
-    direction: str | None
-    role: str
-    count: int
-    bytes: int | None
-    received_bytes: int | None
+    layer: int | None  #: layer, as in ``layers``; null as there
+    stage: int | None  #: its stage; null as in ``layers``
+    nth: int | None  #: number among the layers with experts of the stage; null where it is not known
+    direction: str | None  #: ``F`` or ``B``; null where it is not known
+    role: str  #: ``dispatch`` (brings rows to the experts) or ``combine`` (takes them back)
+    count: int  #: calls of all ranks
+    bytes: int | None  #: bytes handed in; null where a call does not tell its size
+    received_bytes: int | None  #: bytes received, over a whole group as many; null as ``bytes``
+    #: time of waiting for the last member: data of those that are there may flow before it comes, so that this is an upper bound;
+    #: null where the calls are not matched
     wait_ns: int | None
-    transfer_ns: int | None
-    hidden_ns: int | None
-    exposed_ns: int | None
+    transfer_ns: int | None  #: transfer from then on; null as ``wait_ns``
+    hidden_ns: int | None  #: transfer that compute hides; null as ``wait_ns``
+    exposed_ns: int | None  #: transfer that no compute hides; null as ``wait_ns``
+    #: rank that came last most often, so that others waited; null as ``wait_ns``, and where all came together
     last_rank: int | None
-    last_share: float | None
+    last_share: float | None  #: share of the calls in which it did; null as ``last_rank``
+    #: reason: ``rows`` (its experts have most rows), ``slow`` (1.15 times as long as others or more, for as many rows),
+    #: ``before`` (it came late to the layer); null where it is last no more often than by chance, or none of them is sure
     last_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertStep:
-    """Waits of all ranks in the calls of experts of one step, ns, and the rank that they were for most of all.
+    """Waits of all ranks in the calls of experts of one step; every step of the report has an entry."""
 
-    The others waited for ``late_rank`` for ``late_ns``, in dispatches and combines together, which is ``late_share`` of the
-    waits; ``reason`` says why, as in :class:`ExpertCalls`. ``rank_ratio`` is the most rows of a rank over the mean of its group,
-    in the mean over the step's exchanges.
-    """
-
-    step: int
+    step: int  #: number of the step
+    #: waits of all ranks in dispatches and combines; over all steps as much as over all ``calls``; null where a call of the step
+    #: is not matched, or there is none
     wait_ns: int | None
+    #: rank for which the others waited longest, dispatches and combines together; null as ``wait_ns``, and where all came
+    #: together
     late_rank: int | None
-    late_ns: int | None
-    late_share: float | None
+    late_ns: int | None  #: time for which they did; null as ``late_rank``
+    late_share: float | None  #: share of ``wait_ns`` that this is; null as ``late_rank``
+    #: reason, as ``last_reason``, of this step alone; null where others of its group are waited for as long by chance (1.5 times
+    #: its part of their waits is the least that counts), or none is sure
     reason: str | None
+    #: most rows of a rank over the mean of its group, the mean over all exchanges of the step; null where rows are not known
     rank_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficPair:
-    """Rows from one rank to another in dispatches of forwards; ``share`` is that of all rows of ``source``, own ones included."""
+    """Rows of tokens from one rank to another in dispatches of forwards."""
 
-    source: int
-    target: int
-    rows: int
-    bytes: int | None
-    share: float
+    source: int  #: global rank that has the tokens
+    target: int  #: global rank whose experts compute them
+    rows: int  #: rows from the one to the other
+    bytes: int | None  #: their bytes; null as ``away_bytes``
+    share: float  #: share of all rows that the source sends to experts, its own included
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTraffic:
-    """Rows from rank to rank in dispatches of forwards, those that stay on their rank included.
+    """Rows of tokens from the rank that has them to the rank whose experts compute them, in dispatches of forwards."""
 
-    ``known_from`` is ``splits`` of the calls or ``counts`` of the runtime. ``away_rows`` and ``away_bytes`` go to other ranks.
-    ``pairs`` are those of the ``num_pairs`` pairs of two ranks that have most rows.
-    """
-
-    known_from: str
-    num_rows: int
-    away_rows: int
+    known_from: str  #: ``splits`` of the calls or ``counts`` of the runtime
+    num_rows: int  #: all rows, with those that stay on their rank
+    away_rows: int  #: rows to other ranks
+    #: their bytes; null where calls do not tell the bytes of a row, or what travels are not these rows (``counts`` of ``padded``
+    #: and ``all-gather``)
     away_bytes: int | None
-    num_pairs: int
-    pairs: tuple[TrafficPair, ...]
+    num_pairs: int  #: pairs of two different ranks in one group
+    pairs: tuple[TrafficPair, ...]  #: the 100 of them with most rows
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingGain:
-    """Gain of a mean step if all experts had equally many rows, by replay, with its 90 % interval, ns.
+    """Gain of a mean step if all experts had equally many rows, by replay."""
 
-    ``bubble_ns`` is the bubble of all ranks in the replay of the step as it was, ``equal_bubble_ns`` with equal rows.
-    """
-
-    gain_ns: int
-    gain_low_ns: int | None
-    gain_high_ns: int | None
-    share: float
-    bubble_ns: int
-    equal_bubble_ns: int
+    gain_ns: int  #: time that a mean step gets back
+    gain_low_ns: int | None  #: lower end of its 90 % interval; null of a single step
+    gain_high_ns: int | None  #: upper end of it; null of a single step
+    share: float  #: share of the step
+    bubble_ns: int  #: bubble of all ranks in the replay of the step as it was
+    equal_bubble_ns: int  #: bubble of all ranks in the replay with equal rows
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsReport:
-    """Figures of the run's experts. ``source`` is what tells: ``counts`` (recorded by the runtime), ``splits`` of calls, or
-    ``calls`` alone. ``reasons`` say why figures are None, a line each. ``dispatcher`` is the way of tokens to experts; ``etp``
-    ranks share each expert. ``padding_share`` is that of the rows which no route takes. ``over_layers`` sums ``layers`` up.
-    """
+    """Experts in all steps of the report together."""
 
+    #: origin of the rows: ``counts`` (of each expert's routes, by the runtime), ``splits`` of all-to-alls, or ``calls`` alone
     source: str
-    num_experts: int | None
-    top_k: int | None
-    layers: tuple[LayerLoad, ...]
-    ranks: tuple[RankLoad, ...]
-    calls: tuple[ExpertCalls, ...]
+    num_experts: int | None  #: experts of a layer; null without counts, and where layers differ (pyramids)
+    top_k: int | None  #: experts of a token; null without counts
+    layers: tuple[LayerLoad, ...]  #: one entry per layer; empty where there are none
+    ranks: tuple[RankLoad, ...]  #: one entry per rank; empty where times of ranks do not compare
+    calls: tuple[ExpertCalls, ...]  #: one entry per layer, direction and role; empty as ``ranks``
+    #: gain of a mean step if all experts had equally many rows; null where rows are not known, or no step has every op of a plan
     routing: RoutingGain | None
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  #: reasons why figures are null, a line each; empty where none are
+    #: way of tokens to experts, ``all-to-all``, ``padded`` or ``all-gather``; null of other runs than those of ``instrument/``
     dispatcher: str | None = None
-    etp: int | None = None
+    etp: int | None = None  #: ranks that share each expert; null as ``dispatcher``
+    #: share of the rows that experts compute which no route takes: with ``padded`` they are as many for the busiest expert of a
+    #: rank as for all others; null as ``etp``, and where of all ranks that share experts some have no trace
     padding_share: float | None = None
+    #: one entry per step; empty without calls, of traces without steps, and as ``ranks``
     steps: tuple[ExpertStep, ...] = ()
+    #: rows from rank to rank; null where neither splits nor counts tell it, or nothing tells which ranks exchange with each other
     traffic: ExpertTraffic | None = None
-    over_layers: tuple[LayerSpread, ...] = ()
+    over_layers: tuple[LayerSpread, ...] = ()  #: spread of each figure over the layers; empty of fewer than two layers
 
 
 SPLITS, COUNTS = "splits", "counts"

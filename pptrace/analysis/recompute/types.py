@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BackwardOps:
-    """The backwards of one ``rank``, ``stage`` and ``kind`` (B, I, or an overlapped pair, whose forward is in it too) in all
-    steps: ``count`` of them compute ``compute_ns`` together.
+    """The backwards of one rank, stage and kind in all steps."""
 
-    In ``recompute_ns`` of that they run forwards again, in ``weights_ns`` they compute gradients of weights. None: not known.
-    """
-
-    rank: int
-    stage: int
-    kind: str
-    count: int
-    compute_ns: int
+    rank: int  #: global rank
+    stage: int  #: virtual stage
+    kind: str  #: B, I, or an overlapped pair, whose forward is in it too
+    count: int  #: ops
+    compute_ns: int  #: their compute together
+    #: part of it that runs forwards again; null without ranges and operators, unless the run says that it recomputes nothing
     recompute_ns: int | None
+    #: part of it that computes gradients of weights in a full B; of this project's ops that sleep their W's share; null of other
+    #: kinds; without operators; where products are not in pairs (compiled graphs, fused gradients), or operators fill less than
+    #: three quarters of the backwards
     weights_ns: int | None
 
     @property
@@ -29,28 +29,25 @@ class BackwardOps:
 
 @dataclass(frozen=True, slots=True)
 class StepRecompute:
-    """The recompute of all ranks in a step, ns."""
+    """The recompute of all ranks in a step."""
 
-    step: int
-    recompute_ns: int
+    step: int  #: number of the step
+    recompute_ns: int  #: recompute of all ranks together
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeReport:
-    """Parts of the backwards of each rank, stage and kind; the recompute of each step in which it is known of all ranks.
+    """Parts of the backwards of each rank, over all microbatches and steps (but those in which kernels are missing)."""
 
-    ``granularity`` is what the run says it recomputes, "" where it says nothing; ``num_layers`` how many layers of each stage do,
-    None: all of them. Without ``of_every_microbatch`` only some microbatches recompute so, or what others do not. The reasons say
-    why a time is null somewhere, None where each is known.
-    """
-
+    #: one entry for each rank, stage and kind of backward; empty where nothing is recomputed and no more is known
     ops: tuple[BackwardOps, ...]
-    steps: tuple[StepRecompute, ...]
+    steps: tuple[StepRecompute, ...]  #: one entry for each step; empty where the recompute of a rank is not known
+    #: extent to which a run of this project says that it recomputes: ``none``, ``selective``, ``full``; empty of others
     granularity: str
-    num_layers: int | None
-    of_every_microbatch: bool
-    recompute_reason: str | None
-    weights_reason: str | None
+    num_layers: int | None  #: layers of each stage that recompute, with method block; null: all of them, or not known
+    of_every_microbatch: bool  #: false where microbatches differ (``--recompute-microbatches-beyond``)
+    recompute_reason: str | None  #: reason why a ``recompute_ns`` is null somewhere; null where each is known
+    weights_reason: str | None  #: reason why a ``weights_ns`` is null somewhere; null where each is known
 
     def mean_of_ranks(self, step: int) -> int | None:
         """The recompute of a rank in a step, in the mean, ns; None where it is not known."""

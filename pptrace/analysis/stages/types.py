@@ -7,63 +7,63 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """A kind of work, or a part of the model: its time in an op of a stage, ns."""
+    """A kind of work, or parts of the model that are alike, in an op of a stage."""
 
-    name: str
-    ns: int
+    name: str  #: kind of work, or of the parts what their names have in common; empty of what is of no part
+    ns: int  #: time by which there is more of it, below 0 less
 
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """A kind of work, or a part of the model: its time in all ops of a stage, ns, and its floating-point operations, None where
-    they are not known or not counted: those of matrix products, convolutions and attention are.
-    """
+    """A kind of work, or a part of the model, in all ops of a stage."""
 
+    #: kind of work, or part of the model; ``others`` are the smallest of more than 40 parts; empty of what is of no part
     name: str
-    ns: int
+    ns: int  #: its time in all ops
+    #: its floating-point operations; over ``ns``: FLOP/s in the table; null of kinds other than ``matmul`` and ``attention``,
+    #: which are not counted, of ``others``, and where they are not known
     flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StageOps:
-    """The ops of one ``kind`` and ``stage`` in all steps and replicas: ``count`` of them compute ``compute_ns`` together.
+    """The ops of one kind and stage in all steps and replicas."""
 
-    ``classes`` (:class:`pptrace.model.pieces.WorkClass`) sum to it exactly, and so do ``parts``: modules or ranges that the
-    program named, else what the order of kernels repeats; "" is what is of no part; none where nothing tells any.
-
-    ``flops`` are the floating-point operations of all of it, ``flops_from`` what tells them: ``operators`` by the shapes of their
-    inputs, or ``sizes`` of the model, as the run wrote them down; None and "" where neither does, and ``no_flops`` says why.
-    """
-
-    stage: int
-    kind: str
-    count: int
-    compute_ns: int
+    stage: int  #: virtual stage
+    kind: str  #: kind of the ops
+    count: int  #: ops
+    compute_ns: int  #: their compute together
+    #: ``compute_ns`` by kind of work (:class:`pptrace.model.pieces.WorkClass`); they sum to it exactly, the largest first
     classes: tuple[StageWork, ...]
+    #: ``compute_ns`` by part of the model; they sum to it exactly; empty where nothing is named and nothing repeats, as in stages
+    #: of one layer
     parts: tuple[StageWork, ...]
-    flops: int | None = None
+    flops: int | None = None  #: floating-point operations of all ops together; null where ``no_flops`` says why
+    #: ``operators``: by the shapes of their inputs, or ``sizes`` of the model, as the run wrote them down; empty with ``flops``
+    #: null
     flops_from: str = ""
-    no_flops: str = ""
+    no_flops: str = ""  #: reason why they are null; empty where ``flops`` are known
 
 
 @dataclass(frozen=True, slots=True)
 class StageDifference:
-    """Time by which an op of a ``stage`` takes longer than one of the stage ``than``, ns, the mean of each, and what of it is
-    due to each kind of work: ``classes`` sum to ``more_ns`` exactly, and so do ``parts``, in which those that are alike are
-    together; there are none where one of the stages has none.
-    """
+    """Ops of a stage that take longer than those of the stage with the lower median, by 2 % or more, the mean of each."""
 
-    kind: str
-    stage: int
-    than: int
-    more_ns: int
+    kind: str  #: kind of the ops
+    stage: int  #: stage whose ops take longer
+    than: int  #: stage that it is compared with
+    more_ns: int  #: time by which the mean op takes longer
+    #: part of it that is due to each kind of work, the largest first, be it more or less; they sum to it exactly
     classes: tuple[StagePart, ...]
+    #: part of it that is due to each part of the model, those that are alike together (``Layer_0`` and ``Layer_1``): they sum to
+    #: it exactly; empty where one of the stages has no parts
     parts: tuple[StagePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StageCompute:
-    """The compute of all stages: of their ops, and of those of each kind that take longer than the median stage's."""
+    """Compute of the stages' ops, and reasons why one takes longer than another."""
 
-    ops: tuple[StageOps, ...]
+    ops: tuple[StageOps, ...]  #: one entry for each stage and kind
+    #: one entry for each stage and kind that takes longer; empty where none does
     differences: tuple[StageDifference, ...]
