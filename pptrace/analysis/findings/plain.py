@@ -205,7 +205,7 @@ _INSTEAD: Mapping[str, Callable[[RankStep], int | None]] = {
     "between operators (Python, input)": between_operators_ns,
     "in compute": lambda rank: rank.compute_ns,
 }
-"""What a late rank may do longer than others, ns: of two that tell as much the first one."""
+"""Figures of a late rank that may be larger than those of others, ns: of two that tell as much the first one."""
 
 
 def _mean_of(

@@ -320,8 +320,7 @@ _IDLE_KINDS = ("GC", "DATA", "CHECKPOINT", "LOGGING")
 def idle_by_host(
     spans: Slice, times: TimesInWindows, of_operators: Mask, hosts: Sequence[HostIdle | None]
 ) -> dict[str, list[Any]]:
-    """What a rank's host did in each window while the rank had nothing to do: the time in its ranges by kind, and what of the
-    window is between operators, ns.
+    """Idle time of each window by what the rank's host did meanwhile, ns: that in its ranges by kind, and that between operators.
 
     Args:
         of_operators: where the operators of a host without a device tell what it computed.
