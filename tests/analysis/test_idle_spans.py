@@ -134,7 +134,7 @@ def test_steps_that_are_long_for_a_reason_are_no_outliers() -> None:
 def test_a_rank_that_loads_longer_comes_last_for_that() -> None:
     spans = [{"idle_spans": {"DATA": ms * MS}} for ms in (5, 25)]
     (found,) = findings_of(*[step_of(rank_of(0, 8, 0, **spans[0]), rank_of(1, 28, 20, **spans[1]))] * 2)[:1]
-    assert found.detail.endswith(": it is 25.0 ms in loading of data, the others 5.0")
+    assert found.detail.endswith("; look at the loading of data of rank 1: 25.0 ms a step, of the others 5.0")
 
 
 def test_ranks_whose_launches_are_not_known_hide_nothing_of_the_others() -> None:

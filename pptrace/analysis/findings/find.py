@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.findings.plain import (
+    IDLE_FIGURES,
     device_findings,
-    idle_span_findings,
+    idle_findings,
     of_ranks,
     plain_host_findings,
     with_idle_spans,
@@ -20,7 +21,7 @@ from pptrace.analysis.findings.plain import (
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
-from pptrace.analysis.part_words import IDLE_WORDS, SLOW_RANK_ALIKE, WORDS
+from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, RankStep, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
@@ -69,13 +70,12 @@ def find(
     ]
     explained = explained_steps(steps, series)
     plain = [step for step in steps if not step.has_pipeline]
-    of_spans = [] if explained else list(idle_span_findings(plain))
-    series = _without_explained(series, study, _of_outside(steps, others) + _of_idle_spans(plain, of_spans))
+    series = _without_explained(series, study, _of_outside(steps, others) + _of_hosts([] if explained else plain))
     of_series = list(findings_of_series(series, steps)) if series else []
     if not explained:
         apart = {outlier.step for outlier in series.outliers} if series else set()
         plain = [step for step in plain if step.step not in apart]
-        of_hosts = (*of_spans, *_host_without_pipeline(plain), *plain_host_findings(plain), *device_findings(plain))
+        of_hosts = (*_host_without_pipeline(plain), *plain_host_findings(plain), *device_findings(plain))
         rest = (*of_series, *others, *of_hosts, *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
     shares = Shares.of(steps, mean_length(explained))
@@ -301,13 +301,12 @@ def _of_outside(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Cou
     return Counter(dict(zip((step.step for step in known), more.tolist(), strict=True)))
 
 
-def _of_idle_spans(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Counter[int]:
-    """The time, ns, that each step has more than is usual of what hosts do while ranks wait, as far as that has a finding."""
-    causes = {finding.evidence["cause"] for finding in findings}
-    named = [kind for kind, words in IDLE_WORDS.items() if words.label in causes]
+def _of_hosts(steps: Sequence[StepReport]) -> Counter[int]:
+    """The time, ns, that each step without a pipeline has more than is usual of what has a finding on its hosts."""
+    causes = {finding.evidence["reason"] for finding in idle_findings(steps)}
+    figures = [of_rank for reason, of_rank in IDLE_FIGURES.items() if reason in causes]
     of_steps = [
-        max((sum((rank.idle_spans or {}).get(kind, 0) for kind in named) for rank in step.ranks), default=0)
-        for step in steps
+        max((sum(of_rank(rank) or 0 for of_rank in figures) for rank in step.ranks), default=0) for step in steps
     ]
     usual = int(np.median(of_steps)) if steps else 0
     return Counter({step.step: max(ns - usual, 0) for step, ns in zip(steps, of_steps, strict=True)})

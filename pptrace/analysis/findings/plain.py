@@ -33,8 +33,16 @@ def plain_host_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     """The findings of steps without a pipeline, each from a twentieth of the step on."""
     span = sum(step.length_ns or 0 for step in steps)
     if span:
-        yield from _between_operators(steps, span / len(steps))
+        yield from idle_findings(steps)
         yield from _last_to_collectives(steps, span / len(steps))
+
+
+def idle_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
+    """Findings on what hosts do while their ranks have nothing else to do: what ranges say, and what runs no operator."""
+    span = sum(step.length_ns or 0 for step in steps)
+    if span:
+        yield from _idle_span_findings(steps)
+        yield from _between_operators(steps, span / len(steps))
 
 
 def _between_operators(steps: Sequence[StepReport], mean_span: float) -> Iterator[Finding]:
@@ -80,10 +88,10 @@ def of_ranks(step: StepReport, of_rank: Callable[[RankStep], int | None]) -> int
     return sum(max(ns - late, 0) for ns, late in known) // len(known) if 2 * len(known) > len(step.ranks) else None
 
 
-def idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
+def _idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     """Findings on what hosts do, as ranges say, while their ranks have nothing else to do, in steps without a pipeline."""
     typical, length = typical_of(steps), sum(step.length_ns or 0 for step in steps)
-    for kind, words in IDLE_WORDS.items() if length else ():
+    for kind, words in IDLE_WORDS.items():
         of_steps = np.array([of_ranks(step, idle_in_range(kind)) or 0 for step in steps], dtype=np.int64)
         if not _is_finding(of_steps, length / len(steps)):
             continue
@@ -189,21 +197,26 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
 
 
 def _instead(steps: Sequence[StepReport], number: int) -> str:
-    """Words for what a rank does longer than the others do; "" where that is not known."""
+    """Advice to look at what a rank does longer than the others do, in general where that is not known."""
     parts = {
         words: [_mean_of(steps, number, of_rank, own) for own in (True, False)] for words, of_rank in _INSTEAD.items()
     }
     longer = {name: (own, others) for name, (own, others) in parts.items() if own is not None and others is not None}
     name, (own, others) = max(longer.items(), key=lambda part: part[1][0] - part[1][1], default=("", (0.0, 0.0)))
     if own <= others:
-        return ""
-    return f": it is {own / 1e6:,.1f} ms {name}, the others {others / 1e6:,.1f}"
+        return f"; look at the host, clocks and neighbours of rank {number}"
+    return f"; look at the {name} of rank {number}: {own / 1e6:,.1f} ms a step, of the others {others / 1e6:,.1f}"
 
 
+IDLE_FIGURES: Mapping[str, Callable[[RankStep], int | None]] = {
+    **{words.phrase: idle_in_range(kind) for kind, words in IDLE_WORDS.items()},
+    BETWEEN_OPERATORS: between_operators_ns,
+}
+"""Figures of a rank, ns, by the reason of the finding on them."""
 _INSTEAD: Mapping[str, Callable[[RankStep], int | None]] = {
-    **{f"in {words.phrase}": idle_in_range(kind) for kind, words in IDLE_WORDS.items()},
-    "between operators (Python, input)": between_operators_ns,
-    "in compute": lambda rank: rank.compute_ns,
+    **{words.phrase: IDLE_FIGURES[words.phrase] for words in IDLE_WORDS.values()},
+    "time between operators (Python, input)": between_operators_ns,
+    "compute": lambda rank: rank.compute_ns,
 }
 """Figures of a late rank that may be larger than those of others, ns: of two that tell as much the first one."""
 

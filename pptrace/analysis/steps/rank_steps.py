@@ -327,16 +327,21 @@ def idle_by_host(
         hosts: what a device waited for, None where that is not known.
     """
     lane, named = times.lane, EMPTY
-    busy = merge(lane.compute, lane.not_overlapped, lane.exposed)
     totals: list[dict[str, int]] = [{} for _ in hosts]
     for kind in _IDLE_KINDS:
         rows = spans.where(spans.among("kind", (kind,)))
+        if not len(rows):
+            continue
         ranges = subtract(union(rows["start_ns"], rows["end_ns"]), named)
         named = merge(named, ranges)
-        idle = subtract(ranges, busy) if lane.idle is None else intersect(ranges, lane.idle.launch_starved)
+        if lane.idle is None:
+            idle = subtract(ranges, merge(lane.compute, lane.not_overlapped, lane.exposed))
+        else:
+            idle = intersect(ranges, lane.idle.launch_starved)
         for total, ns in zip(totals, lengths_within(idle, times.start_ns, times.end_ns).tolist(), strict=True):
             total.update({kind: ns} if ns else {})
-    between, on_device = times.least_bubble_ns, np.array([host is not None for host in hosts], dtype=np.bool_)
+    on_device = np.array([host is not None for host in hosts], dtype=np.bool_)
+    between = times.least_bubble_ns if of_operators.any() else np.zeros_like(times.start_ns)
     if lane.idle is not None and lane.idle.between_operators is not None:
         paused = intersect(merge(lane.idle.between_operators, named), lane.idle.launch_starved)
         between, of_operators = lengths_within(paused, times.start_ns, times.end_ns), of_operators | on_device
