@@ -84,7 +84,7 @@ def _reason(recording: RecordingReport) -> str:
     half = recording.relative_error
     known = "is not known" if half is None else f"is known to ±{half:.0%} only"
     if recording.unrecorded_step_ns is None:
-        cure = "`pptrace run` measures it; record with less (no shapes, stacks or modules)"
+        cure = "record with less (no shapes, stacks or modules), by `pptrace run`, which measures it"
     elif recording.settings.get("level") != "light":
         cure = "record with less (pptrace run --record light), or more steps on a machine that does nothing else"
     else:

@@ -9,6 +9,7 @@ from statistics import median
 
 import pytest
 
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import RecordingReport, Report
 from pptrace.intervals import lengths_within, union
 from pptrace.workflow.load import load
@@ -62,6 +63,7 @@ def test_what_is_not_known_well_enough_is_no_finding_about_hosts_and_says_how_to
     (missing,) = [entry for entry in report.missing_evidence if entry.findings == ("host",)]
     assert "without its recording is known to ±" in missing.reason
     assert "record with less" in missing.reason
+    assert verdict_lines(report).first.startswith("Record with less (no shapes, stacks or modules), by `pptrace run`")
 
 
 @needs_runs

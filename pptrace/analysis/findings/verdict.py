@@ -55,6 +55,10 @@ def verdict_lines(report: Report) -> VerdictLines:
                 if found.gain_ns is None and found.evidence.get("share", 0) >= _RULES:
                     first = f"{_capital(_advice(found, step))}; what that saves is not known.{few}"
                     return VerdictLines(made_of, f"{found.title}.", first, number)
+            if not _speaks_of_hosts(report):
+                reasons = [missing.reason for missing in report.missing_evidence if "host" in missing.findings]
+                for why, _, cure in (reason.partition(": ") for reason in reasons):
+                    return VerdictLines(made_of, "", f"{_capital(cure)}: {why}.{few}")
             return VerdictLines(made_of, "", f"{_of_the_schedule(report)}{few}")
         return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}.{few}")
     below = [entry for entry in actionable if root is not None and entry[1].evidence.get(FOLLOWS_FROM) == root.name]
