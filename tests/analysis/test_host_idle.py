@@ -205,6 +205,8 @@ def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
     assert named["drained_ns"] == 2 * M * P * GAP
     assert named["longest_op"] == "0F0"
     assert "of it follows calls that wait for the device: cudaStreamSynchronize in aten::item (64 in all" in host.detail
+    first = verdict_lines(report).first
+    assert first.startswith("Avoid calls in which the host waits for the device (aten::item): saves ")
 
 
 def test_what_the_host_waits_for_in_its_own_communication_is_blocking() -> None:

@@ -127,6 +127,10 @@ def _advice(finding: Finding, step: StepReport) -> str:
     kind, most = next(iter(finding.evidence.get("idle_spans", {}).items()), ("", 0.0))
     if most > _MOST_OF_IT:
         return IDLE_WORDS[kind].advice
+    waits = finding.evidence.get("synchronisations", ())
+    if sum(wait["drained_ns"] for wait in waits) > _MOST_OF_IT * finding.evidence.get("launch_starved_ns", 0):
+        names = ", ".join(dict.fromkeys(wait["operator"] or wait["call"] for wait in waits))
+        return f"avoid calls in which the host waits for the device ({names})"
     if of_span := next(
         (words for words in IDLE_WORDS.values() if words.phrase == finding.evidence.get("reason")), None
     ):
