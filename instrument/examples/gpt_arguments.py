@@ -204,6 +204,11 @@ def _add_model(add: Add) -> None:
         help="of the microbatches outstanding on a rank, K recompute by --recompute and all others fully",
     )
     add("--offload-activations", action="store_true", help="activations wait for their backward in the host's memory")
+    add(
+        "--cuda-graphs",
+        action="store_true",
+        help="capture the forward and backward of each stage, and replay them for every microbatch",
+    )
     add("--seed", type=int, default=0, help="of parameters and data")
 
 

@@ -6,14 +6,19 @@ import argparse
 import math
 from pathlib import Path
 
+import torch
+
 from instrument.context.shard import KeyExchange
 from instrument.context.shard import Layout as ContextLayout
 from instrument.mesh import MeshShape
 from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod
 from instrument.optim.adamw import WEIGHT_DECAY
 from instrument.optim.clipping import OptimizerSync, require_norm
+from instrument.optim.main_parameters import Zero
 from instrument.pipeline.partition import Layout
 from pptrace.errors import UsageError
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan import Plan
 
 OF_EQUAL_LAYERS = ("balance", "layer_times", "recompute_microbatches_beyond")
 """Options that take all layers for equal."""
@@ -125,6 +130,40 @@ def check_balance(options: argparse.Namespace, layout: Layout) -> None:
         raise UsageError("--save-layer-times writes what --balance measures; give both")
     if options.save_layer_times is not None and not Path(options.save_layer_times).resolve().parent.is_dir():
         raise UsageError(f"--save-layer-times is {options.save_layer_times}, whose folder does not exist; make it")
+
+
+def check_graphs(options: argparse.Namespace, shape: MeshShape, plan: Plan, device: torch.device) -> None:
+    """Refuse what replays of captured stages do not do, or were not made to do."""
+    if not options.cuda_graphs:
+        return
+    pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
+    if pairs or plan.splits_backward:
+        raise UsageError(
+            f"--cuda-graphs captures a forward and a whole backward, and {plan.name} "
+            f"{'has pairs of both' if pairs else 'splits backwards'}; use a schedule without, as 1f1b"
+        )
+    for axis, size in (("tp", shape.tp), ("cp", shape.cp), ("ep", shape.ep)):
+        if size > 1:
+            raise UsageError(
+                f"--cuda-graphs with --{axis} {size}: calls between its ranks would lie in a graph, where no range names them; "
+                "leave out one"
+            )
+    varying = ("dropout", "experts", "variable_seq_lengths", "packed")
+    leave_out(options, "--cuda-graphs", "is another for every microbatch, where replays are all alike", *varying)
+    at_layers = ("overlap_param_gather", "offload_activations", "sleep_forward", "sleep_backward")
+    leave_out(options, "--cuda-graphs", "acts between operators of a stage, where a replay runs no Python", *at_layers)
+    leave_out(options, "--cuda-graphs", "watches operators, of which a replay calls none", "memory")
+    leave_out(options, "--cuda-graphs", "has stages of two inputs", "encoder_layers")
+    if options.recompute != Recompute.NONE or options.recompute_microbatches_beyond is not None:
+        raise UsageError(
+            "--cuda-graphs with recompute, whose forwards in a backward no range would tell; leave out one"
+        )
+    if options.zero >= Zero.GRADIENTS:
+        raise UsageError(
+            f"--cuda-graphs leaves parameters where they are, and with --zero {options.zero} they come and go; use --zero 1"
+        )
+    if device.type != "cuda":
+        raise UsageError("--cuda-graphs needs a GPU, and this run is on CPUs; leave it out")
 
 
 def check_recompute(options: argparse.Namespace) -> None:

@@ -28,6 +28,7 @@ from instrument.examples.gpt_checks import (
     check_balance,
     check_clipping,
     check_encoder,
+    check_graphs,
     check_numbers,
     check_recompute,
     leave_out,
@@ -133,6 +134,7 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     posting = wiring.posting(plan, tagged=backend != "nccl")
     if wiring.calls is not Calls.PLAN:
         require_progress(plan, [arrange(plan, rank, posting) for rank in range(plan.pp)])
+    check_graphs(options, shape, plan, wiring.device)
     return Settings(shape, plan, model, layer_partition, data, backend, wiring, preset)
 
 

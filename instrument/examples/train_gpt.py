@@ -260,6 +260,7 @@ def _make_runtime(
         options.microbatch_size,
         wrap,
         options.recompute_microbatches_beyond,
+        options.cuda_graphs,
     )
     return make_gpt_runtime(mesh, gpt, settings.wiring, observer.recorder, parallel)
 
@@ -332,6 +333,7 @@ def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
         scatter_gather=options.scatter_gather_tensors,
         sent_dtype=options.pipeline_dtype,
         offloads=options.offload_activations,
+        graphs=options.cuda_graphs,
     )
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup
+from instrument.graphed import GraphedStage
 from instrument.mesh import Mesh, MeshShape
 from instrument.models.gpt import HEAD, GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
@@ -31,7 +32,7 @@ from pptrace.errors import UsageError
 from pptrace.marks import Axis
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.cell import Cell
-from pptrace.schedule.outstanding import recomputed_cells
+from pptrace.schedule.outstanding import in_flight_by_stage, recomputed_cells
 from pptrace.schedule.plan import Plan
 from pptrace.sizes.gpt_facts import passed_lengths
 
@@ -93,6 +94,8 @@ class GptPipeline:
         wrap: wraps each stage's module, to extend it.
         num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others do fully
             (:func:`pptrace.schedule.outstanding.recomputed_cells`); None: all by ``config.recompute``.
+        captures: stages are captured as CUDA graphs (:mod:`instrument.graphed`), which not every setting allows
+            (:func:`instrument.examples.gpt_checks.check_graphs`).
     """
 
     plan: Plan
@@ -101,6 +104,7 @@ class GptPipeline:
     microbatch_size: int
     wrap: Callable[[GptStage], nn.Module] = _as_it_is
     num_unrecomputed: int | None = None
+    captures: bool = False
 
     def shapes(self, parallel: Parallel) -> Callable[[int], list[Shape]]:
         """The shapes of the tensors that a stage of the plan passes on, of this rank's share."""
@@ -112,6 +116,13 @@ class GptPipeline:
             return [(size, parallel.activation_length(length), config.hidden) for length in lengths]
 
         return of_stage
+
+    def sample_input(self, stage: int, parallel: Parallel, device: torch.device) -> Tensor:
+        """An input of a stage of the plan as each microbatch has one: tokens of the first, else activations."""
+        preceding = self.plan.previous_stage(stage)
+        if preceding is None:
+            return torch.zeros(self.microbatch_size, self.config.sequence, dtype=torch.int64, device=device)
+        return torch.zeros(self.shapes(parallel)(preceding)[0], dtype=self.config.dtype, device=device).requires_grad_()
 
     def begins_decoder(self, stage: int) -> bool:
         """Return whether a stage of the plan has the first layer of a decoder that has an encoder."""
@@ -146,6 +157,12 @@ def make_gpt_runtime(
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
     modules = {stage: gpt.wrap(module) for stage, module in stages.items()}
+    if gpt.captures:
+        num_slots = in_flight_by_stage(plan, mesh.pp_rank)
+        modules = {
+            stage: GraphedStage(module, gpt.sample_input(stage, parallel, wiring.device), num_slots[stage])
+            for stage, module in modules.items()
+        }
     recomputed = frozenset[Cell]()
     if gpt.num_unrecomputed is not None:
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)

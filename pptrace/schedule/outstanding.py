@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -35,6 +36,15 @@ def outstanding(plan: Plan, rank: int) -> Outstanding:
             max(peaks.deferred_weight_grads, deferred_weight_grads),
             max(peaks.held, in_flight + deferred_weight_grads),
         )
+    return peaks
+
+
+def in_flight_by_stage(plan: Plan, rank: int) -> Mapping[int, int]:
+    """The most forwards of each stage of a rank whose B or I has not run."""
+    in_flight, peaks = Counter[int](), dict.fromkeys(plan.stages_of(rank), 0)
+    for half in iter_halves(plan.ranks[rank]):
+        in_flight[half.stage] += _CHANGES.get(half.kind, (0, 0))[0]
+        peaks[half.stage] = max(peaks[half.stage], in_flight[half.stage])
     return peaks
 
 

@@ -55,6 +55,7 @@ class GptFacts:
     ``shortest_document`` is what the shortest document of a sequence has that is packed of several, None where none is.
     ``scatter_gather``: each rank of tp sends a part of an activation along the pipeline, which the receivers gather.
     ``sent_dtype`` is that of these messages, None: ``dtype``. ``offloads``: activations wait on the host.
+    ``graphs``: stages are captured as CUDA graphs.
     """
 
     hidden: int
@@ -94,6 +95,7 @@ class GptFacts:
     scatter_gather: bool = False
     sent_dtype: str | None = None
     offloads: bool = False
+    graphs: bool = False
 
     def as_json(self) -> dict[str, object]:
         """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""

@@ -67,6 +67,8 @@ class MemoryPrediction:
             return f"sequences have {facts.shortest_sequence} to {facts.sequence} tokens, and what a step keeps varies with them"
         if facts.offloads:
             return "activations wait on the host, where each tensor is as often as operators saved it"
+        if facts.graphs:
+            return "captured graphs hold activations from the capture on, as many as are in flight at most"
         if facts.attention_kernel == _SCORES_STORED:
             return "the attention ran without a fused kernel, and what it stores is not known"
         if facts.encoder_layers:

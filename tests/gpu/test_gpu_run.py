@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.errors import UsageError
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.extent import ALL
 from tests.support.programs import ROOT
@@ -187,6 +188,10 @@ def test_the_arguments_of_the_runs_fit_together(name: str) -> None:
 
     ranks = 2 if name.endswith("_p2") else 4
     options = make_parser().parse_args([*ARGUMENTS[name], "--backend", "gloo"])
+    if options.cuda_graphs:  # what is checked last
+        with pytest.raises(UsageError, match="--cuda-graphs needs a GPU"):
+            resolve_settings(options, RankInfo(0, ranks, 0, ranks))
+        return
     assert resolve_settings(options, RankInfo(0, ranks, 0, ranks)).shape.world == ranks
 
 

@@ -58,6 +58,15 @@ def test_an_op_has_the_time_of_the_computing_kernels_launched_inside_its_range(t
     ]
 
 
+def test_an_op_has_all_kernels_of_a_graph_that_it_launched(tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", "pp1:0F0 chunk=0 phase=steady step=3", 10, 5),
+        event("cuda_runtime", "cudaGraphLaunch", 11, 1, 1),
+        *(event("kernel", "gemm", start, 10, 1) for start in (100, 140, 120)),
+    ]
+    assert kineto_ops(write(tmp_path / "rank0.json.gz", events)) == [Op(3, "0F0", 100_000, 150_000, True)]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "interleaved-1f1b"])
 @pytest.mark.usefixtures("with_gpu")
 def test_a_report_of_a_gpu_trace_is_what_the_reader_of_kernels_says(tmp_path: Path, schedule: str) -> None:

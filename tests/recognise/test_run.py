@@ -136,6 +136,24 @@ def test_backward_kernels_of_another_thread_belong_to_their_op() -> None:
     assert (row.start_ns, row.end_ns, row.clock) == (320, 510, "device")
 
 
+def test_all_kernels_of_a_graph_belong_to_the_op_that_replayed_it() -> None:
+    """A stage's forward is one launch, and its backward another, by autograd's thread; copies around them are eager."""
+    launches = [
+        (110, 1, "cudaGraphLaunch", [(300, 310), (320, 330), (335, 390)]),
+        (210, 2, "cudaGraphLaunch", [(400, 410), (415, 470)]),
+        (215, 2, "cudaLaunchKernel", [(480, 490)]),
+    ]
+    events = [marked(OpMark(Action(kind, 0, 0), 0), at, at + 20) for kind, at in ((Kind.F, 100), (Kind.B, 200))]
+    for at, thread, name, kernels in launches:
+        events.append(Event(Category.RUNTIME, name, at, at + 2, thread=thread, correlation=at))
+        events += [Event(Category.KERNEL, "gemm", *times, 0, 7, correlation=at) for times in kernels]
+    rows = recognise([make_trace(events)]).ops.itertuples()
+    assert [(row.kind, row.start_ns, row.end_ns, row.clock) for row in rows] == [
+        ("F", 300, 390, "device"),
+        ("B", 400, 490, "device"),
+    ]
+
+
 def test_an_op_without_device_work_keeps_its_host_range() -> None:
     events = [marked(OpMark(Action(Kind.F, 0, 0), 0), 100, 200), Event(Category.KERNEL, "k", 120, 130, 0, 7)]
     (row,) = recognise([make_trace(events)]).ops.itertuples()

@@ -11,7 +11,8 @@ from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind, iter_halves, parse_action
 from pptrace.schedule.builders import interleaved, one_chunk
 from pptrace.schedule.cell import Cell
-from pptrace.schedule.outstanding import Outstanding, outstanding, recomputed_cells
+from pptrace.schedule.lower import lower
+from pptrace.schedule.outstanding import Outstanding, in_flight_by_stage, outstanding, recomputed_cells
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import Shape
@@ -101,3 +102,10 @@ def test_gradients_are_exact_whichever_microbatches_recompute(pool: Pool, schedu
     chunks = SCHEDULES[schedule].default_chunks
     ways = ((0, Recompute.NONE), (1, Recompute.SELECTIVE), (3, Recompute.NONE))
     check(pool, [Case(schedule, 4, 8, chunks=chunks, keep=keep, recompute=recompute) for keep, recompute in ways])
+
+
+def test_the_most_forwards_in_flight_are_counted_stage_by_stage() -> None:
+    plan = lower(build("interleaved-1f1b", 2, 4, 2))
+    assert [in_flight_by_stage(plan, rank) for rank in range(2)] == [{0: 4, 2: 2}, {1: 3, 3: 1}]
+    assert in_flight_by_stage(build("1f1b", 4, 8), 1) == {1: 3}
+    assert in_flight_by_stage(build("zb-h1", 2, 4), 0) == {0: 2}

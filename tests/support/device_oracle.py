@@ -71,7 +71,7 @@ def kineto_ops(path: Path) -> list[Op]:
     """The marked ops of a Kineto file in the order of their host ranges; pairs of DualPipe apart."""
     marks: list[tuple[int, int, int, str]] = []
     launched: dict[Any, int] = {}
-    kernels: dict[Any, Piece] = {}
+    kernels: list[tuple[Any, Piece]] = []  # those of a graph have its launch in common
     for event in _complete_events(path):
         category, correlation = event.get("cat", ""), event.get("args", {}).get("correlation")
         if category == "user_annotation" and (match := _OP.match(event["name"])):
@@ -79,10 +79,10 @@ def kineto_ops(path: Path) -> list[Op]:
         elif category in LAUNCHES:
             launched[correlation] = _times(event)[0]
         elif category == "kernel":
-            kernels[correlation] = (*_times(event), _category("kernel", event["name"]))
+            kernels.append((correlation, (*_times(event), _category("kernel", event["name"]))))
     computing = sorted(
         (launched[key], start, end)
-        for key, (start, end, category) in kernels.items()
+        for key, (start, end, category) in kernels
         if category == "compute" and key in launched
     )
     ops = []

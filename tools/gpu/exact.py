@@ -34,8 +34,10 @@ from tools.gpu.part import Setting, run_part
 
 RANKS, LARGE = 4, 8
 START_S, CASE_S, DRY_CASE_S = 120.0, 60.0, 240.0
-SMALL_SCHEDULES = ("1f1b", "zbv")
+SMALL_SCHEDULES = ("1f1b", "zbv", "1f1b, graphs")
 """Of the dry run."""
+GRAPHED = ("gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-afab")
+"""Schedules of whole backwards, whose stages are captured as CUDA graphs as well; on CPUs by an imitation of these."""
 
 MESHES: Mapping[str, Mix] = MappingProxyType(
     {
@@ -50,6 +52,7 @@ MESHES: Mapping[str, Mix] = MappingProxyType(
         "pp cp": Mix(pp=2, cp=2),
         "pp dp": Mix(pp=2, dp=2, bucket_bytes=1000),
         "zero 1": Mix(dp=2, pp=2, zero=1, schedule="zb-h1"),
+        "zero 1, graphs": Mix(dp=2, pp=2, zero=1, schedule="interleaved-1f1b", graphs=True),
         "zero 2": Mix(dp=2, pp=2, zero=2),
         "zero 3": Mix(dp=2, pp=2, zero=3),
         "zero 3 clipped": Mix(dp=2, pp=2, zero=3, tied=False, clip=0.3),
@@ -99,6 +102,7 @@ NCCL_EXPERTS = ("all-to-all", "overlap", "overlapped pairs", "padded", "split ba
 
 def schedules(setting: Setting) -> None:
     cases = {name: [schedule_case(name), schedule_case(name, ahead=2)] for name in SCHEDULES}
+    cases |= {f"{name}, graphs": [replace(case, graphs=True) for case in cases[name]] for name in GRAPHED}
     if setting.dry:
         cases = {name: cases[name][:1] for name in SMALL_SCHEDULES}
     _each(setting, cases, RANKS, lambda pool, name: test_exact.check(pool, cases[name]))

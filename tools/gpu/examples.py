@@ -22,6 +22,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bfloat16 ring and ulysses": (*_MODEL, "--cp", "4", "--ulysses", "2", "--dtype", "bfloat16"),
         "bfloat16 zero 3": (*_MODEL, "--pp", "2", "--dp", "2", "--zero", "3", "--dtype", "bfloat16"),
         "dropout recompute": (*_MODEL, "--dropout", "0.1", "--recompute", "selective", "--schedule", "zb-h1"),
+        "bfloat16 zero 1 graphs": (
+            *(*_MODEL, "--pp", "2", "--dp", "2", "--zero", "1", "--dtype", "bfloat16"),
+            *("--cuda-graphs", "--eval-interval", "4"),
+        ),
         "balance": (*_MODEL, "--balance", "--prefetch", "0", "--p2p-mode", "blocking"),
         "sleeping ops": (*_MODEL[:-1], "4", "--sleep-forward", "5", "--sleep-backward", "10"),
     }

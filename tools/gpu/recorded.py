@@ -61,6 +61,7 @@ RUNS: Mapping[str, Recorded] = MappingProxyType(
             4,
             (*_LARGE, "--pp", "2", "--dp", "2", "--zero", "1", "--dtype", "bfloat16", "--schedule", "interleaved-1f1b"),
         ),
+        "1f1b pp4 graphs": Recorded("1f1b", 4, (*_LARGE, "--cuda-graphs")),
     }
 )
 _SMALL = ("--layers", "2", "--hidden", "32", "--seq", "32", "--microbatches", "4", "--steps", "5")

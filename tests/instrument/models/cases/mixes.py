@@ -20,6 +20,7 @@ from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.noise import TokenIds
 from instrument.expert.router import Router
+from instrument.graphed import GraphedStage
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
@@ -46,6 +47,7 @@ from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.transformer import Volume
 from tests.instrument.models.cases.call_watch import CallWatch
+from tests.support.graph_imitation import capturing_on
 from tests.support.pool import on_one_rank
 
 MICROBATCH_SIZE, SEQUENCE = 1, 16
@@ -95,6 +97,7 @@ class Mix:
     overlaps_gathers: bool = False
     scatters: bool = False
     offloads: bool = False
+    graphs: bool = False
     sent_dtype: str | None = None
     shortest: int | None = None  # lengths of microbatches vary from it up, and messages tell their shapes
     encoder: tuple[int, int] | None = None  # its layers, of all, and the tokens that it reads
@@ -248,10 +251,11 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
         reduce=mix.reduce, overlaps_gathers=mix.overlaps_gathers, scatters=mix.scatters,
         sent_dtype=DTYPES.get(mix.sent_dtype or ""),
     )  # fmt: skip
-    gpt = GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE)
+    gpt = GptPipeline(mix.plan, mix.config, mix.cut, MICROBATCH_SIZE, captures=mix.graphs)
     if mix.offloads:
         gpt = replace(gpt, wrap=lambda stage: OffloadingStage(stage, recorder))
-    return make_gpt_runtime(mesh, gpt, wiring, recorder)
+    with capturing_on(device):
+        return make_gpt_runtime(mesh, gpt, wiring, recorder)
 
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
@@ -287,7 +291,7 @@ def parallel_of(runtime: PipelineRuntime) -> Parallel:
 
 def stages_of(runtime: PipelineRuntime) -> Iterator[GptStage]:
     for stage in runtime.program.stages.values():
-        inner = stage.stage if isinstance(stage, OffloadingStage) else stage
+        inner = stage.stage if isinstance(stage, OffloadingStage | GraphedStage) else stage
         assert isinstance(inner, GptStage)
         yield inner
 

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.data.text import Batch, TextData
+from instrument.graphed import GraphedStage
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
@@ -31,6 +32,7 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
+from tests.support.graph_imitation import capturing_on
 from tests.support.pool import on_one_rank
 
 MICROBATCH_SIZE = 2
@@ -61,6 +63,7 @@ class Case:
     modules: tuple[RecomputeModule, ...] = (RecomputeModule.CORE_ATTN,)
     keep: int | None = None  # outstanding microbatches that need not recompute fully
     vocabulary: int = 256
+    graphs: bool = False
     rows: tuple[str, ...] = ()  # a plan's cells, rank by rank, in place of the schedule's
 
     @property
@@ -129,8 +132,15 @@ def mesh_of(case: Case) -> Mesh:
 
 
 def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
-    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, num_unrecomputed=case.keep)
-    return make_gpt_runtime(mesh, gpt, case.wiring, recorder or Recorder())
+    how = {"num_unrecomputed": case.keep, "captures": case.graphs}
+    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, **how)  # type: ignore[arg-type]
+    with capturing_on(case.wiring.device):
+        return make_gpt_runtime(mesh, gpt, case.wiring, recorder or Recorder())
+
+
+def stages_of(runtime: PipelineRuntime) -> list[nn.Module]:
+    """The stages of this rank, out of their graphs."""
+    return [stage.stage if isinstance(stage, GraphedStage) else stage for stage in runtime.program.stages.values()]
 
 
 def _compare(case: Case, mesh: Mesh) -> Outcome:
@@ -139,12 +149,12 @@ def _compare(case: Case, mesh: Mesh) -> Outcome:
     loss, gradients = reference(case)
     errors = [
         float((parameter.grad.cpu() - gradients[name]).abs().max())
-        for stage in runtime.program.stages.values()
+        for stage in stages_of(runtime)
         for name, parameter in stage.named_parameters()
         if parameter.grad is not None
     ]
     loss_error = 0.0 if result.loss is None else float((result.loss.cpu() - loss).abs())
-    names = {name for stage in runtime.program.stages.values() for name, _ in stage.named_parameters()}
+    names = {name for stage in stages_of(runtime) for name, _ in stage.named_parameters()}
     return Outcome(
         loss_error,
         float(torch.tensor(errors).max()),
