@@ -61,9 +61,12 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_losses_gradients_and_parameters_are_those_without_graphs_to_the_last_bit(pool: Pool, case: Case) -> None:
-    for (outcome,) in pool.run(train_twice, [case], world=case.pp * case.dp):
+    outcomes = pool.run(train_twice, [case], world=case.pp * case.dp)
+    for (outcome,) in outcomes:
         assert outcome.different == ()
         assert outcome.num_compared > STEPS
+    ops = [action for row in case.plan.ranks for action in row if action.kind in (Kind.F, Kind.B)]
+    assert sum(outcome.num_replays for (outcome,) in outcomes) == case.dp * len(ops)
 
 
 def test_every_schedule_of_whole_backwards_is_among_the_cases() -> None:

@@ -37,7 +37,7 @@ START_S, CASE_S, DRY_CASE_S = 120.0, 60.0, 240.0
 SMALL_SCHEDULES = ("1f1b", "zbv", "1f1b, graphs")
 """Of the dry run."""
 GRAPHED = ("gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-afab")
-"""Schedules of whole backwards, whose stages are captured as CUDA graphs as well; on CPUs by an imitation of these."""
+"""Schedules of whole backwards, whose stages are captured as CUDA graphs as well; on CPUs these are recorded operators."""
 
 MESHES: Mapping[str, Mix] = MappingProxyType(
     {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from instrument.mesh import Mesh
 from tests.instrument.pipeline.cases.training import Case, mesh_of, runtime_of
+from tests.support.graph_imitation import Graph
 
 STEPS = 3
 
@@ -17,11 +18,12 @@ STEPS = 3
 @dataclass(frozen=True, slots=True)
 class Twice:
     """One rank's results with graphs and without: all losses, parameters and gradients that differ in any bit, by name; and how
-    many there are.
+    many there are. ``num_replays`` are those of each step's graphs.
     """
 
     different: tuple[str, ...]
     num_compared: int
+    num_replays: float
 
 
 def train_twice(cases: Sequence[Case]) -> list[Twice]:
@@ -31,9 +33,12 @@ def train_twice(cases: Sequence[Case]) -> list[Twice]:
 
 
 def _train_twice(case: Case, mesh: Mesh) -> Twice:
-    plain, graphed = (_train(replace(case, graphs=graphs), mesh) for graphs in (False, True))
+    plain = _train(case, mesh)
+    before = Graph.num_replays
+    graphed = _train(replace(case, graphs=True), mesh)
     assert plain.keys() == graphed.keys()
-    return Twice(tuple(name for name in plain if not torch.equal(plain[name], graphed[name])), len(plain))
+    different = tuple(name for name in plain if not torch.equal(plain[name], graphed[name]))
+    return Twice(different, len(plain), (Graph.num_replays - before) / STEPS)
 
 
 def _train(case: Case, mesh: Mesh) -> dict[str, Tensor]:

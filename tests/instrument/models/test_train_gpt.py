@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,6 +17,7 @@ from instrument.examples.train_gpt import main
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_csv
+from tests.support.graph_imitation import Graph, capturing_on
 from tests.support.programs import EXAMPLE, torchrun
 
 SMALL = ["--layers", "4", "--hidden", "16", "--heads", "2", "--seq", "16", "--microbatches", "4"]
@@ -43,6 +45,23 @@ def test_one_process_trains_and_the_loss_falls(capsys: pytest.CaptureFixture[str
     seen = losses(capsys.readouterr().out)
     assert len(seen) == 8
     assert seen[-1] < seen[0] - 0.5
+
+
+def test_captured_stages_train_the_same(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On CPUs, which the command line refuses."""
+    arguments = [*SMALL, "--schedule", "interleaved-1f1b", "--chunks", "2", "--steps", "3"]
+    monkeypatch.setattr("instrument.examples.gpt_settings.check_graphs", lambda *_: None)
+    monkeypatch.setattr(Graph, "num_replays", 0)
+    seen = []
+    for graphs in ([], ["--cuda-graphs"]):
+        with capturing_on(torch.device("cpu")):
+            assert main([*arguments, *graphs]) == 0
+        seen.append(losses(capsys.readouterr().out))
+    assert len(seen[0]) == 3
+    assert seen[0] == seen[1]
+    assert Graph.num_replays == 3 * 2 * 2 * 4  # steps, directions, chunks, microbatches
+    options = make_parser().parse_args([*arguments, "--cuda-graphs"])
+    assert train_gpt._gpt_facts(resolve_settings(options, RankInfo(0, 1, 0, 1)), options).graphs
 
 
 def test_a_global_batch_is_shared_out_over_replicas_and_microbatches() -> None:
