@@ -161,7 +161,7 @@ def test_gradients_of_more_bits_than_parameters_are_added_up_in_these() -> None:
 
 
 def test_the_imitation_has_the_dangers_of_graphs() -> None:
-    """What it returns, used as it is, trains wrongly: gradients that autograd took over, and two microbatches at once."""
+    """Results used as they are train wrongly: gradients that autograd took over, and two microbatches at once."""
     stage = stage_of()
     names, parameters = zip(*stage.named_parameters(), strict=True)
 
