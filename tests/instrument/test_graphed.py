@@ -53,6 +53,7 @@ CASES = {
     "interleaved-1f1b": Case("interleaved-1f1b", 2, 6, chunks=2, tied=True, ahead=2),
     "looped-bfs": Case("looped-bfs", 2, 4, chunks=2),
     "interleaved-afab": Case("interleaved-afab", 2, 2, chunks=2),
+    "one stage": Case("1f1b", 1, 3, layers=2, tied=True),
     "stages on one rank": Case("interleaved-1f1b", 1, 4, chunks=3, tied=True),
     "two replicas": Case("1f1b", 2, 3, dp=2, layers=3),
     "the ends alone": Case("1f1b", 4, 5, layers=4, split=(0, 2, 2, 0), vocabulary=300),
