@@ -5,13 +5,15 @@ The verdict as a page shows it: a bar of what the step is made of, above its thr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
+from pptrace.analysis.part_words import IDLE_WORDS, cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.whole_run import OUTSIDE
 from pptrace.model.units import counted, milliseconds, percent
@@ -26,6 +28,7 @@ from pptrace.report.colours import (
     OUTSIDE_COLOUR,
     PART_COLOURS,
     ink,
+    shade,
 )
 
 MOST_BARS = 48
@@ -61,7 +64,17 @@ def overview(step: StepReport) -> go.Figure:
     parts = _PARTS | ({} if step.has_pipeline else {"bubble_ns": _REST})
     if any(_is_not_split(rank) for rank in ranks):
         parts |= {"not_compute_ns": _EITHER}
-    figure = go.Figure([_part_bars(rows, field, name, colour) for field, (name, colour) in parts.items()])
+    bars = {field: _part_bars(rows, attrgetter(field), name, colour) for field, (name, colour) in parts.items()}
+    kinds = [] if step.has_pipeline else [kind for kind in IDLE_WORDS if any(_idle_in(kind, rank) for rank in ranks)]
+    if kinds:
+        bars["bubble_ns"] = _part_bars(rows, _unnamed_rest, *_REST)
+    of_kinds = [
+        _part_bars(
+            rows, partial(_idle_in, kind), IDLE_WORDS[kind].phrase.capitalize(), shade(OUTSIDE_COLOUR, at, len(kinds))
+        )
+        for at, kind in enumerate(kinds)
+    ]
+    figure = go.Figure([*list(bars.values())[:2], *of_kinds, *list(bars.values())[2:]])
     _mark_ideal(figure, step, ranks)
     return lay_out(
         figure,
@@ -89,6 +102,9 @@ def _means_of_stages(step: StepReport) -> Iterator[_Row]:
         for field in ("window_ns", *_PARTS, "not_compute_ns"):
             values = [getattr(rank, field) for rank in members]
             means[field] = None if None in values else round(sum(values) / len(values))
+        means["idle_spans"] = {
+            kind: sum(_idle_in(kind, rank) for rank in members) // len(members) for kind in IDLE_WORDS
+        }
         name, count = _stages_text(_stages_of(members[0])) or "no stage", counted(len(members), "rank")
         yield f"<b>{name}</b>  {count}", f"{name}, mean of {count}", replace(members[0], **means)
 
@@ -113,12 +129,20 @@ def _is_not_split(rank: RankStep) -> bool:
     return rank.bubble_ns is None and rank.not_compute_ns is not None
 
 
-def _part_bars(rows: Sequence[_Row], field: str, name: str, colour: str) -> go.Bar:
+def _idle_in(kind: str, rank: RankStep) -> int:
+    return (rank.idle_spans or {}).get(kind, 0)
+
+
+def _unnamed_rest(rank: RankStep) -> int | None:
+    """The rest of a rank's step without what ranges say of it, ns."""
+    return None if rank.bubble_ns is None else rank.bubble_ns - sum((rank.idle_spans or {}).values())
+
+
+def _part_bars(rows: Sequence[_Row], of_rank: Callable[[RankStep], int | None], name: str, colour: str) -> go.Bar:
     """One part of every row's window; unknown parts are left empty."""
     values, shares = [], []
     for _, _, rank in rows:
-        ns = getattr(rank, field) or 0
-        values.append(ns if field != "not_compute_ns" or _is_not_split(rank) else 0)
+        values.append((of_rank(rank) or 0) if name != _EITHER[0] or _is_not_split(rank) else 0)
         shares.append(percent(values[-1] / rank.window_ns if rank.window_ns else 0.0))
     return go.Bar(
         orientation="h",

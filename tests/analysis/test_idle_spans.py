@@ -12,6 +12,7 @@ import pytest
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.model.device_idle import HostIdle
+from pptrace.report.summary_figures import overview
 from pptrace.report.tables import Amount
 from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
@@ -164,3 +165,17 @@ def test_a_device_whose_host_runs_no_operator_for_long_waits_for_python(tmp_path
     found = next(finding for finding in report.findings if "reason" in finding.evidence)
     assert found.title == f"Host: {found.evidence['share']:.1%} of the step is between operators (Python, input)"
     assert found.detail.startswith("the device is idle, and the host runs no operator for a millisecond or more; ")
+
+
+def test_the_bars_of_ranks_show_what_hosts_did_apart_from_the_rest(tmp_path: Path) -> None:
+    step = report_of(tmp_path, *[[(LOADER, 40, 300), ("logging", 360, 50)]] * 4).steps[1]
+    lengths = {bar.name: bar.x[0] for bar in overview(step).data if bar.type == "bar"}
+    assert lengths == pytest.approx(
+        {
+            "Compute": 0.43,
+            "Exposed communication": 0.0,
+            "Loading of data": 0.3,
+            "Logging": 0.05,
+            "Rest: other ranks, input, Python": 1 - 0.43 - 0.35,
+        }
+    )
