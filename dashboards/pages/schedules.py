@@ -20,7 +20,7 @@ from pptrace.errors import PptraceError
 from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
-from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables
+from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
@@ -169,6 +169,7 @@ def _needs(form: OnPaper) -> list[Node]:
     lines = [
         "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
         "" if run.step is None or run.speeds is None else step_line(run.estimate, run.step, run.speeds),
+        unused_line(run.unused_links),
         context_line(run.estimate, run.link_speeds, flops),
     ]
     verdict = panel(
