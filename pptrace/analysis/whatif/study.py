@@ -36,7 +36,7 @@ from pptrace.analysis.whatif.memory import (
     rank_uses,
     uses_with_recompute,
 )
-from pptrace.analysis.whatif.notes import UNCOUNTED, notes_of, warnings_of_costs
+from pptrace.analysis.whatif.notes import UNCOUNTED, note_on_split, notes_of, warnings_of_costs
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
 from pptrace.analysis.whatif.recompute import parts_after
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
@@ -149,6 +149,8 @@ class Study:
             gain = round(self.measured_length * work) - (span if period is None else period)
         lack = "" if self.framework is None else self.framework.lack(change, plan)
         notes = [*([lack] if lack else []), *notes_of(change, plan, self.costs, self.framework)]
+        if prediction.split_cost:
+            notes.append(note_on_split(prediction.split_cost, self.costs))
         if change.recompute_layers is not None and peak is None:
             notes.append("its memory is not known: the trace does not tell what layers keep with and without recompute")
         if self.outside.outside_ns is not None and not math.isclose(work, 1.0):
