@@ -12,7 +12,7 @@ from dash.exceptions import PreventUpdate
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
 from dashboards.components import Node, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
-from dashboards.paper import PLAN, SEVERAL, SIZES, OnPaper, on_paper
+from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import waiting, with_files
 from dashboards.store import Loaded, Store
 from pptrace.api.options import Option, Value
@@ -69,7 +69,8 @@ def _field(key: str, option: Option, query: Query, value: float | None = None) -
         return _text(key, option, query)
     value = number_of(query, key) if key in query else value
     least = int(option.takes is Value.WHOLE)
-    number = dcc.Input(id=_id(key), type="number", value=value, min=least, step="any", debounce=True)
+    usual = f"{option.default:g}" if key in COSTS else ""
+    number = dcc.Input(id=_id(key), type="number", value=value, min=least, step="any", debounce=True, placeholder=usual)
     return html.Label([html.Span(option.label), number], title=option.hint or option.help)
 
 
