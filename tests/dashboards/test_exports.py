@@ -195,7 +195,9 @@ def test_a_page_waits_so_long_for_estimates_and_no_longer(monkeypatch: pytest.Mo
     monkeypatch.setattr(paper, "_MOST_ESTIMATED_S", 0)
     words = "1 of 3 combinations took 0 s, for which a page waits; give fewer values, or use pptrace estimate --sweep"
     assert words in str(schedules.what_fits(form))
-    assert "1 combination: 1 fit" in str(schedules.what_fits(replace(form, several={"sweep_tp": "2"}))), "the last one is done"
+    assert "1 combination: 1 fit" in str(schedules.what_fits(replace(form, several={"sweep_tp": "2"}))), (
+        "the last one is done"
+    )
 
 
 def test_costs_that_are_left_empty_are_those_of_the_command() -> None:
