@@ -54,7 +54,7 @@ from pptrace.analysis.whole_run import InDoubt
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import Int64
-from pptrace.model.wording import counted
+from pptrace.model.wording import as_ranges, counted
 from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation, peak_inflight
@@ -293,9 +293,12 @@ def study_run(
     """
     whole = [costs for costs in plans if len(costs.step)]
     if not whole:
+        lacking = sorted(set(range(report.mesh.num_ranks)) - {entry.rank for entry in report.device})
+        number = "rank" if len(lacking) == 1 else "ranks"
+        without = f": there is no trace of {number} {as_ranges(lacking)}" if lacking else ""
         raise PptraceError(
-            "whatif: no whole step whose plan is known; expected a trace of all ranks of a pipeline with every op of at least "
-            "one step (`pptrace analyze` says what is missing)"
+            f"whatif: no whole step whose plan is known{without}; expected a trace of all ranks of a pipeline with every op of "
+            "at least one step (`pptrace analyze` says what is missing)"
         )
     of_most = max(whole, key=lambda part: len(np.unique(part.step)))
     matrix = of_most.every(-(-of_most.durations.size // _MOST_CELLS))
