@@ -27,7 +27,7 @@ from pptrace.simulator.sweep.run import Sweep, run_sweep
 PLAN: Mapping[str, Option] = {one.form_name: one for one in options_of(SimulateOptions).values() if one.label}
 """Sizes and costs of a plan by the names of their fields."""
 COSTS = ("forward", "backward", "p2p")
-"""Those of them that are costs: one that is left empty is what it is on the command line, F 1 ms and B 2."""
+"""Costs among them: one that is left empty is what it is on the command line, F 1 ms and B 2."""
 SIZES: Mapping[str, Option] = {
     one.form_name: one for one in options_of(EstimateOptions).values() if one.label and one.name not in PLAN
 }

@@ -167,7 +167,7 @@ class EstimatedRun(ExportsJson):
 
     @property
     def unused_links(self) -> list[str]:
-        """Those of them along which nothing is sent: they have one rank."""
+        """Axes of them along which nothing is sent: they have one rank."""
         sent = {axis for rank in self.estimate.ranks for axis, _ in rank.volume}
         return [axis for axis in self.linked_axes if not sent & {axis, *_SAME_LINKS.get(axis, ())}]
 

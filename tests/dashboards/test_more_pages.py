@@ -338,7 +338,7 @@ def test_one_run_alone_says_how_to_compare(uneven: dict[str, list[Any]]) -> None
     alone = Answers(Store([OTHER]))
     page = compare.layout(Loaded((OTHER,)), alone)
     assert "pptrace dashboard A --compare B" in text(page)
-    assert "B is faster: a typical step takes 549.27 ms in A and 24.71 ms in B" in text(uneven["compare"])
+    assert "Steps of B are shorter: a typical step takes 549.27 ms in A and 24.71 ms in B" in text(uneven["compare"])
 
 
 def test_two_waterfalls_have_one_scale(uneven: dict[str, list[Any]]) -> None:

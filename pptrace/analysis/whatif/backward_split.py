@@ -22,7 +22,7 @@ SPLIT_COST = 0.08
 
 
 def whole_backwards(plan: Plan) -> Bools:
-    """Whether each backward is a whole B, shape (model stages, microbatches)."""
+    """Tell which backwards are whole B, shape (model stages, microbatches)."""
     kinds = plan.table.slot_kind.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output))
     whole: Bools = kinds.max(axis=0)[:, :, Output.BACKWARD] == Kind.B.code
     return whole
@@ -39,9 +39,9 @@ def measured_split_cost(work: Floats, is_whole: Bools, in_pairs: Bools) -> float
     both = np.median(work[..., Output.BACKWARD] + work[..., Output.WEIGHT_GRAD], axis=0)
     ratios = []
     for stage, (whole, paired) in enumerate(zip(is_whole, in_pairs, strict=True)):
-        of_whole, of_split = both[stage, whole & ~paired], both[stage, ~whole & ~paired]
-        if len(of_whole) and len(of_split) and of_whole.any():
-            ratios.append(float(np.median(of_split) / np.median(of_whole)))
+        of_whole, of_split = both[stage, whole & ~paired], both[stage, ~whole]
+        if len(of_whole) and len(of_split) and (usual := float(np.median(of_whole))):
+            ratios.append(float(np.median(of_split)) / usual)
     return float(np.median(ratios)) - 1 if ratios else None
 
 

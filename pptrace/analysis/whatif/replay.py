@@ -198,7 +198,7 @@ class _Builder:
 
     @cached_property
     def split_factors(self) -> Floats:
-        """What each row takes, of pairs their backward, in parts of what it would where I and W together are as long as a B."""
+        """Length of each row, of pairs that of their backward, in parts of what it were with I and W together as long as a B."""
         table, pairs = self.target.plan.table, np.flatnonzero(self.target.plan.table.second_slot >= 0)
         factors = self._split_factors(*self._firsts, table.kind == Kind.B.code)
         stage, source, output = self._places(table.second_slot[pairs])

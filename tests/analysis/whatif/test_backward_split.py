@@ -1,4 +1,4 @@
-"""What splitting a backward into I and W may cost: ends of intervals in closed forms, and only where a plan splits or merges."""
+"""Costs of splitting a backward into I and W: ends of intervals in closed forms, and only where a plan splits or merges."""
 
 from __future__ import annotations
 
