@@ -26,6 +26,8 @@ from pptrace.simulator.sweep.run import Sweep, run_sweep
 
 PLAN: Mapping[str, Option] = {one.form_name: one for one in options_of(SimulateOptions).values() if one.label}
 """Sizes and costs of a plan by the names of their fields."""
+COSTS = ("forward", "backward", "p2p")
+"""Costs among them: one that is left empty is what it is on the command line, F 1 ms and B 2."""
 SIZES: Mapping[str, Option] = {
     one.form_name: one for one in options_of(EstimateOptions).values() if one.label and one.name not in PLAN
 }
@@ -60,7 +62,8 @@ _MOST_SWEPT_PP = 64
 
 @dataclass(frozen=True, slots=True)
 class OnPaper:
-    """A schedule with its sizes and costs, as they were typed: None and wrong values are left for the errors that name them.
+    """A schedule with its sizes and costs, as they were typed: sizes that are None or wrong are left for the errors that name
+    them.
 
     ``forward`` and ``backward`` are ms of one microbatch in all layers of a rank, ``p2p`` ms of one message.
     """
@@ -191,10 +194,12 @@ def _estimated(options: EstimateSweepOptions) -> list[Candidate]:
     begin = monotonic()
 
     def require_few(count: int, total: int) -> None:
-        if total > _MOST_COMBINATIONS or monotonic() - begin > _MOST_ESTIMATED_S:
+        others = "give fewer values, or use pptrace estimate --sweep"
+        if total > _MOST_COMBINATIONS:
+            raise UsageError(f"{total:,} combinations are more than the {_MOST_COMBINATIONS} of a page; {others}")
+        if count < total and monotonic() - begin > _MOST_ESTIMATED_S:
             raise UsageError(
-                f"a page estimates up to {_MOST_COMBINATIONS} combinations in {_MOST_ESTIMATED_S} s; of {total:,} it got to "
-                f"{count:,}: give fewer values, or use pptrace estimate --sweep"
+                f"{count:,} of {total:,} combinations took {_MOST_ESTIMATED_S} s, for which a page waits; {others}"
             )
 
     return run_combinations(options, on_count=require_few, check=_require_size)
@@ -207,7 +212,7 @@ def on_paper(form: Mapping[str, object]) -> OnPaper:
         UsageError: a value is no number.
     """
     plan: dict[str, Any] = {name: _number(name, form.get(name)) for name in PLAN}
-    plan |= {name: plan[name] or 0.0 for name in ("forward", "backward", "p2p")}
+    plan |= {name: PLAN[name].default for name in COSTS if plan[name] is None}
     sizes, several = (
         {name: value for name in names if (value := form.get(name)) not in (None, "")} for names in (SIZES, SEVERAL)
     )

@@ -14,7 +14,7 @@ from dashboards.parts import body_of_step, choose_step_on, shortened, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.findings.root_causes import in_groups
-from pptrace.analysis.findings.verdict import verdict_lines
+from pptrace.analysis.findings.verdict import doubt_of_gain, verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
 from pptrace.model.units import milliseconds
@@ -181,7 +181,8 @@ def _findings(report: Report, step: int | None) -> Node:
 
 def _finding(finding: Finding, number: int, report: Report, shown: int | None) -> Node:
     """A finding, with a link to the timeline at its evidence where there is a pipeline to look at."""
-    gain = "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step"
+    doubt = doubt_of_gain(finding, report)
+    gain = "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step {doubt}".rstrip()
     address = evidence_of(finding, report, shown)
     head = [
         html.Span(str(finding.severity), className=f"badge {finding.severity}"),

@@ -12,7 +12,7 @@ from dash.exceptions import PreventUpdate
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
 from dashboards.components import Node, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
-from dashboards.paper import PLAN, SEVERAL, SIZES, OnPaper, on_paper
+from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import waiting, with_files
 from dashboards.store import Loaded, Store
 from pptrace.api.options import Option, Value
@@ -20,7 +20,7 @@ from pptrace.errors import PptraceError
 from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
-from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables
+from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
@@ -69,7 +69,8 @@ def _field(key: str, option: Option, query: Query, value: float | None = None) -
         return _text(key, option, query)
     value = number_of(query, key) if key in query else value
     least = int(option.takes is Value.WHOLE)
-    number = dcc.Input(id=_id(key), type="number", value=value, min=least, step="any", debounce=True)
+    usual = f"{option.default:g}" if key in COSTS else ""
+    number = dcc.Input(id=_id(key), type="number", value=value, min=least, step="any", debounce=True, placeholder=usual)
     return html.Label([html.Span(option.label), number], title=option.hint or option.help)
 
 
@@ -169,6 +170,7 @@ def _needs(form: OnPaper) -> list[Node]:
     lines = [
         "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
         "" if run.step is None or run.speeds is None else step_line(run.estimate, run.step, run.speeds),
+        unused_line(run.unused_links),
         context_line(run.estimate, run.link_speeds, flops),
     ]
     verdict = panel(

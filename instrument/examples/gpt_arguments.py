@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,6 +19,7 @@ from instrument.optim.main_parameters import Zero
 from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.transport import Mode
 from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 BACKENDS = ("auto", "gloo", "nccl", "host-staged", "nccl-shared")
@@ -212,9 +213,36 @@ def _add_model(add: Add) -> None:
     add("--seed", type=int, default=0, help="of parameters and data")
 
 
+class _Read(argparse.Action):
+    """An option with several names whose value is read under the one that was given, so that its refusal has that."""
+
+    def __init__(self, *args: Any, read: Callable[[str, str], object], **others: Any) -> None:
+        """Take what reads a text, and the name of the option in its refusals."""
+        super().__init__(*args, **others)
+        self._read = read
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, options: argparse.Namespace, text: Any, name: str | None = None
+    ) -> None:
+        setattr(options, self.dest, self._read(text, name or self.option_strings[0]))
+
+
+def _read_count(text: str, option: str) -> int:
+    """Read a number of layers.
+
+    Raises:
+        UsageError: it is none; ``option`` is what the line blames.
+    """
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{option} is {text}; expected a number of layers, at least 0")
+    return int(text)
+
+
 def _add_partition(add: Add) -> None:
     add(
         *("--split", "--layout", "--pipeline-model-parallel-layout"),
+        action=_Read,
+        read=read_split,
         metavar="SPLIT",
         help="layers of each stage, as numbers (3,4,4,1) or as Megatron-LM's layout (Et*3|(t*4|)*2,tL); the first and the last "
         "stage may have none (0,4,4,0 or E|(t*4|)*2L); left out: even",
@@ -231,13 +259,15 @@ def _add_partition(add: Add) -> None:
     )
     add(
         *("--first-layers", "--decoder-first-pipeline-num-layers"),
-        type=int,
+        action=_Read,
+        read=_read_count,
         metavar="N",
         help="layers of the first rank, in all of its stages together; the others share the rest",
     )
     add(
         *("--last-layers", "--decoder-last-pipeline-num-layers"),
-        type=int,
+        action=_Read,
+        read=_read_count,
         metavar="N",
         help="layers of the last rank, in all of its stages together; the others share the rest",
     )

@@ -24,6 +24,13 @@ OF_EQUAL_LAYERS = ("balance", "layer_times", "recompute_microbatches_beyond")
 """Options that take all layers for equal."""
 
 
+_AT_LEAST_ONE = (
+    *("layers", "hidden", "heads", "kv_heads", "seq", "encoder_seq", "recompute_num_layers"),
+    *("steps", "microbatch_size", "eval_interval", "eval_iters"),
+)
+"""Options of which none makes a model or a run."""
+
+
 def leave_out(options: argparse.Namespace, flag: str, why: str, *others: str) -> None:
     """Refuse options that do not go with another one."""
     for name in others:
@@ -33,7 +40,7 @@ def leave_out(options: argparse.Namespace, flag: str, why: str, *others: str) ->
 
 def check_numbers(options: argparse.Namespace) -> None:
     """Refuse numbers outside of their ranges."""
-    for name in ("steps", "microbatch_size", "eval_interval", "eval_iters"):
+    for name in _AT_LEAST_ONE:
         if (count := getattr(options, name)) is not None and count < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {count}; expected at least 1")
     if options.eval_iters is not None and options.eval_interval is None:
@@ -176,8 +183,6 @@ def check_recompute(options: argparse.Namespace) -> None:
         if getattr(options, f"recompute_{name}") is not None and options.recompute != granularity:
             flag = f"--recompute-{name.replace('_', '-')}"
             raise UsageError(f"{flag} is for --recompute {granularity}, and that is {options.recompute}; leave it out")
-    if options.recompute_num_layers is not None and options.recompute_num_layers < 1:
-        raise UsageError(f"--recompute-num-layers is {options.recompute_num_layers}; expected at least 1")
     is_block = options.recompute_method == RecomputeMethod.BLOCK
     if is_block and (
         options.balance or options.layer_times is not None or (options.experts and options.expert_every > 1)

@@ -50,7 +50,6 @@ from instrument.pipeline.transport import Mode
 from instrument.route import Route
 from instrument.shared_gpus import let_nccl_share_gpus
 from pptrace.errors import UsageError
-from pptrace.schedule.layout import read_split
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
@@ -202,7 +201,7 @@ def _flag(name: str, value: object) -> str:
 def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -> tuple[range, ...]:
     """The layers of every stage, by the options; with --balance a partition that is replaced once times are measured."""
     layout = Layout(
-        None if options.split is None else read_split(options.split, "--split"),
+        options.split,
         options.count_embedding,
         options.count_loss,
         options.first_layers,
@@ -329,7 +328,7 @@ def _chunks_of_split(options: argparse.Namespace, pp: int) -> int | None:
     """The stages of each rank where a split tells them to a schedule that takes any number, as a layout does in Megatron-LM."""
     if options.split is None or options.schedule not in SCHEDULES or not SCHEDULES[options.schedule].takes_any_chunks:
         return None
-    chunks, rest = divmod(len(read_split(options.split, "--split")), pp)
+    chunks, rest = divmod(len(options.split), pp)
     return None if rest else chunks
 
 

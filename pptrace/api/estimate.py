@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -162,6 +162,14 @@ class EstimatedRun(ExportsJson):
     limit_bytes: int | None
     speeds: Speeds | None
     link_speeds: Mapping[str, float]
+    linked_axes: tuple[str, ...] = ()
+    """Axes that a speed of links is given for, besides that of all."""
+
+    @property
+    def unused_links(self) -> list[str]:
+        """Axes of them along which nothing is sent: they have one rank."""
+        sent = {axis for rank in self.estimate.ranks for axis, _ in rank.volume}
+        return [axis for axis in self.linked_axes if not sent & {axis, *_SAME_LINKS.get(axis, ())}]
 
     @cached_property
     def step(self) -> EstimatedStep | None:
@@ -258,6 +266,13 @@ def estimate(options: EstimateOptions) -> EstimatedRun:
 
 def estimate_as(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun:
     """:func:`estimate`, with the names of arguments in messages as ``spell`` has them."""
+    run = estimate_of(options, spell)
+    require_change(options, [options.tp], spell)
+    return run
+
+
+def estimate_of(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun:
+    """The same, also with options that change nothing on this mesh, as one of several has them."""
     _require_either(options, spell)
     options = _with_file(options, spell)
     _require_sizes(options, spell)
@@ -272,7 +287,10 @@ def estimate_as(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
     links = _links(options.link, spell)
     speeds = None if options.tflops is None else Speeds(options.tflops * 1e3, links)
     missing = tuple(name for name in _OF_TOKENS if getattr(options, name) is None)
-    return EstimatedRun(Estimate(facts, mesh, plan, each, missing), options.fits, speeds, links)
+    axes = dict.fromkeys(text.rpartition("=")[0] for text in _texts(options.link))
+    return EstimatedRun(
+        Estimate(facts, mesh, plan, each, missing), options.fits, speeds, links, tuple(axis for axis in axes if axis)
+    )
 
 
 @lru_cache(64)
@@ -450,11 +468,25 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
         raise UsageError(f"{spell('ep')} {mesh.ep} shares experts and the model has none; say {spell('experts')}")
 
 
+def require_change(options: EstimateOptions, sizes_of_tp: Iterable[Any], spell: Spelling) -> None:
+    """Refuse sequence parallelism where every tp is 1: it would change nothing."""
+    name = spell("sequence_parallel")
+    if options.sequence_parallel and all(tp == 1 for tp in sizes_of_tp):
+        raise UsageError(
+            f"{name} is for the ranks of tp, which is 1; give it 2 or more with {spell('tp')}, or leave {name} out"
+        )
+
+
+def _texts(given: Sequence[str] | None) -> list[str]:
+    """The speeds of links as texts."""
+    return [given] if isinstance(given, str) else list(map(str, given or ()))
+
+
 def _links(given: Sequence[str] | None, spell: Spelling) -> dict[str, float]:
     """Bytes per ns of each axis: as given for it, else for the axis whose links it takes, else for all."""
     of_axis: dict[str, float] = {}
-    for text in [given] if isinstance(given, str) else (given or ()):
-        axis, _, number = str(text).rpartition("=")
+    for text in _texts(given):
+        axis, _, number = text.rpartition("=")
         try:
             speed = float(number)
         except ValueError:

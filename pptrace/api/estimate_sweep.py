@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pptrace.api.arguments import require_whole
-from pptrace.api.estimate import RECOMPUTES, EstimateOptions, estimate_as
+from pptrace.api.estimate import RECOMPUTES, EstimateOptions, estimate_of, require_change
 from pptrace.api.options import Value, argument, option, options_of, same, takes_options
 from pptrace.api.simulate import Spelling
 from pptrace.api.sweep import schedule_names
@@ -114,6 +114,7 @@ def run_combinations(
     reasons = {candidate.refused for candidate in found}
     if len(reasons) == 1 and (reason := reasons.pop()):  # a mistake in what all of them have
         raise UsageError(reason)
+    require_change(options, axes["tp"], spell)
     return sorted(found, key=lambda candidate: candidate.order)
 
 
@@ -148,7 +149,7 @@ def _one(
         one = EstimateOptions(**common | values)
         if check is not None:
             check(one)
-        run = estimate_as(one, spell)
+        run = estimate_of(one, spell)
     except PptraceError as err:
         return Candidate(values, refused=str(err))
     fits = run.limit_bytes is None or run.peak_bytes <= run.limit_bytes

@@ -11,6 +11,7 @@ from pptrace.api.arguments import read_bytes
 from pptrace.api.estimate import EstimatedRun, EstimateOptions, estimate_as
 from pptrace.api.estimate_sweep import SWEPT, EstimateSweepOptions, run_combinations
 from pptrace.api.options import Option, Value, options_of
+from pptrace.api.sweep import EVERY
 from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import GIVEN_PATH, plain, with_options
 from pptrace.cli.output import Outputs, option, report_console
@@ -49,6 +50,8 @@ def command(schedule: str, sweep: bool, csv_file: str | None, json_file: str | N
     if sweep:
         _sweep(EstimateSweepOptions(schedule, **values), outputs)
         return
+    if schedule == EVERY or "," in schedule:
+        raise UsageError(f"{schedule}: several schedules make a table; add --sweep")
     for name in _IN_SWEEP:
         if values.pop(name) is not None:
             raise UsageError(f"--{_SEVERAL[name].flag} needs --sweep")
@@ -98,7 +101,7 @@ def _show(run: EstimatedRun, outputs: Outputs) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables
+    from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
     from pptrace.report.text_table import Stripped, render_table
 
     outputs.write({"--csv": run.to_csv, "--json": run.to_json})
@@ -109,6 +112,8 @@ def _show(run: EstimatedRun, outputs: Outputs) -> None:
         lines.append(Text(fit_line(run.estimate, run.limit_bytes)))
     if run.step is not None and run.speeds is not None:
         lines.append(Text(step_line(run.estimate, run.step, run.speeds)))
+    if unused := unused_line(run.unused_links):
+        lines.append(Text(unused))
     flops = None if run.speeds is None else run.speeds.flops_per_ns
     if context := context_line(run.estimate, run.link_speeds, flops):
         lines.append(Text(context))

@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.findings.root_causes import in_groups
-from pptrace.analysis.findings.verdict import verdict_lines
+from pptrace.analysis.findings.verdict import doubt_of_gain, verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
 from pptrace.analysis.whatif.result import WhatIf
@@ -53,7 +53,7 @@ def report_page(analysis: Analysis) -> str:
     numbers = {id(finding): number for number, finding in enumerate(report.findings)}
     items = []
     for root, below in in_groups(report.root_causes, report.findings):
-        of_root = "".join(_finding(finding, numbers[id(finding)]) for finding in below)
+        of_root = "".join(_finding(finding, numbers[id(finding)], report) for finding in below)
         if root is None:
             items.append(of_root)
         else:
@@ -223,8 +223,11 @@ def _report_table(table: ReportTable) -> str:
     return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
 
 
-def _finding(finding: Finding, number: int) -> str:
-    gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
+def _finding(finding: Finding, number: int, report: Report) -> str:
+    doubt = doubt_of_gain(finding, report)
+    gain = (
+        "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b> {doubt}".rstrip()
+    )
     title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
     return f'<li id="finding-{number}">{title}{gain}<p>{escape(finding.detail)}</p></li>'
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pptrace.analysis.findings.root_causes import in_groups
-from pptrace.analysis.findings.verdict import verdict_lines
+from pptrace.analysis.findings.verdict import doubt_of_gain, verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity
 from pptrace.hang_diagnosis.calls import lines
@@ -90,7 +90,8 @@ def _findings(report: Report, amount: Amount) -> RenderableType:
             lines.append(Padding(Text(f"{root.detail}: {root.advice}", style="dim"), (0, 0, 0, 2)))
         for finding in below:
             most = "up to " if "gain_if_spread_ns" in finding.evidence else ""
-            gain = "" if finding.gain_ns is None else f" ({most}{units.milliseconds(finding.gain_ns)} ms a step)"
+            cost = "" if finding.gain_ns is None else f"{most}{units.milliseconds(finding.gain_ns)} ms a step"
+            gain = f" ({' '.join(filter(None, (cost, doubt_of_gain(finding, report))))})" if cost else ""
             head = Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
             indent = 2 if root is not None else 0
             lines.append(Padding(head, (0, 0, 0, indent)))

@@ -92,13 +92,13 @@ def brief_lines(result: WhatIf) -> str:
 
 
 def replay_line(result: WhatIf) -> str:
-    """The replay of the run itself against the step that was measured."""
+    """The replay of the run itself against the step that was measured; where it predicts nothing, the refusal has its error."""
     steps = units.counted(result.num_steps, "step")
     error = abs(result.replay_ns - result.measured_ns) / max(result.measured_ns, 1)
     what = "typical of" if result.measured_period_ns is not None else "the pipeline's span, typical of"
     return (
         f"replay of the run as it was: {units.milliseconds(result.replay_ns)} ms, its step "
-        f"{units.milliseconds(result.measured_ns)} ms ({what} {steps}): {error:.2%} off"
+        f"{units.milliseconds(result.measured_ns)} ms ({what} {steps}){f': {error:.2%} off' if result.today else ''}"
     )
 
 

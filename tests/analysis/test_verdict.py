@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from pptrace.analysis.findings.verdict import VerdictLines, verdict_lines, with_verdict
+from pptrace.analysis.findings.verdict import VerdictLines, doubt_of_gain, verdict_lines, with_verdict
 from pptrace.analysis.part_words import OUTSIDE_WORDS, WORDS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
@@ -41,17 +42,20 @@ def rank_of(compute: int | None, exposed: int | None, bubble: int | None, *ops: 
     return RankStep(0, 0, 1_000, compute, exposed, bubble, {}, (), {}, NO_DEVICE, None, ops)
 
 
-def verdict_of(
+def report_of(
     *steps: StepReport,
     findings: tuple[Finding, ...] = (),
     device: tuple[RankDevice, ...] = (),
     num_ranks: int = 2,
-) -> str:
-    report = Report(
+) -> Report:
+    return Report(
         *("0", (), "other", MeshSizes(num_ranks, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
         *(ClockSummary("none", {}, 0), steps, (), device, findings, ()),
     )
-    return with_verdict(report).verdict
+
+
+def verdict_of(*steps: StepReport, **others: Any) -> str:
+    return with_verdict(report_of(*steps, **others)).verdict
 
 
 def finding(name: str, gain_ns: int | None, severity: Severity = Severity.WARNING) -> Finding:
@@ -93,10 +97,7 @@ def test_what_has_a_reason_is_a_part_of_its_own_with_its_place() -> None:
 
 
 def lines_of(*findings: Finding, roots: tuple[RootCause, ...] = (), fall: Waterfall = FALL) -> VerdictLines:
-    report = Report(
-        *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
-        *(ClockSummary("none", {}, 0), (step_of(2_000_000, fall, rank_of(1, 1, 1)),), (), (), findings, ()),
-    )
+    report = report_of(step_of(2_000_000, fall, rank_of(1, 1, 1)), findings=findings)
     return verdict_lines(with_verdict(replace(report, root_causes=roots)))
 
 
@@ -112,7 +113,12 @@ def test_a_replay_that_misses_the_step_promises_no_gain(unexplained: int) -> Non
     assert "the most to win back is 0.090 ms a step of data" in verdict_of(
         step_of(2_000_000, missed), findings=(heavy, outside)
     ), "measured, not replayed"
+    missing, schedule = finding("unexplained", 300_000), finding("structural", 90_000)
+    report = report_of(step_of(2_000_000, missed), findings=(heavy, outside, missing, schedule))
+    doubt = "by a replay that misses the step by 15%"
+    assert [doubt_of_gain(one, report) for one in report.findings] == [doubt, "", "", doubt]
     near = parts_ns(1_200_000, 400_000, 220_000, unexplained=180_000)
+    assert doubt_of_gain(heavy, report_of(step_of(2_000_000, near))) == ""
     assert "the most to win back is 0.90 ms" in verdict_of(step_of(2_000_000, near), findings=(heavy,))
 
 

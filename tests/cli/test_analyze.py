@@ -54,6 +54,19 @@ def test_a_directory_its_files_and_any_order_of_them_give_the_same_steps(report:
     assert report_of(*files, "--ops")["steps"] == report["steps"]
 
 
+def test_a_trace_that_cannot_be_read_is_named_with_its_reason_and_the_others_are_analysed(tmp_path: Path) -> None:
+    for path in P4.glob("rank*.json.gz"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "rank2.json.gz").write_text("not a trace")
+    ended = pptrace_here("analyze", tmp_path)
+    assert ended.code == 0
+    assert f"! {tmp_path}: skipped rank2.json.gz (no trace: begins with 'not a trace')" in " ".join(ended.out.split())
+    assert [rank["rank"] for rank in report_of(tmp_path)["steps"][0]["ranks"]] == [0, 1, 3]
+    assert "no whole step whose plan is known: there is no trace of rank 2; expected" in one_line(
+        pptrace_here("whatif", tmp_path), 1
+    )
+
+
 def test_one_step_can_be_chosen() -> None:
     whole = report_of(P4)
     number = whole["steps"][-1]["step"]

@@ -228,6 +228,15 @@ def test_a_sweep_of_which_nothing_fits_says_so(config: Path) -> None:
             "of which there is 1; give --cp",
         ),
         (("--model", "CONFIG", "--microbatches", "8", "--zero", "4"), "--zero is 4; expected at most 3"),
+        (
+            ("--model", "CONFIG", "--microbatches", "8", "--sequence-parallel"),
+            "--sequence-parallel is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave "
+            "--sequence-parallel out",
+        ),
+        (
+            ("--sweep", "--model", "CONFIG", "--microbatches", "8", "--pp", "2,4", "--sequence-parallel"),
+            "--sequence-parallel is for the ranks of tp, which is 1",
+        ),
         (("--model", "CONFIG", "--microbatches", "8", "--fits", "many"), "expected a size such as 80GB"),
         (("--model", "CONFIG", "--microbatches", "8", "--ranks", "8"), "--ranks needs --sweep"),
         (("--model", "CONFIG", "--microbatches", "8", "--head-parameters", "5"), "needs --layer-parameters"),
@@ -246,6 +255,29 @@ def test_what_cannot_be_estimated_is_refused_in_one_line(config: Path, options: 
     assert ended.code == 2
     assert message in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+def test_several_schedules_need_a_sweep(config: Path) -> None:
+    for name in ("1f1b,zb-h1", "all"):
+        ended = pptrace_here("estimate", name, "--model", str(config), "--pp", "4", "--microbatches", "8")
+        assert (ended.code, ended.err) == (2, f"pptrace: {name}: several schedules make a table; add --sweep\n")
+
+
+def test_options_for_an_axis_of_one_rank_say_so(config: Path) -> None:
+    sizes: dict[str, Any] = {"layers": 8, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64, "microbatches": 8}
+    swept = api.estimate_sweep("1f1b", tp="1,2", sequence_parallel=True, **sizes)
+    assert swept.reason.tolist() == ["", ""], "one of several has the axis"
+
+    def unused(*links: str, **mesh: int) -> list[str]:
+        return api.estimate("1f1b", link=links, **mesh, **sizes).unused_links
+
+    assert unused("25", "tp=300", "dp=9", tp=2) == ["dp"]
+    assert unused("pp=1", "tp=2", "cp=3", "dp=4", "ep=5", pp=2, dp=2) == ["tp", "cp", "ep"]
+    assert unused("dp=300", tp=2, experts=2) == [], "each rank of tp has the same experts"
+    given = ("--model", str(config), "--pp", "4", "--microbatches", "8", "--tp", "2", "--link", "tp=3")
+    assert "nothing is sent" not in pptrace_here("estimate", "1f1b", *given).out
+    line = "nothing is sent along dp, ep: the speeds given for them change nothing."
+    assert line in pptrace_here("estimate", "1f1b", *given, "--link", "dp=9", "--link", "ep=9").out.splitlines()
 
 
 def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:

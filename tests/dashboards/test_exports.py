@@ -177,13 +177,39 @@ def test_what_fits_of_several_values_is_that_of_the_command(client: Any) -> None
     printed = CliRunner().invoke(cli, [*words, "--json", "-"]).output
     assert json.loads(printed)["ranks"] == rows_of(client, f"plan-estimate.json?{address}")
     for wrong, line in (
-        ({"sweep_pp": "2..900", "sweep_global_batch": "16"}, "up to 400 combinations"),
+        (
+            {"sweep_pp": "2..900", "sweep_global_batch": "16"},
+            "899 combinations are more than the 400 of a page; give fewer",
+        ),
         ({"sweep_microbatches": "9000"}, "144,000 forwards are more than a page can draw"),
         ({"sweep_dp": "2", "sweep_ranks": "64"}, "dp follows from ranks"),
         ({"sweep_ranks": "x"}, "children=\"ranks is 'x'; expected a number"),
     ):
         assert line in str(schedules.what_fits(replace(form, several=wrong)))
     assert "fits much: expected a size" in str(schedules.body(replace(form, sizes=form.sizes | {"fits": "much"})))
+
+
+def test_a_page_waits_so_long_for_estimates_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, Any] = {"layers": 8, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64}
+    form = paper.OnPaper("1f1b", 2, 8, sizes=sizes, several={"sweep_tp": "1,2,4"})
+    monkeypatch.setattr(paper, "_MOST_ESTIMATED_S", 0)
+    words = "1 of 3 combinations took 0 s, for which a page waits; give fewer values, or use pptrace estimate --sweep"
+    assert words in str(schedules.what_fits(form))
+    assert "1 combination: 1 fit" in str(schedules.what_fits(replace(form, several={"sweep_tp": "2"}))), (
+        "the last one is done"
+    )
+
+
+def test_costs_that_are_left_empty_are_those_of_the_command() -> None:
+    sizes = {"schedule": "1f1b", "pp": "2", "microbatches": "4"}
+    usual = pptrace.simulate("1f1b", pp=2, microbatches=4)
+    for empty in ({}, {"forward": "", "backward": None}):
+        form = paper.on_paper(sizes | empty)
+        assert form.step().makespan_ns == usual.makespan_ns == 15_000_000
+        assert "both cost" not in str([*schedules.body(form), *schedules.sweeps(form)])
+    assert paper.on_paper(sizes | {"backward": "5"}).step().makespan_ns == 5 * 6_000_000
+    none = schedules.body(paper.on_paper(sizes | {"forward": "0", "backward": "0"}))
+    assert "forward and backward both cost 0 ns; expected at least one of them above 0" in str(none)
 
 
 def test_the_run_is_a_file_of_its_own(client: Any, run: pptrace.Run) -> None:

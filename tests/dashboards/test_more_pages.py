@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import pptrace
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.app import create_app
@@ -293,6 +294,19 @@ def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_p
     assert problems["rank0.json.gz"] not in ("", "can be read")
 
 
+def test_what_a_finding_costs_says_so_where_the_replay_that_tells_it_misses_the_step() -> None:
+    """Of a run whose replay is 22 % too long, and of one whose is not."""
+    for name, is_missed in (("gpu_1f1b_p4", True), ("uneven_p4", False)):
+        run = pptrace.load(SAMPLES / name)
+        costs = sum(finding.gain_ns is not None for finding in run.report.findings)
+        page = " ".join(
+            part for part in nodes(overview.body(Store([SAMPLES / name]).get(), None)) if isinstance(part, str)
+        )
+        for shown in (" ".join(run.to_text(everything=True).split()), run.to_html(), page):
+            assert shown.count("by a replay that misses the step by 22%") == costs * is_missed
+        assert costs > 1
+
+
 def test_the_overview_of_a_hang_says_once_what_happened_and_how_the_run_ended() -> None:
     loaded = Store([SAMPLES / "hang_p4"]).get()
     page = overview.body(loaded, 2)
@@ -324,7 +338,7 @@ def test_one_run_alone_says_how_to_compare(uneven: dict[str, list[Any]]) -> None
     alone = Answers(Store([OTHER]))
     page = compare.layout(Loaded((OTHER,)), alone)
     assert "pptrace dashboard A --compare B" in text(page)
-    assert "B is faster: a typical step takes 549.27 ms in A and 24.71 ms in B" in text(uneven["compare"])
+    assert "Steps of B are shorter: a typical step takes 549.27 ms in A and 24.71 ms in B" in text(uneven["compare"])
 
 
 def test_two_waterfalls_have_one_scale(uneven: dict[str, list[Any]]) -> None:

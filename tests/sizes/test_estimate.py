@@ -156,6 +156,24 @@ def test_the_runtimes_own_prediction_is_the_same(schedule: str, stages: int, zer
         assert own.volume == of_run.of_rank(rank, 1)
 
 
+@pytest.mark.parametrize(("dtype", "number"), [("float32", 4), ("float64", 8)])
+def test_with_zero_1_the_runtime_has_a_copy_of_its_part_of_wide_parameters(dtype: str, number: int) -> None:
+    """Of replicas that share 8 or 16 bytes of a parameter, each has 12 or 24 of its part; buckets are padded, or parameters."""
+    replicas, pp = 3, 2
+    run = facts(dtype=dtype, layers_per_stage=(2, 2), zero=1)
+    plan, mesh = build("1f1b", pp, 8), MeshSizes(pp, dp=replicas)
+    usual, as_runtime = (
+        Estimate(run, mesh, plan, each)
+        for each in (ParameterBytes.of_adam(number), ParameterBytes(number, number, 3 * number))
+    )
+    prediction = MemoryPrediction(StepVolume(run, MeshShape(pp, dp=replicas), plan), on_device=True)
+    for rank in range(pp):
+        of_run, gradients = prediction.of_rank(rank * replicas), usual.volume.gradients_of(usual.first_rank(rank))
+        assert usual.ranks[rank].optimizer_bytes * 3 == as_runtime.ranks[rank].optimizer_bytes * 2
+        most = 3 * number * len(list(gradients.parameters()))
+        assert 0 <= as_runtime.ranks[rank].optimizer_bytes - of_run.optimizer + 3 * number <= most
+
+
 def test_experts_get_as_many_tokens_each() -> None:
     model = replace(LLAMA3, layers_per_stage=(2, 2), vocabulary=32000, experts=ExpertOptions(8, 2, width=14336))
     rank = estimated(model, MeshSizes(2, dp=4, ep=4)).ranks[1]

@@ -60,12 +60,9 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     about_sides = _warnings(a, b, order, None if undisturbed is None else usual, note)
     warnings = (*about_sides, *recorded.lines(), *_of_runs(a, b))
     work = other_work(a.runs[0].facts, b.runs[0].facts)
-    different = (
-        f"A and B do different work ({work}), so that no length of a step says which is faster. " if work else ""
-    )
     return Comparison(
         verdict,
-        different + _detail(verdict, span, mean, parts, describe_counts(a, b)),
+        _detail(verdict, span, mean, parts, describe_counts(a, b), work),
         span,
         OfBoth(a.figures.num_steps, b.figures.num_steps),
         parts,
@@ -283,18 +280,24 @@ def _of_runs(a: Side, b: Side) -> Iterator[str]:
 
 
 def _detail(
-    verdict: ChangeVerdict, span: SpanChange, mean: MeanChange | None, parts: Sequence[PartChange], runs: str
+    verdict: ChangeVerdict, span: SpanChange, mean: MeanChange | None, parts: Sequence[PartChange], runs: str, work: str
 ) -> str:
-    """The verdict in a sentence; ``runs`` is how many runs there are, "" with one of each."""
+    """The verdict in a sentence; ``runs`` is how many runs there are, "" with one of each. Where they do other ``work``, "" where
+    they do not, it is one on the lengths of steps.
+    """
+    different = (
+        f"A and B do different work ({work}), so that no length of a step says which is faster. " if work else ""
+    )
     step = "an undisturbed step" if span.is_undisturbed else "a typical step"
     lengths = f"{step} takes {_lengths_of_both(span, runs)}"
     if span.low is None or span.high is None:
-        return f"Too few steps to tell a difference: {lengths}"
+        return f"{different}Too few steps to tell a difference{' of their lengths' * bool(work)}: {lengths}"
     other = mean if mean is not None and mean.is_otherwise else None
     if other is not None:
         lengths += f", but the mean one, which counts for throughput, {_lengths_of_both(other)}"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
-        return f"No difference {'of typical steps ' if other is not None else ''}found: {lengths}"
+        of_steps = "of typical steps " if other is not None else "of their lengths " if work else ""
+        return f"{different}No difference {of_steps}found: {lengths}"
     along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
     largest = next((part for part in along if part.name != CAUSE), None)
     most = (
@@ -302,10 +305,20 @@ def _detail(
         if largest is None
         else f"; of its parts {part_label(largest)} changed most, {signed_milliseconds(largest.change_ns)} ms"
     )
-    by_which = ""
-    if other is not None and (of_mean := _verdict(other)) is not verdict:
-        by_which = f" by typical steps{f' and {of_mean} on average' * (of_mean is not ChangeVerdict.NO_DIFFERENCE)}"
+    of_mean = verdict if other is None else _verdict(other)
+    is_otherwise, is_sure = of_mean is not verdict, of_mean is not ChangeVerdict.NO_DIFFERENCE
+    if work:
+        on_average = f", on average {_OF_LENGTHS[of_mean]}" * is_otherwise
+        return f"{different}Steps of B are {_OF_LENGTHS[verdict]}{on_average}: {lengths}{most}"
+    by_which = f" by typical steps{f' and {of_mean} on average' * is_sure}" * is_otherwise
     return f"B is {verdict}{by_which}: {lengths}{most}"
+
+
+_OF_LENGTHS = {
+    ChangeVerdict.SLOWER: "longer",
+    ChangeVerdict.FASTER: "shorter",
+    ChangeVerdict.NO_DIFFERENCE: "about as long",
+}
 
 
 def _lengths_of_both(of: SpanChange | MeanChange, runs: str = "") -> str:

@@ -86,6 +86,18 @@ def _replay_miss(step: StepReport) -> float | None:
     return miss if miss > _MOST_MISS else None
 
 
+def doubt_of_gain(finding: Finding, report: Report) -> str:
+    """Words behind what a finding costs where that is not sure, else "": the replay that tells it misses the step, and it is
+    neither measured nor what the replay misses.
+    """
+    step = report.typical_step
+    is_told_otherwise = finding.evidence.get("is_outside") or _is_unexplained(finding)
+    if step is None or step.length_ns is None or finding.gain_ns is None or is_told_otherwise:
+        return ""
+    miss = _replay_miss(step)
+    return "" if miss is None else f"by a replay that misses the step by {miss:.0%}"
+
+
 def _saved_ns(finding: Finding) -> int:
     """Time that the advice on a finding saves a step, ns: work that is moved is not gone."""
     is_moved = finding.evidence.get("cause") == "imbalance" and "same_work" not in finding.evidence
@@ -112,8 +124,11 @@ def _capital(text: str) -> str:
 
 def _is_actionable(finding: Finding) -> bool:
     """Return whether something may be done about it: not of the schedule itself, nor of what is not explained."""
-    is_unexplained = finding.evidence.get("cause") == "unexplained" and "reason" not in finding.evidence
-    return finding.severity is not Severity.INFO and not is_unexplained and (finding.gain_ns or 0) > 0
+    return finding.severity is not Severity.INFO and not _is_unexplained(finding) and (finding.gain_ns or 0) > 0
+
+
+def _is_unexplained(finding: Finding) -> bool:
+    return finding.evidence.get("cause") == "unexplained" and "reason" not in finding.evidence
 
 
 def _advice(finding: Finding, step: StepReport) -> str:

@@ -83,6 +83,14 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
         yield f"every stage is on two ranks, and {UNCOUNTED}"
 
 
+def note_on_split(split_cost: float, costs: StageCosts) -> str:
+    """Sentence on what I and W together are taken to be, where they are longer by this part at one end of the interval."""
+    here = ", as those of this run that are not in pairs" if costs.split_cost is not None else ""
+    return (
+        f"I and W together are taken to take what a B takes (in the interval also {1 + split_cost:.2f} of that{here})"
+    )
+
+
 def _weights(costs: StageCosts) -> str:
     """Say what W is taken to be of a full B, and where that comes from."""
     assumed, shares = costs.assumed.weight_share, costs.shares

@@ -11,11 +11,12 @@ from math import hypot, sqrt
 import numpy as np
 
 from pptrace.analysis.shared_devices import CORE_WAIT, USUAL_CORE_WAIT
+from pptrace.analysis.whatif.backward_split import SPLIT_COST
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.collectives import other_assumptions, with_speeds
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.recompute import parts_after, with_recompute
-from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
+from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay, splits_otherwise
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
@@ -130,12 +131,16 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The typical step after a change, ns: its length with the 90 % interval, and bubble over compute."""
+    """The typical step after a change, ns: its length with the 90 % interval, and bubble over compute.
+
+    ``split_cost`` is the part of a B by which I and W together are longer at one end of the interval; 0 where that is no matter.
+    """
 
     span: int
     low: int
     high: int
     bubble_ratio: float
+    split_cost: float = 0.0
 
 
 def typical(spans: Int64) -> int:
@@ -152,8 +157,8 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     """Predict the typical step of a change that makes a plan.
 
     The replay of the change is scaled as the replay of the run as it was has to be to give what was measured. The interval is
-    that of the median over steps, wider by the error of the run's own replay, by what runs of one program differ, and by what
-    the assumptions may change.
+    that of the median over steps, wider by the error of the run's own replay, by what runs of one program differ, by what the
+    assumptions may change, and by what splitting backwards may cost.
 
     Raises:
         UsageError: a split does not fit the plan.
@@ -163,8 +168,12 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
     usual = float(typical(replayed.spans))  # drawn steps may all be longer
     own = _bounds(costs, target, replayed)
-    variants = _variants(baseline, change, costs, target)
+    variants, of_fixed = _variants(baseline, change, costs, target), _of_fixed_parts(baseline, change, costs, target)
+    split_cost = _split_cost(costs, target)
+    split = _split_ratio(costs, target, split_cost)
     bounds = [(usual, usual), own, *_bounds_of_variants((costs, target), own, variants)]
+    bounds = [(low * min(split, 1.0), high * max(split, 1.0)) for low, high in bounds]
+    bounds += _bounds_of_variants((costs, target), own, of_fixed)
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(usual * factor)
     return Prediction(
@@ -172,6 +181,7 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
         low=max(0, int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin)))),
         high=int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin))),
         bubble_ratio=float(np.median(replayed.bubble_ratios)),
+        split_cost=split_cost,
     )
 
 
@@ -246,30 +256,55 @@ def _bounds_of_variants(
 def _variants(
     baseline: Baseline, change: Change, costs: StageCosts, target: Target
 ) -> Iterator[tuple[StageCosts, Target]]:
-    """The costs and targets with other assumptions: on W where the plan splits backwards that the run did not; on what an op
-    costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
-    latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
-    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied.
+    """The costs and targets with other assumptions: on W where the plan splits backwards that the run did not; on how late an op
+    begins whatever it does, where ops do more or less than the measured ones; that messages are all latency, where that is not
+    known and would change the step; the other ways in which the run may send and receive; and another reading of what is in its
+    stages, where these are divided anew. What a user takes for granted is not varied.
     """
     if change.prefetch is None:
         yield from ((costs, replace(target, messaging=messaging)) for messaging in baseline.other_messaging)
     is_known = costs.splits_backward or costs.assumed.weight_share is not None
     ends = () if is_known or not target.plan.splits_backward else (0.0, 1.0)
     yield from ((with_weight_share(costs, costs.shares.of_weights(end)), target) for end in ends)
-    stages_of = (change, target.plan.chain_length, target.plan.name)
-    if changes_ops(costs, target):
-        for part, fixed in baseline.other_fixed:
-            other = fixed if costs is baseline.costs else with_fixed_share(costs, part)
-            yield other, replace(target, stages=stage_map_of(fixed, *stages_of))
-        if costs.delay.any():
-            yield costs, replace(target, scales_delays=True)
+    if costs.delay.any() and changes_ops(costs, target):
+        yield costs, replace(target, scales_delays=True)
     for assumed in other_assumptions(costs, change.collective_speeds):
         yield changed_costs(baseline.costs, change, target.plan, **assumed), target
     if target.changes_messages and not costs.knows_latency:
         yield costs, replace(target, latency_share=1.0)
     if not target.stages.is_identity:
-        maps = other_stage_maps(baseline.costs, *stages_of)
+        maps = other_stage_maps(baseline.costs, change, target.plan.chain_length, target.plan.name)
         yield from ((costs, replace(target, stages=stages)) for stages in maps)
+
+
+def _of_fixed_parts(
+    baseline: Baseline, change: Change, costs: StageCosts, target: Target
+) -> Iterator[tuple[StageCosts, Target]]:
+    """The same with other fixed parts of ops, where ops do more or less than the measured ones: I and W together are longer by
+    one of them than a B, so that what splitting costs is in them.
+    """
+    if changes_ops(costs, target):
+        for part, fixed in baseline.other_fixed:
+            other = fixed if costs is baseline.costs else with_fixed_share(costs, part)
+            stages = stage_map_of(fixed, change, target.plan.chain_length, target.plan.name)
+            yield other, replace(target, stages=stages)
+
+
+def _split_cost(costs: StageCosts, target: Target) -> float:
+    """The part of a B by which I and W together may be longer, as measured where the run has both; 0 where the plan splits what
+    was measured split, and where a user says what of an op any takes.
+    """
+    if costs.assumed.fixed is not None or not splits_otherwise(costs, target):
+        return 0.0
+    return SPLIT_COST if costs.split_cost is None else costs.split_cost
+
+
+def _split_ratio(costs: StageCosts, target: Target, split_cost: float) -> float:
+    """The typical step with this cost of splitting in parts of that without it."""
+    if not split_cost:
+        return 1.0
+    usual, other = (typical(replay(costs.few, one).spans) for one in (target, replace(target, split_cost=split_cost)))
+    return other / usual if usual else 1.0
 
 
 def _drawn(costs: StageCosts) -> StageCosts:

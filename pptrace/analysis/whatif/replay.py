@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
+from pptrace.analysis.whatif.backward_split import parts_of_whole, whole_backwards
 from pptrace.analysis.whatif.fixed_part import Floats
 from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
@@ -33,8 +34,9 @@ class Target:
     ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
     how many ops before they are needed receives that block are posted. ``latency_share`` is the part of a message that is its
-    link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late. ``graphs`` are
-    those of the plan that were made so far; targets with other assumptions share them.
+    link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late. ``split_cost`` is the
+    part of a B by which I and W together are longer, which counts where the plan splits a backward that was measured whole, or
+    the reverse. ``graphs`` are those of the plan that were made so far; targets with other assumptions share them.
     """
 
     plan: Plan
@@ -46,6 +48,7 @@ class Target:
     placement: tuple[int, ...] | None = None
     latency_share: float = 0.0
     scales_delays: bool = False
+    split_cost: float = 0.0
     graphs: Graphs = field(default_factory=dict)
 
     @property
@@ -126,6 +129,11 @@ def changes_ops(costs: StageCosts, target: Target) -> bool:
     return not np.allclose(_Builder(costs, target).ops_in_rows, 1.0)
 
 
+def splits_otherwise(costs: StageCosts, target: Target) -> bool:
+    """Return whether the plan splits backwards that were measured whole, or has those whole that were split."""
+    return not np.allclose(_Builder(costs, replace(target, split_cost=1.0)).split_factors, 1.0)
+
+
 def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(sending, reading) measured pipeline rank of each message of a plan; ``placement`` is that of each of its ranks."""
     table = plan.table
@@ -184,7 +192,30 @@ class _Builder:
             return ops
 
         ops = of(by_output)
-        return ops if fixed is None else ops + of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
+        if fixed is not None:
+            ops += of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
+        return ops * self._split_factors(stage, source, output, whole) if self.target.split_cost else ops
+
+    @cached_property
+    def split_factors(self) -> Floats:
+        """Length of each row, of pairs that of their backward, in parts of what it were with I and W together as long as a B."""
+        table, pairs = self.target.plan.table, np.flatnonzero(self.target.plan.table.second_slot >= 0)
+        factors = self._split_factors(*self._firsts, table.kind == Kind.B.code)
+        stage, source, output = self._places(table.second_slot[pairs])
+        factors[pairs] = self._split_factors(stage, source, output, table.second_kind[pairs] == Kind.B.code)
+        return factors
+
+    def _split_factors(self, stage: Int64, source: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
+        """The same of ops as :meth:`_ops` has them."""
+        cost, part = self.target.split_cost, self._parts_of_whole[stage, source]
+        factors: Floats = np.where(
+            whole, 1 / (1 + cost * (1 - part)), np.where(output == Output.FORWARD, 1.0, 1 + cost * part)
+        )
+        return factors
+
+    @cached_property
+    def _parts_of_whole(self) -> Floats:
+        return parts_of_whole(whole_backwards(self.costs.plan), self.target.stages.shares[BACKWARD])
 
     @cached_property
     def ops_in_rows(self) -> Floats:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along
 from pptrace.analysis.recompute.types import RecomputeReport
+from pptrace.analysis.whatif.backward_split import measured_split_cost, whole_backwards
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
 from pptrace.analysis.whatif.measured_layers import MeasuredLayers
@@ -25,7 +26,6 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.plan_table import PlanTable
 from pptrace.timeline.lanes import INNER_AXES
 
 F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
@@ -72,6 +72,8 @@ class StageCosts:
     that is taken to be W's in the mean over stages. ``recompute`` is the part of I and W together that is recompute, by stage,
     NaN where it is not known; ``recomputing`` as :func:`layers_that_recompute` has it.
 
+    ``split_cost`` is the part of a whole B by which I and W together are longer, None of a run that has not both.
+
     ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
     many rows (1: all of it); None of a run without experts on several ranks.
 
@@ -97,6 +99,7 @@ class StageCosts:
     recompute: Floats
     recomputing: tuple[float, ...]
     weight_share: float
+    split_cost: float | None = None
     routed_work: Floats | None = None
     routed_inner: Floats | None = None
     exposed_tp: Floats | None = None
@@ -252,7 +255,10 @@ def stage_costs(
     exposed: dict[str, Any] = {
         name: by_stage(column) for name, column in measured.items() if column is not None and column.any()
     }
-    are_whole, share = _split_whole_backwards(plan, table, (work, inner, *exposed.values()), shares.of_weights())
+    in_pairs = np.zeros((plan.chain_length, plan.num_microbatches), dtype=bool)
+    in_pairs[seconds[0], seconds[1]] = True
+    split_cost = measured_split_cost(work, whole_backwards(plan), in_pairs)
+    are_whole, share = _split_whole_backwards(plan, (work, inner, *exposed.values()), shares.of_weights())
     transfer, splits = _transfers(plan, matrix), not are_whole.all()
     usual = np.median(work, axis=(0, 2))
     of_both = np.divide(
@@ -266,6 +272,7 @@ def stage_costs(
         recompute=shares.recompute * np.where(are_whole, 1.0, of_both),
         recomputing=layers_that_recompute(recompute, layers),
         weight_share=float(share.mean()),
+        split_cost=split_cost,
         routed_work=routed[0],
         routed_inner=routed[1],
         **exposed,
@@ -331,17 +338,13 @@ def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     return transfers
 
 
-def _split_whole_backwards(
-    plan: Plan, table: PlanTable, of_ops: Sequence[Floats], share: Floats
-) -> tuple[npt.NDArray[np.bool_], Floats]:
+def _split_whole_backwards(plan: Plan, of_ops: Sequence[Floats], share: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
     """Share out what full backwards took (the first of ``of_ops``; others are parts of it) over both outputs, in place. Returns
     whether all of each stage are whole, and W's part.
 
     ``share`` is W's part of a full backward of each stage, where the run did not measure both somewhere.
     """
-    kinds = table.slot_kind.reshape(plan.num_stages, plan.num_microbatches, len(Output))
-    chains = kinds.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output)).max(axis=0)
-    is_whole, work = chains[:, :, BACKWARD] == Kind.B.code, of_ops[0]
+    is_whole, work = whole_backwards(plan), of_ops[0]
     if not is_whole.all():
         share = share.copy()
         both = work[:, :, :, BACKWARD] + work[:, :, :, W]
@@ -354,7 +357,8 @@ def _split_whole_backwards(
         whole = values[:, :, :, BACKWARD]
         values[:, :, :, W] = np.where(is_whole, whole * share[:, np.newaxis], values[:, :, :, W])
         values[:, :, :, BACKWARD] = np.where(is_whole, whole * (1 - share[:, np.newaxis]), whole)
-    return is_whole.all(axis=1), share
+    are_whole: npt.NDArray[np.bool_] = np.logical_and.reduce(is_whole, axis=1)
+    return are_whole, share
 
 
 def with_assumed(costs: StageCosts, assumed: Assumed) -> StageCosts:

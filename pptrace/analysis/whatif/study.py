@@ -36,7 +36,7 @@ from pptrace.analysis.whatif.memory import (
     rank_uses,
     uses_with_recompute,
 )
-from pptrace.analysis.whatif.notes import UNCOUNTED, notes_of, warnings_of_costs
+from pptrace.analysis.whatif.notes import UNCOUNTED, note_on_split, notes_of, warnings_of_costs
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
 from pptrace.analysis.whatif.recompute import parts_after
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
@@ -54,7 +54,7 @@ from pptrace.analysis.whole_run import InDoubt
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import Int64
-from pptrace.model.wording import counted
+from pptrace.model.wording import as_ranges, counted
 from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation, peak_inflight
@@ -149,6 +149,8 @@ class Study:
             gain = round(self.measured_length * work) - (span if period is None else period)
         lack = "" if self.framework is None else self.framework.lack(change, plan)
         notes = [*([lack] if lack else []), *notes_of(change, plan, self.costs, self.framework)]
+        if prediction.split_cost:
+            notes.append(note_on_split(prediction.split_cost, self.costs))
         if change.recompute_layers is not None and peak is None:
             notes.append("its memory is not known: the trace does not tell what layers keep with and without recompute")
         if self.outside.outside_ns is not None and not math.isclose(work, 1.0):
@@ -291,9 +293,12 @@ def study_run(
     """
     whole = [costs for costs in plans if len(costs.step)]
     if not whole:
+        lacking = sorted(set(range(report.mesh.num_ranks)) - {entry.rank for entry in report.device})
+        number = "rank" if len(lacking) == 1 else "ranks"
+        without = f": there is no trace of {number} {as_ranges(lacking)}" if lacking else ""
         raise PptraceError(
-            "whatif: no whole step whose plan is known; expected a trace of all ranks of a pipeline with every op of at least "
-            "one step (`pptrace analyze` says what is missing)"
+            f"whatif: no whole step whose plan is known{without}; expected a trace of all ranks of a pipeline with every op of "
+            "at least one step (`pptrace analyze` says what is missing)"
         )
     of_most = max(whole, key=lambda part: len(np.unique(part.step)))
     matrix = of_most.every(-(-of_most.durations.size // _MOST_CELLS))

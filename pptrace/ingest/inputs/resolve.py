@@ -46,6 +46,7 @@ _OF_OPS = (Priority.TABLE, Priority.EXTRACT)
 _MOST_SKIPPED = 20
 _FEW = 6
 """Number of files that a warning names."""
+_SHOWN_BYTES = 24
 _THEIR_TRACES = (
     "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
     "marks; for a report of those run the script without its profiler"
@@ -176,6 +177,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
             warnings.append(f"{directory}: traces in more than one subdirectory; all taken as one job")
     if not files and not (files := _empty_files(found)):
         raise TraceError(_no_traces(directory, entries, skipped))
+    skipped += _no_files(entries)
     skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
     skipped += _left_below(directory, below, files)
     if skipped:
@@ -231,16 +233,34 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
     for path in without_companions(without_other_forms(paths)):
         try:
             file = _input_file(path, None)
-        except TraceError:
-            skipped.append(f"{path.name} (unreadable)")
+        except TraceError as err:
+            skipped.append(f"{path.name} ({str(err).removeprefix(f'{path}: ').partition(';')[0]})")
             continue
         if file.format is not None:
             files.append(file)
         elif archive := archive_of(first_bytes(path)):
             skipped.append(f"{path.name} (a {archive} archive; unpack it)")
         elif path.name.endswith(PROFILE_SUFFIXES):
-            skipped.append(f"{path.name} ({'empty' if file.num_bytes == 0 else 'no trace'})")
+            skipped.append(f"{path.name} ({_not_a_trace(file)})")
     return files, skipped
+
+
+def _not_a_trace(file: InputFile) -> str:
+    """Say what a file is whose name is a trace's and whose content is none's."""
+    start = first_bytes(file.path)
+    if not start:
+        return "damaged gzip" if file.num_bytes else "empty"
+    return f"no trace: begins with {start[:_SHOWN_BYTES].decode('utf-8', 'replace')!r}"
+
+
+def _no_files(entries: Sequence[Path]) -> list[str]:
+    """Describe what has the name of a trace and is no file."""
+    named = [entry for entry in entries if entry.name.endswith(PROFILE_SUFFIXES)]
+    return [
+        f"{entry.name} ({'a pipe or a device' if entry.exists() else 'a link to nothing'})"
+        for entry in named
+        if not (entry.is_file() or entry.is_dir())
+    ]
 
 
 def _dumps_with_traces(files: Sequence[InputFile]) -> tuple[Path, ...]:

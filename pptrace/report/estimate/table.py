@@ -119,6 +119,12 @@ def step_line(estimate: Estimate, step: EstimatedStep, speeds: Speeds) -> str:
     )
 
 
+def unused_line(axes: Sequence[str]) -> str:
+    """Line on speeds of links that change nothing, for these axes; "" for none."""
+    given = "the speed given for it changes" if len(axes) == 1 else "the speeds given for them change"
+    return f"nothing is sent along {listed(axes)}: {given} nothing." if axes else ""
+
+
 def context_line(estimate: Estimate, bytes_per_ns: Mapping[str, float], flops_per_ns: float | None) -> str:
     """Say how many scores each rank of a ring has, and from which sequence on it hides its keys; "" without a ring."""
     known = context_object(estimate, bytes_per_ns, flops_per_ns)

@@ -152,7 +152,7 @@ def test_few_steps_are_little_evidence_and_say_so() -> None:
     assert found.verdict == "slower"
     assert found.span.low == pytest.approx(1.22, abs=0.01)
     assert found.span.change == pytest.approx(78156585 / 24712227 - 1)
-    assert "which is faster. B is slower: a typical step takes 24.71 ms in A and 78.16 ms" in found.detail
+    assert "which is faster. Steps of B are longer: a typical step takes 24.71 ms in A and 78.16 ms" in found.detail
     assert found.warnings[0].startswith("little evidence: A has 2 whole steps, B has 2 whole steps, and from 8 on")
     assert {part.significant for part in found.parts if part.name != "compute"} == {None}
 

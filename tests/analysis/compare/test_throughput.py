@@ -104,6 +104,30 @@ def test_a_mean_that_changes_otherwise_is_named_in_all_sentences(
     assert ("but the mean one" in found.detail) == bool(every)
 
 
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "opening"),
+    [
+        ({}, {"factor": 1.5}, "Steps of B are longer: "),
+        ({"factor": 1.5}, {}, "Steps of B are shorter: "),
+        ({"every": 3, "longer": 1.7}, {"factor": 1.1}, "Steps of B are longer, on average shorter: "),
+        ({}, {}, "No difference of their lengths found: "),
+        ({}, {"every": 3, "longer": 1.0}, "No difference of typical steps found: "),
+    ],
+)
+def test_of_other_work_the_sentence_is_on_lengths_alone(
+    run: ComparedRun, of_a: dict[str, float], of_b: dict[str, float], opening: str
+) -> None:
+    """Its first sentence says that no length tells which is faster, and the second one says no such thing."""
+    a, b = (
+        replace(of_periods(run, steps(30, seed, **{"every": 0} | given)), facts={"model layers": layers})  # type: ignore[arg-type]
+        for seed, (given, layers) in enumerate(((of_a, "4"), (of_b, "8")))
+    )
+    detail = compare_runs(a, b).detail
+    different = "A and B do different work (layers 4 and 8), so that no length of a step says which is faster. "
+    assert detail.startswith(different + opening)
+    assert not {"faster", "slower"} & set(detail.removeprefix(different).split())
+
+
 def test_spans_of_pipelines_have_no_mean_for_throughput(run: ComparedRun) -> None:
     """A table of ops does not tell when the step after its last one begins."""
     assert run.figures.period is None

@@ -171,7 +171,7 @@ def test_another_run_may_differ_more_where_ranks_waited_for_cores() -> None:
 
 
 def test_what_is_sure_to_help_leads_and_what_may_not_comes_after_it_though_it_gains_more() -> None:
-    study = study_of(costs_of("gpipe", scales=(10, 11, 10, 11, 10)), "gpipe")
+    study = study_of(costs_of("gpipe", scales=(40, 41, 40, 41, 40)), "gpipe")
     sure = study.scenario(Change(schedule="zb-h1"), "sure")
     unsure = replace(sure, name="unsure", gain_ns=2 * sure.gain_ns, standing=Standing.UNSURE)
     assert sure.standing is Standing.SURE

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import pytest
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest import detect, open_inputs, read_traces
+from pptrace.ingest.common.byte_source import first_bytes, unreadable
+from pptrace.ingest.inputs import resolve
 from pptrace.model.traces import InputFormat
 
 Op = Callable[..., dict[str, Any]]
@@ -97,7 +100,36 @@ def test_a_directory_gives_its_traces_in_the_order_of_numbers(write: Write, op: 
     write([op()], "job/.hidden.json")
     files, warnings = opened(tmp_path / "job")
     assert files == ["rank0.json.gz", "rank2.json.gz", "rank10.json.gz"]
-    assert warnings == (f"{tmp_path / 'job'}: skipped config.json (no trace), rank3.json (empty)",)
+    skipped = """config.json (no trace: begins with '{"a": 1}'), rank3.json (empty)"""
+    assert warnings == (f"{tmp_path / 'job'}: skipped {skipped}",)
+
+
+def test_a_directory_says_why_each_file_that_is_named_as_a_trace_is_none(
+    write: Write, op: Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write([op()], "job/rank0.json")
+    write(b"hello there\n", "job/rank1.json")
+    (tmp_path / "job" / "rank2.json.gz").write_bytes(b"\x1f\x8b\x08\x00damaged gzip")
+    denied = write([op()], "job/rank3.json")
+    (tmp_path / "job" / "rank4.json").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "job" / "rank5.json")
+    (tmp_path / "job" / "rank6.json").mkdir()
+
+    def first_of_allowed(path: Path) -> bytes:
+        if path == denied:
+            raise unreadable(path, PermissionError(errno.EACCES, "Permission denied"))
+        return first_bytes(path)
+
+    monkeypatch.setattr(resolve, "first_bytes", first_of_allowed)
+    files, (warning,) = opened(tmp_path / "job")
+    assert files == ["rank0.json"]
+    assert warning.partition(": skipped ")[2].split(", ") == [
+        "rank1.json (no trace: begins with 'hello there\\n')",
+        "rank2.json.gz (damaged gzip)",
+        "rank3.json (cannot be read (Permission denied))",
+        "rank4.json (a link to nothing)",
+        "rank5.json (a pipe or a device)",
+    ]
 
 
 def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op: Op, tmp_path: Path) -> None:
@@ -328,7 +360,7 @@ def test_paths_that_hold_nothing_are_errors_of_one_line(write: Write, op: Op, tm
     expected = {
         "absent": "not found; expected",
         "empty": "empty; expected one Kineto trace",
-        "configs": "no trace among config.json (no trace); expected",
+        "configs": """no trace among config.json (no trace: begins with '{"a": 1}'); expected""",
         "texts": "no trace files; expected",
         "runs": "holds run directories (first) and no traces; expected one run; give one of them",
         "a\0b": "not found",
