@@ -407,6 +407,16 @@ def test_time_between_operators_is_a_part_of_the_step_apart_from_waiting_for_oth
     )
 
 
+def test_what_ranges_say_of_hosts_is_no_launching() -> None:
+    """Of 300 a device waited 250 for launches: 200 while its host loaded data; 50 are copies."""
+    rank = replace(rank_of(700, 0, 300), host=HostIdle(250, 0, 0), idle_spans={"DATA": 200})
+    text = verdict_of(step_of(1_000_000, None, rank), num_ranks=1)
+    assert text.startswith("The devices wait while hosts load data. ")
+    assert (
+        "70% compute, 20% loading of data, 5% devices waiting for launches, 5% copies and gaps between kernels" in text
+    )
+
+
 def test_a_rank_alone_waits_for_no_other_one() -> None:
     assert "waiting for input and Python" in verdict_of(step_of(1_000_000, None, rank_of(600, 0, 400)), num_ranks=1)
     on_device = replace(rank_of(600, 0, 400), host=HostIdle(300, 0, 0))
