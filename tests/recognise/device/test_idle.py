@@ -292,3 +292,22 @@ def test_the_host_holds_up_nothing_inside_a_graph_whatever_ends_the_gap() -> Non
     assert parts(machine, 20, 60) == (0, 0, 33, 0)
     machine.kernel((80, 84), 90, 95)
     assert parts(machine, 70, 90) == (20, 0, 0, 0)
+
+
+def test_a_host_that_runs_no_operator_and_calls_nothing_for_a_millisecond_pauses() -> None:
+    machine, ms = Machine(), 1_000_000
+    machine.events.append(Event(Category.CPU_OP, "aten::mm", 0, 10, thread=1))
+    machine.call("cudaDeviceSynchronize", 10, 3 * ms)  # no pause: it waits for the device
+    machine.kernel((4 * ms, 4 * ms + 2), 4 * ms + 5, 4 * ms + 9)
+    machine.events.append(Event(Category.CPU_OP, "aten::mm", 5 * ms + 1, 6 * ms, thread=2))  # a ns too soon
+    machine.events.append(Event(Category.CPU_OP, "aten::mm", 7 * ms, 7 * ms + 5, thread=1))
+    between = machine.idle().between_operators
+    assert between is not None
+    assert between.tolist() == [[3 * ms, 4 * ms], [6 * ms, 7 * ms]]
+
+
+def test_without_operators_it_is_not_known_when_a_host_pauses() -> None:
+    machine = Machine()
+    machine.kernel((0, 2), 10, 20)
+    machine.kernel((5_000_000, 5_000_002), 5_000_005, 5_000_009)
+    assert machine.idle().between_operators is None
