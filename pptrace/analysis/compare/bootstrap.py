@@ -191,8 +191,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 def lower_median(values: Int64) -> npt.NDArray[np.int64]:
     """The median along the last axis; of an even number of values the lower one."""
     middle = (values.shape[-1] - 1) // 2
-    medians: npt.NDArray[np.int64] = np.partition(values, middle, axis=-1)[..., middle]
-    return medians
+    return np.partition(values, middle, axis=-1)[..., middle]
 
 
 def block_length(num_steps: int) -> int:
@@ -207,8 +206,7 @@ def drawn_steps(num_steps: int, length: int) -> Int64:
     num_samples = min(_NUM_SAMPLES, max(_MOST_CELLS // num_steps, _FEWEST_SAMPLES))
     shape = (num_samples, ceil(num_steps / length))
     starts = np.random.default_rng(0).integers(0, num_steps - length + 1, shape)
-    steps: Int64 = (starts[:, :, np.newaxis] + np.arange(length)).reshape(num_samples, -1)[:, :num_steps]
-    return steps
+    return (starts[:, :, np.newaxis] + np.arange(length)).reshape(num_samples, -1)[:, :num_steps]
 
 
 def _correlation(series: Int64) -> float:

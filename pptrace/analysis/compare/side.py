@@ -198,8 +198,7 @@ class Side:
     @staticmethod
     def _known(series: Series) -> Int64:
         """The steps in which a figure is known, ns."""
-        known: Int64 = np.rint(series[~np.isnan(series)]).astype(np.int64)
-        return known
+        return np.rint(series[~np.isnan(series)]).astype(np.int64)
 
 
 def side_of(name: str, runs: Sequence[ComparedRun]) -> Side:

@@ -105,8 +105,7 @@ def _typical(usual: float, more: float, samples: Floats, num_blocks: float) -> T
 
 def _level_of(values: Floats | Int64, level: float) -> Floats:
     """The value of each column that this part of its rows is below: with any number of rows the same on average (Weibull)."""
-    at: Floats = np.percentile(values, 100 * level, axis=0, method="weibull")
-    return at
+    return np.percentile(values, 100 * level, axis=0, method="weibull")
 
 
 def usual_plan(plans: tuple[StepMatrix, ...]) -> StepMatrix | None:

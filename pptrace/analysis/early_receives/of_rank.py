@@ -196,8 +196,7 @@ def _codes(messages: Slice) -> Int64:
         np.where(forward, first.code, second.code)
         for first, second in ((Kind.SEND_F, Kind.SEND_B), (Kind.RECV_F, Kind.RECV_B))
     )
-    codes: Int64 = np.where(is_send, sends, receives)
-    return codes
+    return np.where(is_send, sends, receives)
 
 
 def _holds(ops: Slice, comms: Slice, launches: Launches | None) -> tuple[Slice, tuple[str, ...]]:

@@ -148,8 +148,7 @@ def _op_of(calls: Slice, ops: Slice) -> Int64:
     index = np.searchsorted(ops["start_ns"][order], calls["start_ns"], side="right") - 1
     op = order[np.maximum(index, 0)]
     is_inside = (index >= 0) & (calls["start_ns"] < ops["end_ns"][op])
-    inside: Int64 = np.where(is_inside, op, UNKNOWN)
-    return inside
+    return np.where(is_inside, op, UNKNOWN)
 
 
 def _first_calls(calls: Slice, op: Int64) -> Int64:
@@ -247,8 +246,7 @@ def _freed_by_weights(columns: Mapping[str, Int64], ops: Slice) -> Int64:
     place = last_like([columns[name] for name in names], [late[name] for name in names])
     if not len(late):
         return np.zeros_like(place)
-    freed: Int64 = np.where((place >= 0) & (columns["backward"] == 1), late["end_ns"][place], 0)
-    return freed
+    return np.where((place >= 0) & (columns["backward"] == 1), late["end_ns"][place], 0)
 
 
 def _num_layers(of: Int64, stage: Int64, size: Int64, alone: Int64) -> Int64:

@@ -100,8 +100,7 @@ def _ratios_of_exchanges(rows: Slice) -> Floats:
     group, size = groups_of(rows)
     most = np.zeros(len(size))
     np.maximum.at(most, group[known], rows["rows"][known] / mean[known])
-    ratios: Floats = most[np.unique(group[known])]
-    return ratios
+    return most[np.unique(group[known])]
 
 
 def _dropped_tokens(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[int | None, int]:

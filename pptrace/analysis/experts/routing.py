@@ -169,5 +169,4 @@ def _window_of(ranks: Int64, steps: Int64, rank: Int64, step: Int64) -> Int64:
     }
     pairs, number = np.unique(np.stack((rank, step)), axis=1, return_inverse=True)
     found = np.array([windows.get((one, at), UNKNOWN) for one, at in pairs.T.tolist()], dtype=np.int64)
-    of_rows: Int64 = found[number.ravel()]
-    return of_rows
+    return found[number.ravel()]

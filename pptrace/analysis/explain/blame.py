@@ -133,8 +133,7 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits
     """Part that is still to be charged to excesses; ``usual`` to the rest."""
 
     def is_open(walk: Int64) -> Bool:
-        is_left: Bool = usual[walk] + unusual[walk] > 0
-        return is_left
+        return usual[walk] + unusual[walk] > 0
 
     for walk, to, cell, length, excess in walks.pieces(is_open):
         first = np.minimum(excess, unusual[walk])
@@ -193,8 +192,7 @@ def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
     part = np.minimum(part, divisor)
     near = np.floor(amount * (part / divisor)).astype(np.int64)
     near += (amount * part - near * divisor) // divisor  # both products may wrap around, their difference is small
-    parts: Int64 = np.where(part >= whole, amount, near)
-    return parts
+    return np.where(part >= whole, amount, near)
 
 
 def _add(matrix: Int64, cell: Int64, ns: Int64) -> None:

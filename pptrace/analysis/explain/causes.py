@@ -74,8 +74,7 @@ class CauseCosts:
         for column in columns.keys() & {"durations", "delays", "moving"}:
             taken = taken + columns[column]
         matrix = self.matrix
-        spans: Int64 = spans_of(matrix.table, matrix.graph, taken, columns.get("transfers"), columns.get("posted"))
-        return spans
+        return spans_of(matrix.table, matrix.graph, taken, columns.get("transfers"), columns.get("posted"))
 
     def computing(self, present: frozenset[str]) -> Int64:
         """Compute of ops where only some causes are present, ns."""
@@ -370,10 +369,8 @@ def in_proportion(ns: int, weights: Sequence[int]) -> list[int]:
 def part_of(amount: Int64, part: Int64, total: Int64) -> Int64:
     """``amount · part / total``, rounded down; 0 of nothing."""
     share = np.divide(part, total, out=np.zeros(len(total)), where=total > 0)
-    parts: Int64 = np.floor(amount * share).astype(np.int64)
-    return parts
+    return np.floor(amount * share).astype(np.int64)
 
 
 def _rounded(values: npt.NDArray[np.float64]) -> Int64:
-    rounded: Int64 = np.rint(values).astype(np.int64)
-    return rounded
+    return np.rint(values).astype(np.int64)

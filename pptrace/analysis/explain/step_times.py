@@ -398,8 +398,7 @@ def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> In
         return end
     before = np.where(is_first, begin, np.roll(end, 1))
     (key,) = times_by_group((group, before))
-    latest: Int64 = before + np.maximum.accumulate(key) - key
-    return latest
+    return before + np.maximum.accumulate(key) - key
 
 
 def rows_in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:

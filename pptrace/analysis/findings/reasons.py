@@ -81,8 +81,7 @@ def _nearest(replayed: Int64, steps: Int64) -> Int64:
     right = np.searchsorted(replayed[order], steps).clip(0, len(replayed) - 1)
     left = (right - 1).clip(0)
     is_left = steps - replayed[order[left]] <= replayed[order[right]] - steps
-    nearest: Int64 = order[np.where(is_left, left, right)]
-    return nearest
+    return order[np.where(is_left, left, right)]
 
 
 _ALIKE = 1.1

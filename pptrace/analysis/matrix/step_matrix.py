@@ -99,15 +99,13 @@ class StepMatrix:
     @cached_property
     def reader(self) -> Int64:
         """The row of the plan that reads each message."""
-        rows: Int64 = self.table.dep_reader[self.table.dep_is_message].astype(np.int64)
-        return rows
+        return self.table.dep_reader[self.table.dep_is_message].astype(np.int64)
 
     @cached_property
     def message_kind(self) -> Int64:
         """The kind of each message: the code of RECV_F or RECV_B."""
         output = self.table.dep_slot[self.table.dep_is_message] % len(Output)
-        kinds: Int64 = np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
-        return kinds
+        return np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
 
     @cached_property
     def cells(self) -> tuple[Int64, Int64]:
@@ -337,5 +335,4 @@ def sums_by_row(of_calls: Int64, row: Int64, num_rows: int) -> Int64:
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:
     """The longest window of each step, ns; the windows of a step stand one after the other."""
-    longest: Int64 = np.maximum.reduceat(spans, np.flatnonzero(np.diff(step, prepend=step[0] - 1)))
-    return longest
+    return np.maximum.reduceat(spans, np.flatnonzero(np.diff(step, prepend=step[0] - 1)))

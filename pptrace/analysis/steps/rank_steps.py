@@ -166,8 +166,7 @@ def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Mask:
     if ends is None:
         return np.zeros(len(windows.steps), dtype=np.bool_)
     ends = np.sort(data.clock.to_common_clock(windows.rank, ends))
-    inside: Mask = np.searchsorted(ends, windows.end_ns, side="right") > np.searchsorted(ends, windows.start_ns)
-    return inside
+    return np.searchsorted(ends, windows.end_ns, side="right") > np.searchsorted(ends, windows.start_ns)
 
 
 def masked(values: Int64, known: Mask) -> list[int | None]:

@@ -117,8 +117,7 @@ def _far_above(spans: Int64) -> list[int]:
         return []
     middle = float(np.median(spans))
     deviation = _DEVIATION * float(np.median(np.abs(spans - middle)))
-    far: list[int] = np.flatnonzero(spans > middle + max(_OUTLIER * deviation, _LEAST_EXCESS * middle)).tolist()
-    return far
+    return np.flatnonzero(spans > middle + max(_OUTLIER * deviation, _LEAST_EXCESS * middle)).tolist()
 
 
 def _typical(steps: Sequence[StepReport]) -> StepReport:

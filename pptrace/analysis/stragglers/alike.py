@@ -190,5 +190,4 @@ def _excess(costs: StepMatrix) -> Int64:
 
 
 def _rounded(values: Floats) -> Int64:
-    rounded: Int64 = np.rint(values).astype(np.int64)
-    return rounded
+    return np.rint(values).astype(np.int64)

@@ -65,8 +65,7 @@ def slow_link(plans: Sequence[StepMatrix]) -> Reason | None:
 
 def peer_bit(place: Int64 | int) -> Int64:
     """The bit of a pipeline rank in a set of peers: those of one rank are few, and near it or at the other end."""
-    bits: Int64 = np.left_shift(1, np.asarray(place, dtype=np.int64) % 31)
-    return bits
+    return np.left_shift(1, np.asarray(place, dtype=np.int64) % 31)
 
 
 def num_links(costs: StepMatrix) -> int:

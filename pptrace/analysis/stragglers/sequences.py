@@ -82,8 +82,7 @@ class _Microbatches:
         factor = shared / of_step[step, np.newaxis] * np.median(self.ratio / of_window, axis=1)
         is_of_one = costs.table.kind != Kind.OVERLAP_F_B.code
         of_rows = np.where(is_of_one, factor[:, costs.table.microbatch], 1.0)
-        evened: Int64 = np.rint(costs.durations / of_rows).astype(np.int64)
-        return evened
+        return np.rint(costs.durations / of_rows).astype(np.int64)
 
 
 def _of_microbatches(costs: StepMatrix) -> _Microbatches | None:

@@ -180,7 +180,4 @@ class MemoryLimit:
 
     def fits(self, rank: int, begins: Int64, end: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return whether the rank has room for the layers from each of ``begins`` to before ``end``."""
-        fits: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
-            self.memory.peaks(rank, begins, end, self.activations[rank]) <= self.most
-        )
-        return fits
+        return self.memory.peaks(rank, begins, end, self.activations[rank]) <= self.most

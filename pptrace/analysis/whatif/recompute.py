@@ -97,8 +97,7 @@ def parts_after(costs: StageCosts, num_layers: int, num_stages: int) -> Floats:
     layers = np.array(costs.layers, dtype=np.float64)
     if num_stages != costs.num_stages:
         layers[:] = layers.sum() / num_stages
-    parts: Floats = np.minimum(num_layers, layers) / np.maximum(layers, 1)
-    return parts
+    return np.minimum(num_layers, layers) / np.maximum(layers, 1)
 
 
 def with_recompute(costs: StageCosts, parts: Floats) -> StageCosts:

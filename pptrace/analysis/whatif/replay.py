@@ -294,8 +294,7 @@ class _Builder:
 def _at(values: Floats, stage: Int64, microbatch: Int64, output: Int64) -> Floats:
     """Values of shape (windows, stages, microbatches, outputs) at chosen places, shape (windows, places)."""
     places = np.ravel_multi_index((stage, microbatch, output), values.shape[1:])
-    chosen: Floats = values.reshape(len(values), -1).take(places, axis=1)
-    return chosen
+    return values.reshape(len(values), -1).take(places, axis=1)
 
 
 class _MeasuredGroups:
@@ -311,8 +310,7 @@ class _MeasuredGroups:
 
     def _stage(self, cells: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """A number of each cell's direction and stage."""
-        stage: npt.NDArray[np.intp] = cells // (2 * self._num_microbatches) * 2 + cells % 2
-        return stage
+        return cells // (2 * self._num_microbatches) * 2 + cells % 2
 
     def take(self, count: int, link: tuple[int, int], direction: int) -> npt.NDArray[np.intp]:
         """The places of so many messages in order, of the group of a link that was taken least; −1 where nothing was measured.

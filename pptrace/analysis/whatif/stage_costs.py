@@ -183,15 +183,13 @@ class StageCosts:
     @cached_property
     def typical(self) -> Floats:
         """The median of an op, shape (model stages, outputs)."""
-        medians: Floats = np.median(self.work, axis=(0, 2))
-        return medians
+        return np.median(self.work, axis=(0, 2))
 
     @property
     def fixed_shares(self) -> Floats:
         """The part of an op of each stage that is its fixed part, shape (model stages, outputs)."""
         usual = self.typical
-        shares: Floats = np.minimum(np.divide(self.fixed, usual, out=np.zeros(usual.shape), where=usual > 0), 1.0)
-        return shares
+        return np.minimum(np.divide(self.fixed, usual, out=np.zeros(usual.shape), where=usual > 0), 1.0)
 
     def of_layers(self) -> Floats:
         """The median of an op without its fixed part, shape (model stages, outputs)."""
