@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.device import DeviceWork, LostKernels
-from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Bool
 from pptrace.model.wording import as_ranges, counted
 from pptrace.recognise.device.work import is_much
 from pptrace.slices import Slice, rows_among, slices_by_int
@@ -77,7 +76,7 @@ def _steps_before(last: int, ops: Slice) -> frozenset[int]:
 _LATEST = np.iinfo(np.int64).max
 
 
-def outside_lost(table: pd.DataFrame, lost: Mapping[int, frozenset[int]]) -> npt.NDArray[np.bool_]:
+def outside_lost(table: pd.DataFrame, lost: Mapping[int, frozenset[int]]) -> Bool:
     """Mark the rows that are neither in a step in which their rank lost kernels, nor, of such a rank, in no step."""
     outside = np.ones(len(table), dtype=np.bool_)
     for rank, steps in lost.items():

@@ -22,10 +22,10 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import Direction
 
 Int8 = npt.NDArray[np.int8]
-
 Int32 = npt.NDArray[np.int32]
-
 Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
 
 Schema = Mapping[str, str]
 

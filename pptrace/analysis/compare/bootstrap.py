@@ -188,7 +188,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
     return marked
 
 
-def lower_median(values: Int64) -> npt.NDArray[np.int64]:
+def lower_median(values: Int64) -> Int64:
     """The median along the last axis; of an even number of values the lower one."""
     middle = (values.shape[-1] - 1) // 2
     return np.partition(values, middle, axis=-1)[..., middle]

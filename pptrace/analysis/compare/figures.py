@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep, StepReport, alike_steps
 from pptrace.intervals import lengths_within
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 from pptrace.model.traces import InputFormat
 
 Place = tuple[tuple[str, int | str], ...]
 """Coordinates of a figure, by name: ``(("kind", "F"), ("stage", 2))``."""
-Series = npt.NDArray[np.float64]
+Series = Floats
 """A value per step, ns; NaN where it is not known."""
 
 COMPUTE, COMPUTE_OF_RANKS, BUBBLE, EXPOSED, CAUSE, IDLE, RANGE = (

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from math import hypot, sqrt
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.compare.bootstrap import (
     FEWEST_STEPS,
@@ -31,10 +30,8 @@ from pptrace.analysis.compare.bootstrap import (
     drawn_steps,
 )
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 from pptrace.schedule.message_graph import Graph, Messaging, make_graph
-
-Floats = npt.NDArray[np.float64]
 
 _FEWEST_UNDISTURBED = 25
 """With fewer steps the least disturbed of them say little."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows, StepsOfRank
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import BACKWARD_KINDS, FORWARD_KINDS, UNKNOWN, Int64
+from pptrace.model.tables import BACKWARD_KINDS, FORWARD_KINDS, UNKNOWN, Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.slices import Slice, distinct_of
 
@@ -95,8 +94,8 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
     )
 
 
-def _is_message(comms: Slice) -> npt.NDArray[np.bool_]:
-    is_message: npt.NDArray[np.bool_] = (comms["axis"] == "pp") & comms.among("kind", P2P)
+def _is_message(comms: Slice) -> Bool:
+    is_message: Bool = (comms["axis"] == "pp") & comms.among("kind", P2P)
     return is_message
 
 

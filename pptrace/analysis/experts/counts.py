@@ -18,15 +18,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.experts import EXPERT_COUNTS
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
 from pptrace.model.gpt_sizes import ExpertSizes, GptSizes, read_gpt_sizes
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.slices import Slice
 
-Floats = npt.NDArray[np.float64]
 Groups = Sequence[Sequence[int]]
 """The ranks that exchange tokens with each other."""
 _MOST = 2**53

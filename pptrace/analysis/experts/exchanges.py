@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.experts import EXPERT_AXES
@@ -20,12 +19,10 @@ from pptrace.analysis.experts.turns import Turns, turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
 from pptrace.model.splits import splits_by_size
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.slices import Slice, last_like
-
-Bool = npt.NDArray[np.bool_]
 
 CALL_COLUMNS = ("match", "start_ns", "end_ns", "transfer_start_ns", "transfer_end_ns", "bytes", "received_bytes")
 """Columns of both calls of an exchange, with ``out_`` and ``back_`` in front of their names."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pptrace.analysis.experts.counts import (
-    Floats,
     Groups,
     RankCounts,
     TokenSizes,
@@ -22,7 +21,7 @@ from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_exper
 from pptrace.analysis.experts.turns import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread, RankLoad
 from pptrace.analysis.experts.waits import ROLES, Waits
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.slices import Slice, last_like, places_of_each
 
 

@@ -13,15 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice, distinct_of
-
-Floats = npt.NDArray[np.float64]
 
 
 def time_in_experts(exchanges: Slice) -> Int64:

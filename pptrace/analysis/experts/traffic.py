@@ -22,11 +22,10 @@ from pptrace.analysis.experts.counts import RankCounts, TokenSizes
 from pptrace.analysis.experts.routing import groups_of
 from pptrace.analysis.experts.types import COUNTS, SPLITS, Group, TrafficMatrix
 from pptrace.model.splits import splits_by_size
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64
 from pptrace.slices import Slice, distinct_of
 
 UInt64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

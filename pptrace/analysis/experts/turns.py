@@ -14,16 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.errors import ScheduleError
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64
 from pptrace.schedule.actions import Action, Kind, parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, last_like, places_of_each
-
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts, time_per_row
 from pptrace.analysis.experts.types import ExpertStep
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Floats, Int64
 from pptrace.slices import Slice, places_of_each
-
-Floats = npt.NDArray[np.float64]
 
 
 def times_of_experts(exchanges: Slice) -> Slice:
@@ -140,8 +137,6 @@ class _Sorted:
         below = np.searchsorted(out - np.arange(len(out)), middle, side="right")
         return float(self.values[middle + below].mean())
 
-
-Bool = npt.NDArray[np.bool_]
 
 DISPATCH, COMBINE = "dispatch", "combine"
 ROLES = {DISPATCH: "out", COMBINE: "back"}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.intervals import times_by_group
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.plan_table import NONE
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.critical_path import Hop, Walks
 from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
-from pptrace.analysis.explain.step_times import Bool, StepTimes
-from pptrace.model.tables import Int64
+from pptrace.analysis.explain.step_times import StepTimes
+from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians

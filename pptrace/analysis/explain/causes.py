@@ -20,13 +20,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.explain.inner_waits import InnerWaits
-from pptrace.analysis.explain.step_times import Bool, StepTimes
+from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.whole_run import INTERACTION, UNEQUAL_ROUTES, Cause
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.message_graph import spans_of
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import group_medians, group_sums
@@ -372,5 +371,5 @@ def part_of(amount: Int64, part: Int64, total: Int64) -> Int64:
     return np.floor(amount * share).astype(np.int64)
 
 
-def _rounded(values: npt.NDArray[np.float64]) -> Int64:
+def _rounded(values: Floats) -> Int64:
     return np.rint(values).astype(np.int64)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
-from pptrace.analysis.explain.step_times import Bool, StepTimes
+from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.whole_run import CriticalPath, PathOps
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import group_sums

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.intervals import Int64, lengths_within, merge, times_by_group
+from pptrace.model.tables import Bool
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, is_inner
-
-Bool = npt.NDArray[np.bool_]
 
 _COLUMNS = ("window", "row", "match", "start", "since", "wait")
 

@@ -14,9 +14,9 @@ import numpy as np
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
 from pptrace.analysis.explain.rank_messages import CALLS
-from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, sums_by_row
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.message_graph import Graph
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import INNER_AXES

@@ -10,13 +10,11 @@ import numpy.typing as npt
 
 from pptrace.analysis.stragglers.communication import peer_bit
 from pptrace.intervals import lengths_within, times_by_group
-from pptrace.model.tables import MESSAGES, Int64
+from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import end_of
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice, distinct_of
-
-Bool = npt.NDArray[np.bool_]
 
 MOVED = "moved_ns"
 """Column of messages: when each was moved, as :func:`with_moved_times` finds it."""

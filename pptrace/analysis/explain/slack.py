@@ -15,8 +15,8 @@ import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings, arrivals
 from pptrace.analysis.explain.critical_path import Walks
-from pptrace.analysis.explain.step_times import Bool, StepTimes
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.analysis.explain.step_times import StepTimes
+from pptrace.model.tables import UNKNOWN, Bool, Int64
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import Slice
 

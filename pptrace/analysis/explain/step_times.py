@@ -26,14 +26,12 @@ from pptrace.analysis.explain.rank_messages import (
 from pptrace.analysis.matrix.step_matrix import exposed_along
 from pptrace.analysis.stragglers.outside import outside_of
 from pptrace.intervals import EMPTY, Int64, clip, intersect, lengths_within, merge, subtract, times_by_group, union
-from pptrace.model.tables import GARBAGE_COLLECTION
+from pptrace.model.tables import GARBAGE_COLLECTION, Bool
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice, compact
 from pptrace.timeline.lanes import INNER_AXES, Lane, communication_inside_ops, exposed_inside_ops, is_inner
 from pptrace.timeline.windows import StepWindow
-
-Bool = npt.NDArray[np.bool_]
 
 UNKNOWN = np.iinfo(np.int64).min
 """The arrival of a message that was not matched."""

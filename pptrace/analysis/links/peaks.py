@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.links.types import Link
 from pptrace.axes import MESH_ORDER, Axis, group_of
@@ -33,6 +32,7 @@ from pptrace.environment import read_environment
 from pptrace.errors import UsageError
 from pptrace.intervals import Int64
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import Floats
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME
 from pptrace.model.wording import as_ranges, counted
 
@@ -332,7 +332,7 @@ def latencies_of(links: Iterable[Link]) -> dict[tuple[int, int], int]:
     return {(link.source, link.target): link.latency_ns for link in ordered if link.latency_ns is not None}
 
 
-def _line(sizes: npt.NDArray[np.float64], times: npt.NDArray[np.float64], count: Int64) -> tuple[float, float]:
+def _line(sizes: Floats, times: Floats, count: Int64) -> tuple[float, float]:
     """(latency, slope) of least squares, of errors in parts of the times."""
     weights = count / times**2
     mean_size, mean_time = (float(np.average(values, weights=weights)) for values in (sizes, times))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Graph, spans_of
 from pptrace.schedule.needs import OUTPUT_OF, Output
@@ -19,7 +19,6 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.simulator import makespans
 from pptrace.slices import Slice
 
-Bool = npt.NDArray[np.bool_]
 _T = TypeVar("_T")
 
 RECEIVES = (Kind.RECV_F.code, Kind.RECV_B.code)
@@ -115,7 +114,7 @@ class StepMatrix:
         return cells, of_row
 
     @cached_property
-    def typical_cells(self) -> npt.NDArray[np.float64]:
+    def typical_cells(self) -> Floats:
         """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns.
 
         What ops wait for other members of collectives is not their cost.

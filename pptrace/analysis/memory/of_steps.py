@@ -7,12 +7,11 @@ An activation of one chunk and one microbatch is held from its forward until its
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.errors import ScheduleError
 from pptrace.model.step_memory import MemoryKind, PeakMemory, kind_of_events
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.actions import Kind, parse_action
 from pptrace.slices import Slice, group_codes
 
@@ -49,7 +48,7 @@ def _changes(ops: Slice, window: Int64) -> tuple[Int64, Int64]:
     """(Change of the number held with each op, number that the backward of a pair frees.)"""
     kind, kinds = ops.codes("kind")
 
-    def of(*names: str) -> npt.NDArray[np.bool_]:
+    def of(*names: str) -> Bool:
         return np.isin(kind, [index for index, name in enumerate(kinds) if name in names])
 
     is_pair = of("OVERLAP_F_B")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
 from pptrace.model.predicted import Bytes
 from pptrace.model.splits import are_uneven
+from pptrace.model.tables import Bool
 from pptrace.sizes.transformer import bus_factor
 from pptrace.slices import Slice
 
@@ -165,7 +165,7 @@ def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTota
     )
 
 
-def _are_uneven(comms: Slice) -> npt.NDArray[np.bool_]:
+def _are_uneven(comms: Slice) -> Bool:
     """Return which calls have parts of different size."""
     codes, texts = comms.codes("splits")
     return are_uneven(texts)[codes]

@@ -29,7 +29,7 @@ from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import OutsidePart
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.marks import Collective
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, Bool
 from pptrace.slices import Slice, distinct_of
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepBounds, StepWindow, step_bounds
@@ -173,9 +173,9 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         inside: the time in which pipelines run.
     """
 
-    def are_outside(start: Int64, end: Int64) -> npt.NDArray[np.bool_]:
+    def are_outside(start: Int64, end: Int64) -> Bool:
         """Mark what does not lie wholly inside the pipelines' windows."""
-        outside: npt.NDArray[np.bool_] = lengths_within(inside, start, end) < np.maximum(end - start, 1)
+        outside: Bool = lengths_within(inside, start, end) < np.maximum(end - start, 1)
         return outside
 
     found: list[dict[str, npt.NDArray[Any]]] = []

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.memory.of_steps import peaks_in_flight, peaks_of_steps
@@ -19,14 +18,12 @@ from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
 from pptrace.model.device_idle import HostIdle, with_host_waits
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import MESSAGES, Int64
+from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.recognise.device.work import NO_DEVICE, breakdowns
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, host_waits
 from pptrace.timeline.phases import phase_spans_of_steps
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,9 @@ class RankWindows:
     steps: Int64
     start_ns: Int64
     end_ns: Int64
-    comparable: Mask
-    is_alone: Mask
-    is_whole: Mask
+    comparable: Bool
+    is_alone: Bool
+    is_whole: Bool
     ideals: tuple[RankIdeal | None, ...] = ()
 
     def index_of(self, rows: Slice) -> tuple[Slice, Int64]:
@@ -72,9 +69,9 @@ class TimesInWindows:
         return lengths_within(self.lane.exposed, self.start_ns, self.end_ns)
 
     @cached_property
-    def is_known(self) -> Mask:
+    def is_known(self) -> Bool:
         """Mask of the steps in which no part of the communication may be waiting."""
-        known: Mask = lengths_within(self.lane.unknown, self.start_ns, self.end_ns) == 0
+        known: Bool = lengths_within(self.lane.unknown, self.start_ns, self.end_ns) == 0
         return known
 
     @property
@@ -160,7 +157,7 @@ def _own_where_not_comparable(windows: RankWindows, ops: Slice, op_window: Int64
     )
 
 
-def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Mask:
+def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Bool:
     """Mark the steps in which communication of the rank has a wrong end: how long it waited is not known."""
     ends = data.clock.early_ends.get(windows.rank)
     if ends is None:
@@ -169,13 +166,13 @@ def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Mask:
     return np.searchsorted(ends, windows.end_ns, side="right") > np.searchsorted(ends, windows.start_ns)
 
 
-def masked(values: Int64, known: Mask) -> list[int | None]:
+def masked(values: Int64, known: Bool) -> list[int | None]:
     """The values, None where they are not known."""
     return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
 
 
 def _phases(
-    ops: Slice, op_window: Int64, windows: RankWindows, lane: Lane, known: Mask
+    ops: Slice, op_window: Int64, windows: RankWindows, lane: Lane, known: Bool
 ) -> list[dict[str, PhaseSummary]]:
     """The phases of each step; {} where an op has none."""
     lacks_phase = np.zeros(len(windows.steps), dtype=np.bool_)
@@ -205,7 +202,7 @@ def _phases(
 
 
 def _not_compute(
-    times: TimesInWindows, comms: Slice, comm_window: Int64, windows: RankWindows, known: Mask, data: AlignedRun
+    times: TimesInWindows, comms: Slice, comm_window: Int64, windows: RankWindows, known: Bool, data: AlignedRun
 ) -> dict[str, list[int | None]]:
     """Time of each window without compute, and bounds of the bubble in it, ns; None where the rank's times do not say when it
     computed.
@@ -256,7 +253,7 @@ def comms_of_steps(
     ]
 
 
-def lacks_work(windows: RankWindows, data: AlignedRun) -> Mask:
+def lacks_work(windows: RankWindows, data: AlignedRun) -> Bool:
     """Mark the windows in which device work of the rank is missing."""
     return np.array([data.lacks_work(windows.rank, step) for step in windows.steps.tolist()], dtype=np.bool_)
 
@@ -317,7 +314,7 @@ _IDLE_KINDS = ("GC", "DATA", "CHECKPOINT", "LOGGING")
 
 
 def idle_by_host(
-    spans: Slice, times: TimesInWindows, of_operators: Mask, hosts: Sequence[HostIdle | None]
+    spans: Slice, times: TimesInWindows, of_operators: Bool, hosts: Sequence[HostIdle | None]
 ) -> dict[str, list[Any]]:
     """Idle time of each window by what the rank's host did meanwhile, ns: that in its ranges by kind, and that between operators.
 

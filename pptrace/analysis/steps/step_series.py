@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.result import StepReport, alike_steps
 from pptrace.analysis.whole_run import OUTSIDE, Cause, StepChange, StepOutlier, StepSeries
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 
 FEWEST_OF_LEVEL = 5
 """A level with fewer steps has no outliers."""
@@ -98,9 +97,7 @@ def _strongest_change(spans: Int64) -> int | None:
     if n < 2 * FEWEST_OF_LEVEL:
         return None
     _, index, counts = np.unique(spans, return_inverse=True, return_counts=True)
-    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[
-        index
-    ]  # equal values have the mean of theirs
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[index]  # equal values have the mean of theirs
     differences = np.abs(2 * np.cumsum(ranks)[:-1] - np.arange(1, n) * (n + 1))[
         FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL
     ]

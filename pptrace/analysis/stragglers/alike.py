@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, Reason, gains, time_by_rank, where_most
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 from pptrace.slices import group_sums
 
 Place = tuple[str, int | str]
@@ -25,8 +24,6 @@ _FAR = 6.0
 _LEAST_EXCESS = 0.5
 DEVIATION = 1.4826
 """The median deviation of a normal distribution times this is its standard deviation."""
-
-Floats = npt.NDArray[np.float64]
 
 
 def gains_of_places(plans: Sequence[StepMatrix]) -> Mapping[Place, Int64]:

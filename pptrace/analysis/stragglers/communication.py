@@ -23,7 +23,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.axes import Axis
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 
 SLOW_LINK = "slow link"
 _LEAST_RATIO = 2.0
@@ -106,7 +106,7 @@ def _slowest(costs: StepMatrix) -> _Link | None:
     return max(links, key=lambda link: link.typical - link.usual, default=None)
 
 
-def _usual(typical: np.typing.NDArray[np.float64], pipeline: int, boundary: int) -> float | None:
+def _usual(typical: Floats, pipeline: int, boundary: int) -> float | None:
     """Typical time of the messages of links like one, ns; None where too few are known."""
     replicas = np.delete(typical[:, boundary], pipeline)
     replicas = replicas[~np.isnan(replicas)]

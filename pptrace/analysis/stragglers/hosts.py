@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
     LEAST_SHARE,
@@ -23,7 +23,7 @@ from pptrace.analysis.stragglers.reason import (
     time_by_rank,
     where_most,
 )
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.wording import counted
 
 LATE_LAUNCHES, LATE_START, GARBAGE_COLLECTION = "late launches", "late start", "garbage collection"
@@ -160,9 +160,9 @@ def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
     return round(float(ordered[(len(ordered) - 1) // 2]))
 
 
-def _is_of(costs: StepMatrix, rank: int) -> np.typing.NDArray[np.bool_]:
+def _is_of(costs: StepMatrix, rank: int) -> Bool:
     """Mask of the ops of a global rank, shape (windows, rows)."""
-    is_of: np.typing.NDArray[np.bool_] = costs.ranks[:, costs.table.rank] == rank
+    is_of: Bool = costs.ranks[:, costs.table.rank] == rank
     return is_of
 
 

@@ -14,7 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.alike import DEVIATION, Floats, Place
+from pptrace.analysis.stragglers.alike import DEVIATION, Place
+from pptrace.model.tables import Floats
 from pptrace.schedule.message_graph import spans_of
 
 ORDINARY = 0.1

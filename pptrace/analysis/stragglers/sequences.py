@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import Reason, gains
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 
@@ -27,8 +27,6 @@ _DETAIL = (
     "the same microbatches take longer on all stages, forward and backward (correlation {correlation:.2f}): deal sequences out "
     "so that microbatches have equal work, which grows with the square of a sequence's length"
 )
-
-Floats = npt.NDArray[np.float64]
 
 
 def long_sequences(plans: Sequence[StepMatrix]) -> Reason | None:

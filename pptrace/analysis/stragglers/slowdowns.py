@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.matrix.step_matrix import RECEIVES, Bool, StepMatrix, longest_of_steps
+from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, longest_of_steps
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of, is_collective
 from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
-from pptrace.model.tables import GARBAGE_COLLECTION, Int64
+from pptrace.model.tables import GARBAGE_COLLECTION, Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.simulator import rank_ends, rank_ends_of_mixtures
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from pptrace.model.tables import Floats
 
 _LEAST_RATIO = 1.5
 """Stages whose layers differ by less tell nothing: what they differ by on their own would count three times and more."""

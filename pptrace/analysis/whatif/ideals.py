@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.analysis.whatif.fixed_part import Floats
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
 from pptrace.errors import UsageError
+from pptrace.model.tables import Floats
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 

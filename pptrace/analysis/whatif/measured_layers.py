@@ -14,7 +14,8 @@ import numpy as np
 
 from pptrace.analysis.stages.layer_order import BEFORE, BEHIND, REPEAT
 from pptrace.analysis.stages.types import StageCompute, StageOps
-from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, Floats
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
+from pptrace.model.tables import Floats
 from pptrace.schedule.plan import Plan
 
 _KINDS = (("F",), ("I", "B"), ("W", "B"))

@@ -9,9 +9,9 @@ import numpy as np
 
 from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.stage_map import Floats, end_shares
+from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.model.step_memory import MemoryKind
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport
 from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.errors import UsageError
+from pptrace.model.tables import Floats
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 
 if TYPE_CHECKING:
     from pptrace.analysis.whatif.stage_costs import StageCosts
 
-Floats = npt.NDArray[np.float64]
 
 WEIGHT_SHARE, WEIGHT_SHARES = 0.35, (0.25, 0.5)
 """Part of a full backward, without its recompute, that is the gradient of the weights, where nothing tells it; and its bounds."""

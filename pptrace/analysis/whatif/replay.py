@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.whatif.backward_split import parts_of_whole, whole_backwards
-from pptrace.analysis.whatif.fixed_part import Floats
 from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Graph, Messaging, make_graph
 from pptrace.schedule.needs import Output
@@ -134,7 +133,7 @@ def splits_otherwise(costs: StageCosts, target: Target) -> bool:
     return not np.allclose(_Builder(costs, replace(target, split_cost=1.0)).split_factors, 1.0)
 
 
-def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[Int64, Int64]:
     """(sending, reading) measured pipeline rank of each message of a plan; ``placement`` is that of each of its ranks."""
     table = plan.table
     sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
@@ -177,9 +176,7 @@ class _Builder:
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
 
-    def _ops(
-        self, by_output: Floats, fixed: Floats | None, where: tuple[Int64, Int64, Int64], whole: npt.NDArray[np.bool_]
-    ) -> Floats:
+    def _ops(self, by_output: Floats, fixed: Floats | None, where: tuple[Int64, Int64, Int64], whole: Bool) -> Floats:
         """Ops at (stage, measured microbatch, output), those of ``whole`` with their gradients of weights too.
 
         What does half of an op has half of what it takes, and the other half of the ``fixed`` part of it.
@@ -223,7 +220,7 @@ class _Builder:
         stage, _, output = self._firsts
         return self._num_ops(stage, output, self.target.plan.table.kind == Kind.B.code)
 
-    def _num_ops(self, stage: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
+    def _num_ops(self, stage: Int64, output: Int64, whole: Bool) -> Floats:
         of_stages = self.target.stages.shares.sum(axis=2) * self.costs.parts_of_ops[:, np.newaxis]
         ops = of_stages[output, stage] + np.where(whole, of_stages[W, stage], 0.0)
         in_rows: Floats = np.maximum(ops * self.target.scale, np.finfo(np.float64).tiny)
@@ -273,7 +270,7 @@ class _Builder:
         return values
 
     @cached_property
-    def _measured_messages(self) -> npt.NDArray[np.int64]:
+    def _measured_messages(self) -> Int64:
         """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
         plan, measured = self.target.plan, self.costs.plan
         stage, microbatch, output = places_of(plan, plan.table.dep_slot[plan.table.dep_is_message])

@@ -7,11 +7,11 @@ from itertools import chain, combinations, islice
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.whatif.memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
-from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, Floats
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
+from pptrace.model.tables import Floats, Int64
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
@@ -129,7 +129,7 @@ def _least(of_stage: Callable[[int, int], Floats], num_stages: int, num_layers: 
 
 
 def _of_chunks(
-    layers: Floats, ends: tuple[float, float], placement: npt.NDArray[np.int64], measured: Sequence[int]
+    layers: Floats, ends: tuple[float, float], placement: Int64, measured: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """The best splits over ranks with several stages; the measured one first where none is better."""
     num_layers, num_stages = len(layers), len(measured)
@@ -147,9 +147,7 @@ def _of_chunks(
     return list(dict.fromkeys(map(tuple, as_good)))[:_MOST_AS_GOOD]
 
 
-def _improved(
-    layers: Floats, ends: tuple[float, float], placement: npt.NDArray[np.int64], split: Sequence[int]
-) -> tuple[int, ...]:
+def _improved(layers: Floats, ends: tuple[float, float], placement: Int64, split: Sequence[int]) -> tuple[int, ...]:
     """Move one layer after the other between stages while the heaviest rank, or else a sum of squares, gets less."""
     moves = np.eye(len(split), dtype=np.int64)[:, np.newaxis] - np.eye(len(split), dtype=np.int64)
     moves = moves.reshape(-1, len(split))
@@ -165,9 +163,7 @@ def _improved(
         best, score = splits[first], scores[:, first]
 
 
-def _score(
-    splits: npt.NDArray[np.int64], layers: Floats, ends: tuple[float, float], placement: npt.NDArray[np.int64]
-) -> Floats:
+def _score(splits: Int64, layers: Floats, ends: tuple[float, float], placement: Int64) -> Floats:
     """(work of the heaviest rank, sums of the squares of ranks and of stages), in parts of the whole work; shape (3, splits)."""
     bounds = np.cumsum(np.pad(splits, ((0, 0), (1, 0))), axis=1)
     of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1)

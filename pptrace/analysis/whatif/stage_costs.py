@@ -18,11 +18,11 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along
 from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.whatif.backward_split import measured_split_cost, whole_backwards
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
-from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
+from pptrace.analysis.whatif.fixed_part import measured_fixed_part
 from pptrace.analysis.whatif.measured_layers import MeasuredLayers
 from pptrace.analysis.whatif.recompute import BackwardShares, backward_shares, layers_that_recompute
 from pptrace.analysis.whatif.stage_map import end_shares
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
@@ -115,7 +115,7 @@ class StageCosts:
         return self.plan.chain_length
 
     @property
-    def owners(self) -> npt.NDArray[np.int64]:
+    def owners(self) -> Int64:
         """The pipeline rank that runs each microbatch in each stage of the model, shape (model stages, microbatches)."""
         plan = self.plan
         chain = np.arange(plan.num_microbatches) * plan.num_chains // plan.num_microbatches
@@ -152,7 +152,7 @@ class StageCosts:
         for index, of_one in enumerate(ranks.tolist()):
             yield tuple(of_one), np.flatnonzero(number.ravel() == index)
 
-    def of_windows(self, windows: npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]) -> StageCosts:
+    def of_windows(self, windows: npt.NDArray[np.integer[Any]] | Bool) -> StageCosts:
         """The costs of some windows."""
         values = {name: value[windows] for name in _OF_WINDOWS if (value := getattr(self, name)) is not None}
         return replace(self, **values)
@@ -336,7 +336,7 @@ def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     return transfers
 
 
-def _split_whole_backwards(plan: Plan, of_ops: Sequence[Floats], share: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
+def _split_whole_backwards(plan: Plan, of_ops: Sequence[Floats], share: Floats) -> tuple[Bool, Floats]:
     """Share out what full backwards took (the first of ``of_ops``; others are parts of it) over both outputs, in place. Returns
     whether all of each stage are whole, and W's part.
 

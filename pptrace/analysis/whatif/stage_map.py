@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from pptrace.model.tables import Floats, Int64
 
 FEWEST_STAGES = 3
 """With fewer stages none is between the first and the last, and what the ends have besides their layers is not known."""
@@ -27,7 +26,7 @@ class StageMap:
     """
 
     shares: Floats
-    source: npt.NDArray[np.int64]
+    source: Int64
 
     @property
     def is_identity(self) -> bool:
