@@ -315,9 +315,10 @@ def group_sums(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_group
 def reduce_groups(
     function: np.ufunc, values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_groups: int
 ) -> npt.NDArray[np.int64]:
-    """``np.minimum`` or ``np.maximum`` of the values of each group; of none the largest or the least number there is."""
+    """``np.add``, ``np.minimum`` or ``np.maximum`` of the values of each group; of none 0, the largest or the least number."""
     limits = np.iinfo(np.int64)
-    reduced = np.full(num_groups, limits.max if function is np.minimum else limits.min, dtype=np.int64)
+    of_none = 0 if function is np.add else limits.max if function is np.minimum else limits.min
+    reduced = np.full(num_groups, of_none, dtype=np.int64)
     function.at(reduced, group, values)
     return reduced
 

@@ -14,6 +14,7 @@ from pptrace.analysis.explain.slack import meetings_of, slacks_of
 from pptrace.analysis.explain.step_times import (
     IndexedWindows,
     RankTimes,
+    numbers_of_whole,
     planned_rows,
     rows_in_steps,
     step_times,
@@ -60,19 +61,17 @@ def _fill(found: OpSlack, table: PlanTable, windows: IndexedWindows, data: Align
     """Fill in the ops of some windows of one plan."""
     ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
     times = step_times(table, windows.windows, ranks)
-    kept = np.flatnonzero(times.is_whole)
-    number = np.where(times.is_whole, np.cumsum(times.is_whole) - 1, UNKNOWN)
-    whole = times.whole()
-    if not len(kept):
+    if not times.is_whole.any():
         return
-    slacks = slacks_of(whole, bindings_of(whole), meetings_of(_ends(windows, data, number)))
+    number, whole = numbers_of_whole(times.is_whole), times.whole()
+    slack, on_path = slacks_of(whole, bindings_of(whole), meetings_of(_ends(windows, data, number)))
     for rank, indices in windows.of_rank.items():
         ops, window = rows_in_steps(rows[rank], windows.step[indices], indices)
         planned, of_whole = planned_rows(table, ops), number[window]
         known = (planned >= 0) & (of_whole >= 0)
         cells = of_whole[known], planned[known]
-        found.slack_ns[ops["at"][known]] = slacks.slack[cells]
-        found.on_critical_path[ops["at"][known]] = slacks.on_path[cells]
+        found.slack_ns[ops["at"][known]] = slack[cells]
+        found.on_critical_path[ops["at"][known]] = on_path[cells]
 
 
 def _ends(windows: IndexedWindows, data: AlignedRun, number: Int64) -> Slice:
@@ -86,8 +85,8 @@ def _ends(windows: IndexedWindows, data: AlignedRun, number: Int64) -> Slice:
         ends, place = comms.where(is_message), windows.windows[int(indices[0])].ranks.index(rank)
         columns = {name: ends[of] for name, of in _OF_ENDS.items()}
         columns |= {"window": number[window[is_message]], "is_send": ends["kind"] == "send"}
-        parts.append(columns | {"rank": np.full(len(ends), place, dtype=np.int64)})
-    return Slice({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        parts.append(Slice(columns | {"rank": np.full(len(ends), place, dtype=np.int64)}))
+    return Slice.joined(parts)
 
 
 _OF_ENDS = {

@@ -51,11 +51,13 @@ class Kind(StrEnum):
         return self in _P2P
 
 
+KINDS = tuple(Kind)
+"""The kinds by their codes."""
 _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
 _P2P = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _WITHOUT_MICROBATCH = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
-for _code, _kind in enumerate(Kind):
+for _code, _kind in enumerate(KINDS):
     _kind.code = _code
     _kind.is_compute = _kind in _COMPUTE
 

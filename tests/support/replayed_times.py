@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.explain.rank_messages import NEVER
-from pptrace.analysis.explain.step_times import PeerWaits, StepTimes
+from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.replay_table import replay_table
+from pptrace.slices import Slice
 from pptrace.timeline.windows import StepWindow
 
 
@@ -54,5 +55,5 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         is_whole=np.ones(num_steps, dtype=np.bool_),
         on_device=np.zeros(num_steps, dtype=np.bool_),
         knows_host=np.zeros(num_steps, dtype=np.bool_),
-        waits=PeerWaits(*(np.empty(0, dtype=np.int64) for _ in range(5))),
+        waits=Slice.empty("window", "rank", "freed", "peer", "ready"),
     )

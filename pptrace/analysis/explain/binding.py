@@ -61,7 +61,7 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
     op, busy_with = _ops_at_waits(times)
     cause, late_rank, late_ready, is_known = _causes_of_waits(times, busy_with)
     # ops whose rank had waited for a peer, with a message of whatever op, are bound to the op that made the peer late
-    step, freed = times.waits.step, times.waits.freed
+    step, freed = times.waits["window"], times.waits["freed"]
     later = (op != NONE) & (cause != NONE)
     order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
     # As late as the message that an op reads is that message: its sender may have posted it long after having made it.
@@ -78,11 +78,10 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
     kept, held_by = np.zeros_like(idle), np.zeros_like(idle)
     late = np.flatnonzero((op != NONE) & (cause == NONE) & is_known)
     late = late[np.argsort(late_ready[late], kind="stable")]
-    at = times.waits.step[late], op[late]
+    at = step[late], op[late]
     kept[at] = np.clip(late_ready[late] - ready[at], 0, idle[at])  # of several, the last one stands
     held_by[at] = times.table.rank_ptr[late_rank[late]]
-    held = kept, held_by
-    return Bindings(row, ready, is_message, moving, *held)
+    return Bindings(row, ready, is_message, moving, kept, held_by)
 
 
 def arrivals(times: StepTimes, sender: Int64, message: Int64) -> Int64:
@@ -119,16 +118,16 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
 def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
     """(the op that the waiting rank ran after each wait, the one that its peer had ended last when it was ready); −1 for none."""
     waits, table = times.waits, times.table
-    op = np.full(len(waits.step), NONE, dtype=np.int64)
+    op = np.full(len(waits), NONE, dtype=np.int64)
     busy_with = op.copy()
-    for rank in np.unique(np.concatenate((waits.rank, waits.peer))).tolist():
+    for rank in np.unique(np.concatenate((waits["rank"], waits["peer"]))).tolist():
         rows = np.arange(*table.rank_ptr[rank : rank + 2])
         if not len(rows):
             continue
-        of_rank, of_peer = waits.rank == rank, waits.peer == rank
-        after = _count(times.start[:, rows], waits.step[of_rank], waits.freed[of_rank])
+        of_rank, of_peer = waits["rank"] == rank, waits["peer"] == rank
+        after = _count(times.start[:, rows], waits["window"][of_rank], waits["freed"][of_rank])
         op[of_rank] = np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], NONE)
-        until = _count(times.end[:, rows], waits.step[of_peer], waits.ready[of_peer] + 1)
+        until = _count(times.end[:, rows], waits["window"][of_peer], waits["ready"][of_peer] + 1)
         busy_with[of_peer] = np.where(until > 0, rows[np.maximum(until - 1, 0)], NONE)
     return op, busy_with
 
@@ -138,22 +137,23 @@ def _causes_of_waits(times: StepTimes, busy_with: Int64) -> tuple[Int64, Int64, 
     whether that is known). It is the peer or, where that had waited since it ended an op, what that wait was for; not known
     where clocks contradict each other, so that waits seem to wait for themselves.
     """
-    waits, table = times.waits, times.table
-    place = waits.step * np.int64(table.pp)
-    freed, until = times_by_group((place + waits.rank, waits.freed), (place + waits.peer, waits.ready))
+    names = ("window", "rank", "freed", "peer", "ready")
+    window, rank, ended_at, peer, ready = (times.waits[name] for name in names)
+    place = window * np.int64(times.table.pp)
+    freed, until = times_by_group((place + rank, ended_at), (place + peer, ready))
     order = np.argsort(freed, kind="stable")
     index = np.searchsorted(freed[order], until, side="right") - 1
     before = order[np.maximum(index, 0)]
-    ended = np.where(busy_with != NONE, times.end[waits.step, np.maximum(busy_with, 0)], UNKNOWN)
-    is_of_peer = (index >= 0) & (waits.step[before] == waits.step) & (waits.rank[before] == waits.peer)
+    ended = np.where(busy_with != NONE, times.end[window, np.maximum(busy_with, 0)], UNKNOWN)
+    is_of_peer = (index >= 0) & (window[before] == window) & (rank[before] == peer)
     own = np.arange(len(before))
-    next_wait = np.where(is_of_peer & (waits.freed[before] > ended), before, own)
+    next_wait = np.where(is_of_peer & (ended_at[before] > ended), before, own)
     first = next_wait
     for _ in range(len(first).bit_length()):
         first = first[first]
     is_root = next_wait[first] == first
     root = np.where(is_root, first, own)
-    return busy_with[root], waits.peer[root], waits.ready[root], is_root
+    return busy_with[root], peer[root], ready[root], is_root
 
 
 def _count(times: Int64, step: Int64, limit: Int64) -> Int64:

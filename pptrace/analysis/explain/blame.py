@@ -18,28 +18,12 @@ import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.critical_path import Hop, Walks
-from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
+from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Charges:
-    """Bubble charged, ns, shape (steps, rows): to ops (``work``), to what they sent (``transfer``), to the idle time before
-    them (``idle``) and to waiting inside them (``inner``).
-    """
-
-    work: Int64
-    transfer: Int64
-    idle: Int64
-    inner: Int64
-
-    @property
-    def total(self) -> Int64:
-        return self.work + self.transfer + self.idle + self.inner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +42,7 @@ class Typical:
     tail: Int64
 
 
-def typical_of(
-    times: StepTimes, bindings: Bindings, waits: InnerWaits | None = None, graph: Graph | None = None
-) -> Typical:
+def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits, graph: Graph | None = None) -> Typical:
     """Find the usual durations of ops, messages and pauses of a kind and stage in each step.
 
     ``graph`` is that of the way in which messages hold up ranks, None where they cost their readers time alone.
@@ -69,7 +51,7 @@ def typical_of(
     keys, group = np.unique(table.stage.astype(np.int64) * 256 + table.kind, return_inverse=True)
     sent = np.take_along_axis(times.end, np.maximum(bindings.row, 0), axis=1)
     transfer = np.where(bindings.is_message, np.maximum(bindings.ready - sent, 0), 0)
-    held = (waits or no_inner_waits()).sums(times.start.shape)
+    held = waits.sums(times.start.shape)
     parts = (times.durations - held, held, transfer, times.start - bindings.ready)
     work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
     of_work = work + waiting
@@ -117,9 +99,13 @@ _Piece = tuple[Int64, str, Int64, Int64, Int64]
 """A piece of some walks: (walk, the matrix that it is charged to, cell, length, what of it is unusual)."""
 
 
-def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits: InnerWaits | None = None) -> Charges:
-    """Charge all bubble of some steps; the sum of the charges of a step is the sum of its ranks' bubbles."""
-    waits = waits or no_inner_waits()
+def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits: InnerWaits) -> dict[str, Int64]:
+    """Charge all bubble of some steps; the sum of the charges of a step is the sum of its ranks' bubbles.
+
+    Returns:
+        ns, shape (steps, rows): charged to ops (``work``), to what they sent (``transfer``), to the idle time before them
+        (``idle``) and to waiting inside them (``wait``).
+    """
     held = waits.sums(times.start.shape)
     charges = {name: np.zeros_like(times.start) for name in ("work", "transfer", "idle")} | {"held": held.copy()}
     bubbles = _bubbles_of(times, typical)
@@ -132,10 +118,7 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits
     unusual = bubbles.length - usual
     """Part that is still to be charged to excesses; ``usual`` to the rest."""
 
-    def is_open(walk: Int64) -> Bool:
-        return usual[walk] + unusual[walk] > 0
-
-    for walk, to, cell, length, excess in walks.pieces(is_open):
+    for walk, to, cell, length, excess in walks.pieces(lambda walk: usual[walk] + unusual[walk] > 0):
         first = np.minimum(excess, unusual[walk])
         unusual[walk] -= first
         then = np.minimum(length - first, usual[walk])
@@ -143,7 +126,7 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits
         _add(charges[to], cell, first + then)
     _add(charges["idle"], bubbles.cell, usual + unusual)
     _charge_late_members(charges, walks.walks, times, waits, held)
-    return Charges(charges["work"], charges["transfer"], charges["idle"], times.inner_bubble - held)
+    return {**{name: charges[name] for name in ("work", "transfer", "idle")}, "wait": times.inner_bubble - held}
 
 
 def _charge_late_members(

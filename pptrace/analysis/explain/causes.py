@@ -28,7 +28,7 @@ from pptrace.analysis.whole_run import INTERACTION, UNEQUAL_ROUTES, Cause
 from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.message_graph import spans_of
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import group_medians, group_sums
+from pptrace.slices import group_medians, group_sums, reduce_groups
 
 IMBALANCE, STRAGGLER, JITTER = "imbalance", "straggler", "jitter"
 """Causes in what ops compute."""
@@ -92,27 +92,18 @@ class CauseCosts:
         return _rounded(taken)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """``added`` is what each cause alone adds to the makespan of every step, ns, and ``interaction`` what several add together:
-    from ``without`` any of them to ``with_all``.
+def parts_of_causes(costs: CauseCosts) -> tuple[dict[str, Int64], Int64, Int64]:
+    """(what each cause alone adds to the makespan of every step, and what several add together, the makespans without any cause,
+    with all of them), ns.
     """
-
-    added: Mapping[str, Int64]
-    interaction: Int64
-    without: Int64
-    with_all: Int64
-
-
-def parts_of_causes(costs: CauseCosts) -> Parts:
-    """The part of each cause in the makespan of every step."""
     every = frozenset(costs.players)
     with_all, without = costs.makespans(every), costs.makespans(frozenset())
     added = {
         player: np.maximum(with_all - (costs.makespans(every - {player}) if len(every) > 1 else without), 0)
         for player in costs.players
     }
-    return Parts(added, with_all - without - sum(added.values(), np.zeros_like(without)), without, with_all)
+    interaction = with_all - without - sum(added.values(), np.zeros_like(without))
+    return {**added, INTERACTION: interaction}, without, with_all
 
 
 def costs_of_causes(
@@ -190,11 +181,11 @@ def causes_of_windows(
     of_stage, of_rank = of_stages[chosen][:, of_row], medians[chosen][:, of_row]
     of_kind = _means_of_kinds(of_stages[chosen], cells // table.num_stages, of_row)
     levels = (of_kind, of_stage, of_rank, computing)
-    parts = parts_of_causes(costs_of_causes(of_chosen, levels, inner, host, routing, late, posted))
+    costs = costs_of_causes(of_chosen, levels, inner, host, routing, late, posted)
+    added, without, with_all = parts_of_causes(costs)
     ideal = of_kind.sum(axis=1) // table.pp
     spans = (times.finish - times.begin)[chosen]
-    beyond = {INTERACTION: parts.interaction, "unexplained": spans - parts.with_all}
-    added = {**parts.added, "structural": parts.without - ideal, **beyond}
+    added |= {"structural": without - ideal, "unexplained": spans - with_all}
     by_late_rank: list[tuple[Weights, Weights]] = []
     if INNER in added and len(waits.ns):
         on = np.where(on_path > 0, inner, 0)
@@ -313,8 +304,7 @@ def late_members(waits: InnerWaits, excess: Int64, times: StepTimes) -> list[tup
     num_windows, pp = excess.shape
     key = (waits.step * num_windows + waits.late_step) * pp + times.table.rank[waits.late_row]
     keys, of_key = np.unique(key, return_inverse=True)
-    waited = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(waited, of_key, waits.ns)
+    waited = reduce_groups(np.add, waits.ns, of_key, len(keys))
     usual = np.minimum(waited, excess.reshape(-1)[keys % (num_windows * pp)])
     result: list[tuple[dict[tuple[str, int | str], int], ...]] = [({}, {}) for _ in range(num_windows)]
     for number, slower, rest in zip(keys.tolist(), usual.tolist(), (waited - usual).tolist(), strict=True):

@@ -19,7 +19,7 @@ from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.whole_run import CriticalPath, PathOps
 from pptrace.model.tables import Bool, Int64
-from pptrace.schedule.actions import Kind
+from pptrace.schedule.actions import KINDS
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import group_sums
 
@@ -115,15 +115,14 @@ def critical_paths(
         work[number, source] += hop.work
     inside = np.minimum(times.host[windows], work)
     work, host = work - inside, host + inside
-    kinds = {str(kind): work[:, table.kind == kind.code] for kind in Kind if (table.kind == kind.code).any()}
-    parts = {name: part.sum(axis=1) for name, part in kinds.items()}
+    codes = np.unique(table.kind).tolist()
+    parts = {KINDS[code].value: work[:, table.kind == code].sum(axis=1) for code in codes}
     parts |= {"transfer": transfer.sum(axis=1), "idle": idle.sum(axis=1)}
     if times.knows_host[windows].any() or host.any():
         parts["host"] = host.sum(axis=1)
     by_stage = group_sums(work + transfer + idle + host, table.stage, table.num_stages).tolist()
-    stage_and_kind, of_row = np.unique(table.stage * np.int64(len(Kind)) + table.kind, return_inverse=True)
-    names = {kind.code: str(kind) for kind in Kind}
-    ops = [(int(one) // len(Kind), names[int(one) % len(Kind)]) for one in stage_and_kind]
+    stage_and_kind, of_row = np.unique(table.stage * np.int64(len(KINDS)) + table.kind, return_inverse=True)
+    ops = [(number // len(KINDS), KINDS[number % len(KINDS)].value) for number in stage_and_kind.tolist()]
     of_ops = group_sums(work, of_row.ravel(), len(ops)).tolist()
     spans = (times.finish - times.begin)[windows].tolist()
     return [

@@ -11,7 +11,7 @@ import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.binding import Bindings, bindings_of
-from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
+from pptrace.analysis.explain.blame import charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import causes_of_windows
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
@@ -20,7 +20,7 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepT
 from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, rows_of_windows
 from pptrace.analysis.whole_run import Blame, BlamedOp, Cause, CriticalPath
 from pptrace.model.tables import Int64
-from pptrace.schedule.actions import Kind
+from pptrace.schedule.actions import KINDS
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice, group_sums, slice_of
@@ -63,15 +63,13 @@ Steps = Sequence[Sequence[StepWindow]]
 """Windows of every pipeline, for each step."""
 
 
-def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph | None = None) -> list[Explanation]:
-    """Explain steps of one plan; ``graph`` is that of the way in which the run's messages hold up ranks."""
-    return [explanation for task in explanation_tasks(table, steps, data, graph) for explanation in task()]
-
-
 def explanation_tasks(
     table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph | None = None, routing: Routing | None = None
 ) -> list[Callable[[], list[Explanation]]]:
-    """The same in parts, one behind the other, each with some of the steps; ``routing`` is what equal rows of experts change."""
+    """Tasks that explain steps of one plan, each some of the steps, one behind the other.
+
+    ``graph`` is that of the way in which the run's messages hold up ranks, ``routing`` is what equal rows of experts change.
+    """
     axes = axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     num_ranks = len({rank for windows in steps for window in windows for rank in window.ranks})
@@ -106,7 +104,7 @@ def explain_ranks(
     graph: Graph | None = None,
     routing: Routing | None = None,
 ) -> list[Explanation]:
-    """The same from what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
+    """Explain steps by what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
     before = np.cumsum([0, *map(len, steps)]).tolist()
     explanations = []
     for first, last in _parts(table, steps, _CELLS):
@@ -197,13 +195,15 @@ def _blames(
     bubble inside ops whose device had nothing launched. Where that is not known of all windows, nothing is.
     """
     charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits, graph), waits)
-    table, names = times.table, {kind.code: str(kind) for kind in Kind}
-    total = charges.total
+    table, total = times.table, sum(charges.values(), np.zeros_like(times.start))
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)
-    by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
-    others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
-    of_host = host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
-    inside = np.minimum(times.host, charges.inner).sum(axis=1)
+    by_kind = group_sums(charges["work"], table.kind.astype(np.int64), len(KINDS))
+    others = {name: charges[name].sum(axis=1) for name in ("transfer", "idle", "wait")}
+    # the host's part of what is charged to idle times, in proportion, rounded down
+    idle, charged = times.start - bindings.ready - bindings.moving, charges["idle"]
+    of_host = np.floor(charged * (np.minimum(host_before, idle) / np.maximum(idle, 1))).astype(np.int64)
+    of_host = np.minimum(of_host, charged).sum(axis=1)
+    inside = np.minimum(times.host, charges["wait"]).sum(axis=1)
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
         windows = np.flatnonzero(step == number)
@@ -211,16 +211,12 @@ def _blames(
             blames.append(None)
             continue
         kinds = {
-            names[code]: int(ns) for code, ns in enumerate(by_kind[windows].sum(axis=0).tolist()) if code in table.kind
+            KINDS[code].value: ns for code, ns in enumerate(by_kind[windows].sum(axis=0).tolist()) if code in table.kind
         }
-        of_others = {name: int(of_windows[windows].sum()) for name, of_windows in others.items()}
+        kinds |= {name: int(of_windows[windows].sum()) for name, of_windows in others.items()}
         if times.knows_host[windows].all():
             before, within = int(of_host[windows].sum()), int(inside[windows].sum())
-            of_others |= {
-                "idle": of_others["idle"] - before,
-                "wait": of_others["wait"] - within,
-                "host": before + within,
-            }
+            kinds |= {"idle": kinds["idle"] - before, "wait": kinds["wait"] - within, "host": before + within}
         ranks = [
             (rank, ns)
             for window in windows.tolist()
@@ -231,33 +227,22 @@ def _blames(
                 int(total[windows].sum()),
                 dict(sorted(ranks)),
                 dict(enumerate(by_stage[windows].sum(axis=0).tolist())),
-                kinds | of_others,
-                _most_blamed(charges, times, windows),
+                kinds,
+                _most_blamed(charges["work"], times, windows),
             )
         )
     return blames
 
 
-def host_of_idle(charged: Int64, idle: Int64, host_before: Int64) -> Int64:
-    """The host's part of what is charged to idle times, in proportion, rounded down, ns."""
-    share = np.minimum(host_before, idle) / np.maximum(idle, 1)
-    return np.minimum(np.floor(charged * share).astype(np.int64), charged)
-
-
-_OTHER_CHARGES = {"transfer": "transfer", "idle": "idle", "wait": "inner"}
-"""Kinds of blame other than those of ops, and the charges that they are."""
-
-
-def _most_blamed(charges: Charges, times: StepTimes, windows: Int64) -> tuple[BlamedOp, ...]:
+def _most_blamed(charged: Int64, times: StepTimes, windows: Int64) -> tuple[BlamedOp, ...]:
     """The ops of some windows with the largest charges."""
-    table, work = times.table, charges.work[windows]
+    table, work = times.table, charged[windows]
     most = np.argsort(-work, axis=None, kind="stable")[:_MOST_OPS]
     window, row = np.unravel_index(most, work.shape)
-    names = {kind.code: str(kind) for kind in Kind}
     return tuple(
         BlamedOp(
             rank=times.windows[windows[index]].ranks[table.rank[op]],
-            kind=names[int(table.kind[op])],
+            kind=KINDS[table.kind[op]].value,
             stage=int(table.stage[op]),
             microbatch=int(table.microbatch[op]),
             ns=int(work[index, op]),

@@ -13,7 +13,7 @@ import numpy as np
 
 from pptrace.intervals import Int64, lengths_within, merge, times_by_group
 from pptrace.model.tables import Bool
-from pptrace.slices import Slice
+from pptrace.slices import Slice, reduce_groups
 from pptrace.timeline.lanes import Lane, is_inner
 
 _COLUMNS = ("window", "row", "match", "start", "since", "wait")
@@ -80,7 +80,7 @@ def inner_waits(ranks: Sequence[Slice], is_whole: Bool) -> InnerWaits:
 
     Waits for members outside of whole windows are left out.
     """
-    columns = {name: np.concatenate([rank[name] for rank in ranks]) for name in _COLUMNS}
+    columns = Slice.joined(ranks)
     number = np.where(is_whole, np.cumsum(is_whole) - 1, -1)[columns["window"]]
     order = np.lexsort((columns["start"], columns["match"]))
     match = columns["match"][order]
@@ -103,8 +103,7 @@ def holds_of(waits: InnerWaits, ranks: Int64) -> Slice:
     ``ranks`` (steps, rows) are the global ranks of all ops.
     """
     _, first, number = np.unique(waits.match, return_index=True, return_inverse=True)
-    lead = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(lead, number, waits.longer)
+    lead = reduce_groups(np.minimum, waits.longer, number, len(first))
     rank = ranks[waits.late_step, waits.late_row]
     columns = {
         "window": np.concatenate((waits.step, waits.late_step[first])),

@@ -14,7 +14,7 @@ import numpy as np
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
 from pptrace.analysis.explain.rank_messages import CALLS
-from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
+from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes, numbers_of_whole
 from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, sums_by_row
 from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.message_graph import Graph
@@ -35,6 +35,7 @@ def costs_of_windows(
     """
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     delays = times.start - bindings.ready - bindings.moving
+    together = (times.recorded != times.transfer) & (times.arrival != UNKNOWN)  # taken to cost other than was recorded
     return StepMatrix(
         table=times.table,
         step=np.array([window.step for window in times.windows], dtype=np.int64),
@@ -51,8 +52,8 @@ def costs_of_windows(
         sender_is_last=times.sender_is_last,
         outside=outside,
         holds=holds_of(waits, ranks[:, times.table.rank]),
-        moved_together=moved_together_of(times),
-        held_by_starts=_nonzero(bindings.held, by=bindings.held_by),
+        moved_together=_cells(together, "message", ns=times.recorded),
+        held_by_starts=_cells(bindings.held != 0, "row", ns=bindings.held, by=bindings.held_by),
         receiving=receiving_of(times, bindings),
         **{name: getattr(times, name) for name in map(exposed_along, INNER_AXES)},
     )
@@ -75,10 +76,11 @@ def along_graph(
         is_whole: which of all windows are.
         collected: how long garbage collections kept each op, shape (whole windows, rows), ns.
     """
-    window, end, free, called, of_collections = (np.concatenate([rank[name] for rank in ranks]) for name in CALLS)
+    calls = Slice.joined(ranks)
+    window, end, free, called, of_collections = (calls[name] for name in CALLS)
     call = graph.call_of_end[end]
     known = np.flatnonzero(is_whole[window] & (call >= 0))
-    window, call, free, called = (np.cumsum(is_whole) - 1)[window[known]], call[known], free[known], called[known]
+    window, call, free, called = numbers_of_whole(is_whole)[window[known]], call[known], free[known], called[known]
     row = graph.call_row[call]
     waited = np.minimum(called, times.start[window, row]) - np.maximum(free, bindings.ready[window, row])
 
@@ -98,12 +100,6 @@ def along_graph(
     return replace(posting, collected_before=np.minimum(collected, posting.lateness))
 
 
-def moved_together_of(times: StepTimes) -> Slice:
-    """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
-    window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
-    return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
-
-
 def receiving_of(times: StepTimes, bindings: Bindings) -> Slice:
     """Parts of delays in which kernels still received what ops read although all that they carry had been sent, ns."""
     table = times.table
@@ -114,14 +110,13 @@ def receiving_of(times: StepTimes, bindings: Bindings) -> Slice:
     until = np.minimum(times.received[:, message], times.start[:, reader])
     still = np.where(until > times.sent[:, message], until - np.maximum(times.sent[:, message], could_run), 0)
     np.maximum.at(ns.T, reader, still.T)
-    return _nonzero(ns)
+    return _cells(ns != 0, "row", ns=ns)
 
 
-def _nonzero(ns: Int64, **more: Int64) -> Slice:
-    """The times that are not 0, of the shape (windows, rows), as rows of a table, with those cells of other columns."""
-    window, row = np.nonzero(ns)
-    columns = {name: column[window, row] for name, column in {"ns": ns, **more}.items()}
-    return Slice({"window": window, "row": row, **columns})
+def _cells(where: Bool, name: str, **matrices: Int64) -> Slice:
+    """The cells of matrices that a mask of their shape (windows, …) marks, as rows of a table; ``name`` is their second index."""
+    window, index = np.nonzero(where)
+    return Slice({"window": window, name: index, **{key: matrix[window, index] for key, matrix in matrices.items()}})
 
 
 def equal_rows(times: StepTimes, routing: Routing | None) -> tuple[Int64, Int64, Int64]:

@@ -14,7 +14,7 @@ from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import end_of
 from pptrace.schedule.plan_table import NONE, PlanTable
-from pptrace.slices import Slice, distinct_of
+from pptrace.slices import Slice, distinct_of, reduce_groups
 
 MOVED = "moved_ns"
 """Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
@@ -50,8 +50,7 @@ def with_moved_times(comms: Slice, window: Int64) -> Slice:
         return Slice({**comms.columns, MOVED: end})
     moved = end.copy()
     likely = np.minimum(begin[rows] + _least_of_links(comms.where(rows), window[rows]), end[rows])
-    last = np.full(len(first), np.iinfo(np.int64).min)
-    np.maximum.at(last, batch, likely)
+    last = reduce_groups(np.maximum, likely, batch, len(first))
     moved[rows] = np.where(likely == last[batch], end[rows], likely)
     return Slice({**comms.columns, MOVED: moved})
 
@@ -65,11 +64,9 @@ def _least_of_links(messages: Slice, window: Int64) -> Int64:
     link, first = distinct_of((window, messages["peer"], kind))
     begin, taken = messages["transfer_start_ns"], messages["transfer_end_ns"] - messages["transfer_start_ns"]
     is_sender_last = messages.among("kind", ("send",)) == (begin == messages["start_ns"])
-    least = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(least, link[is_sender_last], taken[is_sender_last])
-    of_all = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(of_all, link, taken)
-    return np.where(least == np.iinfo(np.int64).max, of_all, least)[link]
+    least = reduce_groups(np.minimum, taken[is_sender_last], link[is_sender_last], len(first))
+    of_all = reduce_groups(np.minimum, taken, link, len(first))
+    return np.where(least == NEVER, of_all, least)[link]
 
 
 def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
@@ -119,9 +116,8 @@ def _sent_with(comms: Slice, window: Int64) -> Int64:
     rows = np.flatnonzero(comms.among("kind", MESSAGES) & (comms["clock"] == "device"))
     if len(rows):
         kernel, first = distinct_of((window[rows], *(comms[name][rows] for name in ("stream", "start_ns", "end_ns"))))
-        last = np.full(len(first), np.iinfo(np.int64).min)
-        np.maximum.at(last, kernel, np.where(comms["match"][rows] >= 0, comms["transfer_end_ns"][rows], NEVER))
-        sent[rows] = last[kernel]
+        ends = np.where(comms["match"][rows] >= 0, comms["transfer_end_ns"][rows], NEVER)
+        sent[rows] = reduce_groups(np.maximum, ends, kernel, len(first))[kernel]
     return sent
 
 
@@ -143,9 +139,7 @@ def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops
     row = np.searchsorted(begins, middles)
     is_before = (row < len(ops)) & (ops["window"][np.minimum(row, len(ops) - 1)] == window[moved])
     row, length, peer = row[is_before], length[is_before], peer[moved][is_before]
-    longest = np.zeros(len(ops), dtype=np.int64)
-    np.maximum.at(longest, row, length)
-    is_long = 2 * length >= longest[row]
+    is_long = 2 * length >= reduce_groups(np.maximum, length, row, len(ops))[row]
     np.bitwise_or.at(peers, row[is_long], peer_bit(peer[is_long]))
     return peers
 

@@ -21,51 +21,37 @@ from pptrace.schedule.plan_table import NONE
 from pptrace.slices import Slice
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Slacks:
-    """``slack`` of each op, ns, and whether it is ``on_path``, the critical path of its window; shape (windows, rows).
+def slacks_of(times: StepTimes, bindings: Bindings, meetings: Slice) -> tuple[Int64, Bool]:
+    """(the slack of every op of whole windows, ns, whether it is on the critical path of its window), shape (windows, rows).
 
-    A slack is −1 where clocks contradict each other so that an op seems to depend on itself.
+    A slack is −1 where clocks contradict each other so that an op seems to depend on itself. ``meetings`` are those of
+    :func:`meetings_of`.
     """
-
-    slack: Int64
-    on_path: Bool
-
-
-def slacks_of(times: StepTimes, bindings: Bindings, meetings: Slice) -> Slacks:
-    """Find the slack of every op of whole windows; ``meetings`` are those of :func:`meetings_of`."""
     window, row = np.nonzero(times.before != NONE)
     before = times.before[window, row]
     of_ranks = _edges(times, window, before, row, bindings.ready[window, row] - times.end[window, before])
     window, row = np.nonzero(bindings.is_message)  # ops of other ranks that ops waited for: without slack
     of_peers = _edges(times, window, bindings.row[window, row], row, np.zeros(len(row), dtype=np.int64))
-    edges = _joined([of_ranks, _of_messages(times, bindings), of_peers, _of_meetings(times, bindings, meetings)])
+    edges = Slice.joined([of_ranks, _of_messages(times, bindings), of_peers, _of_meetings(times, bindings, meetings)])
     to_the_end = times.finish[:, np.newaxis] - times.end
     window, last = np.arange(len(times.windows)), times.end.argmax(axis=1)
     on_path = np.zeros(times.start.shape, dtype=np.bool_)
     on_path[window, last] = True
     for hop in Walks(times, bindings).hops(window * len(times.table) + last, times.start[window, last]):
         on_path.reshape(-1)[hop.source[hop.has_source]] = True
-    return Slacks(_least(edges, to_the_end.ravel()).reshape(to_the_end.shape), on_path)
+    return _least(edges, to_the_end.ravel()).reshape(to_the_end.shape), on_path
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Edges:
+def _edges(times: StepTimes, window: Int64, source: Int64, reader: Int64, slack: Int64) -> Slice:
     """Dependencies: op ``source`` could have ended ``slack`` ns later, and ``reader`` would have begun when it did.
 
     Ops are numbered through all windows: window · rows + row.
     """
-
-    source: Int64
-    reader: Int64
-    slack: Int64
+    first = window * len(times.table)
+    return Slice({"source": first + source, "reader": first + reader, "slack": np.maximum(slack, 0)})
 
 
-def _joined(parts: list[_Edges]) -> _Edges:
-    return _Edges(*(np.concatenate([getattr(part, name) for part in parts]) for name in _Edges.__slots__))
-
-
-def _of_messages(times: StepTimes, bindings: Bindings) -> _Edges:
+def _of_messages(times: StepTimes, bindings: Bindings) -> Slice:
     """Dependencies on the messages of the plan."""
     table = times.table
     entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
@@ -76,50 +62,31 @@ def _of_messages(times: StepTimes, bindings: Bindings) -> _Edges:
     return _edges(times, window, np.tile(sender, len(slack)), np.tile(reader, len(slack)), slack.ravel())
 
 
-def _edges(times: StepTimes, window: Int64, source: Int64, reader: Int64, slack: Int64) -> _Edges:
-    first = window * len(times.table)
-    return _Edges(first + source, first + reader, np.maximum(slack, 0))
-
-
-def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edges:
+def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> Slice:
     """Dependencies through messages that held their ranks: what came after them on a rank, on what came before on both."""
-    window = meetings["window"]
-    order = _RankOrder.of(times)
-    before = [order.last_ended(window, meetings[f"{side}_rank"], meetings[f"{side}_ready"]) for side in _SIDES]
-    late = [meetings["met_ns"] - meetings[f"{side}_ready"] for side in _SIDES]
-    after = [
-        np.where(
-            _has_waited(meetings, side),
-            order.held_up(window, *(meetings[f"{side}_{name}"] for name in ("rank", "asked", "done"))),
-            NONE,
-        )
-        for side in _SIDES
-    ]
-    for reader in after:
-        reader[times.start.ravel()[reader] < meetings["met_ns"]] = NONE
-    moved = [meetings[f"{side}_moved_ns"] for side in _SIDES]
-    needed = bindings.ready.ravel().copy()
-    for reader, at in zip(after, moved, strict=True):
+    window, met, order = meetings["window"], meetings["met_ns"], _RankOrder.of(times)
+    needed, sides = bindings.ready.ravel().copy(), []
+    for side in _SIDES:
+        rank, ready, asked, done, moved = (meetings[f"{side}_{name}"] for name in _OF_SIDE)
+        # A side did not wait for what it had handed over before the other came, by longer than that took (clocks may be off by
+        # less).
+        has_waited = met - done <= done - asked
+        reader = np.where(has_waited, order.held_up(window, rank, asked, done), NONE)
+        reader[times.start.ravel()[reader] < met] = NONE
         held = reader != NONE
-        np.maximum.at(needed, reader[held], at[held])
+        np.maximum.at(needed, reader[held], moved[held])
+        sides.append((reader, moved, order.last_ended(window, rank, ready), met - ready))
     parts = []
-    for (reader, at), (source, slack) in product(zip(after, moved, strict=True), zip(before, late, strict=True)):
+    for (reader, moved, *_), (*_, source, slack) in product(sides, sides):
         known = (reader != NONE) & (source != NONE)
-        of_reader = np.maximum(needed[reader[known]] - at[known], 0)
-        parts.append(_Edges(source[known], reader[known], np.maximum(slack[known], 0) + of_reader))
-    return _joined(parts)
+        of_reader = np.maximum(needed[reader[known]] - moved[known], 0)
+        slack = np.maximum(slack[known], 0) + of_reader
+        parts.append(Slice({"source": source[known], "reader": reader[known], "slack": slack}))
+    return Slice.joined(parts)
 
 
 _SIDES = ("send", "recv")
-
-
-def _has_waited(meetings: Slice, side: str) -> Bool:
-    """Return which messages a side waited for until both had come: not those that it had handed over before the other came,
-    by longer than that took (clocks may be off by less).
-    """
-    asked, done = meetings[f"{side}_asked"], meetings[f"{side}_done"]
-    has_waited: Bool = meetings["met_ns"] - done <= done - asked
-    return has_waited
+_OF_SIDE = ("rank", "ready", "asked", "done", "moved_ns")
 
 
 def meetings_of(sides: Slice) -> Slice:
@@ -136,10 +103,7 @@ def meetings_of(sides: Slice) -> Slice:
     send = np.flatnonzero(first)
     ends = {"send": rows.where(send), "recv": rows.where(send + 1)}
     columns = {name: ends["recv"][name] for name in ("window", "met_ns")}
-    columns |= {
-        f"{side}_{name}": ends[side][name] for side in _SIDES for name in ("rank", "ready", "asked", "done", "moved_ns")
-    }
-    return Slice(columns)
+    return Slice(columns | {f"{side}_{name}": ends[side][name] for side in _SIDES for name in _OF_SIDE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,15 +155,15 @@ class _RankOrder:
         return np.where(is_of_it & (self.times.table.rank[row] == rank), op, NONE)
 
 
-def _least(edges: _Edges, slack: Int64) -> Int64:
+def _least(edges: Slice, slack: Int64) -> Int64:
     """The slack of each op: the least of its own and of each edge's with that of the reader; −1 where edges form a circle.
 
     Ops whose readers are all known are gone through together, from the last ones back.
     """
     slack = slack.copy()
-    order = np.argsort(edges.reader, kind="stable")
-    source, late = edges.source[order], edges.slack[order]
-    first = np.searchsorted(edges.reader[order], np.arange(len(slack) + 1))
+    edges = edges.in_order_of("reader")
+    source, late = edges["source"], edges["slack"]
+    first = np.searchsorted(edges["reader"], np.arange(len(slack) + 1))
     unknown_readers = np.bincount(source, minlength=len(slack))
     is_known = np.zeros(len(slack), dtype=np.bool_)
     ops = np.flatnonzero(unknown_readers == 0)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
@@ -38,20 +37,6 @@ UNKNOWN = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PeerWaits:
-    """Messages for which a rank waited, because its peer came later: a row each.
-
-    In step ``step``, ``rank`` (of the pipeline) went on at ``freed``; ``peer`` was ready at ``ready``; ns.
-    """
-
-    step: Int64
-    rank: Int64
-    freed: Int64
-    peer: Int64
-    ready: Int64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
     """Times of steps, ns. Matrices of ops have the shape (steps, rows of the table), of messages (steps, messages of the table).
 
@@ -70,7 +55,8 @@ class StepTimes:
     ``collected`` is the part of an op's time that garbage collections took of it.
     ``is_whole``: the trace has every op of the plan; ``on_device``: a device of one of its ranks was recorded;
     ``knows_host``: of every rank it is known why its device was idle.
-    ``waits``: the messages that held up a rank, whatever it ran after them.
+    ``waits``: the messages for which a rank waited because its peer came later, whatever it ran after them: in a ``window``,
+    ``rank`` (of the pipeline) went on at ``freed``, ``peer`` was ready at ``ready``.
     """
 
     table: PlanTable
@@ -100,7 +86,7 @@ class StepTimes:
     is_whole: Bool
     on_device: Bool
     knows_host: Bool
-    waits: PeerWaits
+    waits: Slice
 
     @property
     def durations(self) -> Int64:
@@ -129,12 +115,11 @@ class StepTimes:
         if self.is_whole.all():
             return self
         kept = np.flatnonzero(self.is_whole)
-        number = np.cumsum(self.is_whole) - 1
-        of_kept = self.is_whole[self.waits.step]
-        waits = PeerWaits(*(getattr(self.waits, name)[of_kept] for name in PeerWaits.__slots__))
         matrices = {item.name: getattr(self, item.name)[kept] for item in fields(self) if item.name not in _NO_MATRIX}
         windows = tuple(self.windows[index] for index in kept.tolist())
-        return replace(self, windows=windows, waits=replace(waits, step=number[waits.step]), **matrices)
+        waits = self.waits.where(self.is_whole[self.waits["window"]])
+        waits = waits.with_columns({"window": numbers_of_whole(self.is_whole)[waits["window"]]})
+        return replace(self, windows=windows, waits=waits, **matrices)
 
     @property
     def begin(self) -> Int64:
@@ -148,6 +133,11 @@ class StepTimes:
 
 
 _NO_MATRIX = ("table", "windows", "waits")
+
+
+def numbers_of_whole(is_whole: Bool) -> Int64:
+    """The number of each window among those that are whole; −1 of the others."""
+    return np.where(is_whole, np.cumsum(is_whole) - 1, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,20 +237,17 @@ class RankTimes:
 
     def of_windows(self, first: int, last: int) -> RankTimes:
         """The times in the windows from ``first`` to before ``last``, which are counted from 0; the rows are in their order."""
-        parts = []
-        for part in (self.ops, self.tails, self.messages, self.waits, self.inner, self.outside, self.calls):
-            begin, end = np.searchsorted(part["window"], (first, last))
-            inside = part.where(slice(begin, end))
-            parts.append(Slice({**inside.columns, "window": inside["window"].astype(np.int64) - first}))
-        times = (self.starved, self.exposed, self.collections)
-        ops, tails, messages, waits, inner, outside, calls = parts
-        return RankTimes(ops, tails, messages, waits, *times, inner, outside, calls)
+        tables: dict[str, Any] = {}
+        for name in ("ops", "tails", "messages", "waits", "inner", "outside", "calls"):
+            rows: Slice = getattr(self, name)
+            inside = rows.where(slice(*np.searchsorted(rows["window"], (first, last))))
+            tables[name] = inside.with_columns({"window": inside["window"].astype(np.int64) - first})
+        return replace(self, **tables)
 
 
 def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
     """The measured times of windows whose steps have the plan of ``table``, from those of each of their ranks."""
     shape, messages = (len(windows), len(table)), (len(windows), table.num_messages)
-    waits = [_column([rank.waits for rank in ranks], name) for name in _WAITS]
     times = StepTimes(
         table=table,
         windows=tuple(windows),
@@ -276,21 +263,23 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         is_whole=np.zeros(len(windows), dtype=np.bool_),
         on_device=np.zeros(len(windows), dtype=np.bool_),
         knows_host=np.ones(len(windows), dtype=np.bool_),
-        waits=PeerWaits(*waits),
+        waits=Slice.joined([rank.waits for rank in ranks]),
         **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
     )
     is_measured = np.zeros(shape, dtype=np.bool_)
-    ops, received, tails = ([getattr(rank, name) for rank in ranks] for name in ("ops", "messages", "tails"))
-    cell, of_message = _cells(ops, "row", len(table)), _cells(received, "message", table.num_messages)
-    is_measured.reshape(-1)[cell] = True
+    ops, received, tails = (
+        Slice.joined([getattr(rank, name) for rank in ranks]) for name in ("ops", "messages", "tails")
+    )
+    cell, message = (ops["window"], ops["row"]), (received["window"], received["message"])
+    is_measured[cell] = True
     for name in (*_OF_OPS, "before"):
-        getattr(times, name).reshape(-1)[cell] = _column(ops, name)
+        getattr(times, name)[cell] = ops[name]
     for name in ("arrival", "sent", "received", "transfer", "recorded", "sender_is_last", "is_early"):
-        getattr(times, name).reshape(-1)[of_message] = _column(received, name)
-    window = _column(tails, "window")
-    times.tail_bubble[window, table.rank[_column(tails, "row")]] = _column(tails, "bubble")
-    np.logical_or.at(times.on_device, window, _column(tails, "on_device"))
-    np.logical_and.at(times.knows_host, window, _column(tails, "knows_host"))
+        getattr(times, name)[message] = received[name]
+    window = tails["window"]
+    times.tail_bubble[window, table.rank[tails["row"]]] = tails["bubble"]
+    np.logical_or.at(times.on_device, window, tails["on_device"])
+    np.logical_and.at(times.knows_host, window, tails["knows_host"])
     times.is_whole[:] = is_measured.all(axis=1)
     partial = ~times.knows_host
     times.stalled[partial] += times.host[partial]
@@ -306,8 +295,7 @@ def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Boo
         ready: when each op of whole windows could have run.
         is_whole: which of all windows are.
     """
-    before = np.zeros(ready.shape, dtype=np.int64)
-    numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
+    before, numbers = np.zeros(ready.shape, dtype=np.int64), numbers_of_whole(is_whole)
     for ops, of_rank in times:
         if not len(of_rank):
             continue
@@ -315,17 +303,6 @@ def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Boo
         at = numbers[rows["window"]], rows["row"]
         before[at] = lengths_within(of_rank, ready[at], rows["start"])
     return before
-
-
-def _cells(parts: Sequence[Slice], name: str, width: int) -> Int64:
-    """The cell of each row of some tables in a matrix of windows of this width."""
-    cells: Int64 = _column(parts, "window") * width + _column(parts, name)
-    return cells
-
-
-def _column(parts: Sequence[Slice], name: str) -> npt.NDArray[Any]:
-    """A column of several tables, one behind the other."""
-    return np.concatenate([part[name] for part in parts])
 
 
 _OF_OPS = (
@@ -341,7 +318,6 @@ _OF_OPS = (
     "collected",
     *map(exposed_along, INNER_AXES),
 )
-_WAITS = ("window", "rank", "freed", "peer", "ready")
 
 
 def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops: Slice) -> tuple[Slice, Slice]:

@@ -307,9 +307,9 @@ def _none_of(rows: Slice) -> Slice:
 
 def in_order(parts: Sequence[Slice]) -> Slice:
     """The rows of several parts together, in order of their windows."""
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
-    order = np.argsort(columns["window"], kind="stable")
-    return Slice({name: column[order] for name, column in columns.items()})
+    rows = Slice.joined(parts)
+    order = np.argsort(rows["window"], kind="stable")
+    return Slice({name: column[order] for name, column in rows.columns.items()})
 
 
 def rows_of_windows(rows: Slice, windows: Int64) -> Slice:
@@ -319,7 +319,7 @@ def rows_of_windows(rows: Slice, windows: Int64) -> Slice:
     number = order[np.minimum(position, len(windows) - 1)] if len(windows) else np.zeros(len(rows), dtype=np.int64)
     is_kept = windows[number] == rows["window"] if len(windows) else np.zeros(len(rows), dtype=np.bool_)
     kept = rows.where(is_kept)
-    return in_order([Slice({**kept.columns, "window": number[is_kept]})])
+    return in_order([kept.with_columns({"window": number[is_kept]})])
 
 
 def sums_by_row(of_calls: Int64, row: Int64, num_rows: int) -> Int64:

@@ -24,7 +24,6 @@ Bool = npt.NDArray[np.bool_]
 NONE = -1
 """Code of what a name does not give: a stage, a microbatch, a second half, a number of a step, a phase."""
 
-KINDS = tuple(Kind)
 IS_COMPUTE = np.array([kind.is_compute for kind in Kind] + [False])
 IS_MESSAGE = np.array([kind.is_p2p for kind in Kind] + [False])
 """True for messages, by the code of a kind; the last is that of :data:`NONE`."""

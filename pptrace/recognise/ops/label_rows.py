@@ -16,9 +16,9 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import LabelledActions
-from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, LabelledPhases, Ranges
+from pptrace.recognise.ops.label_columns import IS_MESSAGE, NONE, Bool, LabelledPhases, Ranges
 from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
-from pptrace.schedule.actions import Kind, Phase
+from pptrace.schedule.actions import KINDS, Kind, Phase
 from pptrace.slices import Slice, distinct_rows, last_like, rows_among
 
 _IS_SEND = np.array([kind.is_send for kind in KINDS])

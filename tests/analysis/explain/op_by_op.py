@@ -15,10 +15,11 @@ from pptrace.analysis.explain.blame import Typical
 from pptrace.analysis.explain.causes import CauseCosts, costs_of_causes
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.rank_messages import NEVER
-from pptrace.analysis.explain.step_times import UNKNOWN, PeerWaits, StepTimes
+from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.registry import build
+from pptrace.slices import Slice
 from pptrace.timeline.windows import StepWindow
 from tests.support.measured import measured_costs
 
@@ -97,7 +98,7 @@ def random_times(rng: random.Random) -> StepTimes:
         is_whole=np.ones(WINDOWS, dtype=np.bool_),
         on_device=np.array([rng.random() < 0.7 for _ in range(WINDOWS)]),
         knows_host=np.array([rng.random() < 0.7 for _ in range(WINDOWS)]),
-        waits=PeerWaits(step, rank, freed, peer, freed - later),
+        waits=Slice({"window": step, "rank": rank, "freed": freed, "peer": peer, "ready": freed - later}),
     )
 
 
@@ -195,9 +196,9 @@ def _late_peers(times: StepTimes, found: dict[tuple[int, int], Bound]) -> dict[t
     """The ops whose ranks waited for a peer as long as for what they read, or longer than for anything that they need."""
     table, waits = times.table, times.waits
     bound = {}
-    for index in np.argsort(waits.freed, kind="stable").tolist():
-        step, freed = int(waits.step[index]), int(waits.freed[index])
-        own = range(*table.rank_ptr[waits.rank[index] : waits.rank[index] + 2])
+    for index in np.argsort(waits["freed"], kind="stable").tolist():
+        step, freed = int(waits["window"][index]), int(waits["freed"][index])
+        own = range(*table.rank_ptr[waits["rank"][index] : waits["rank"][index] + 2])
         after = [row for row in own if times.start[step, row] >= freed]
         root = _root(times, index)
         if not after or root == NONE:
@@ -212,17 +213,17 @@ def held_by_starts(times: StepTimes, bound: dict[tuple[int, int], Bound]) -> dic
     """Time for which an op's rank waited for one that had run nothing yet, and that one's first op; of the ops that did."""
     table, waits = times.table, times.waits
     held: dict[tuple[int, int], tuple[int, int]] = {}
-    roots = [_root_wait(times, index) for index in range(len(waits.step))]
+    roots = [_root_wait(times, index) for index in range(len(waits))]
     known = [index for index, root in enumerate(roots) if root is not None and _busy_with(times, root) == NONE]
-    for index in sorted(known, key=lambda index: int(waits.ready[roots[index] or 0])):
-        step, root = int(waits.step[index]), roots[index] or 0
-        own = range(*table.rank_ptr[waits.rank[index] : waits.rank[index] + 2])
-        after = [row for row in own if times.start[step, row] >= waits.freed[index]]
+    for index in sorted(known, key=lambda index: int(waits["ready"][roots[index] or 0])):
+        step, root = int(waits["window"][index]), roots[index] or 0
+        own = range(*table.rank_ptr[waits["rank"][index] : waits["rank"][index] + 2])
+        after = [row for row in own if times.start[step, row] >= waits["freed"][index]]
         if after:
             op = bound[step, after[0]]
             idle = int(times.start[step, after[0]]) - op.ready - op.moving
-            ns = min(max(int(waits.ready[root]) - op.ready, 0), idle)
-            held[step, after[0]] = ns, int(table.rank_ptr[waits.peer[root]])
+            ns = min(max(int(waits["ready"][root]) - op.ready, 0), idle)
+            held[step, after[0]] = ns, int(table.rank_ptr[waits["peer"][root]])
     return held
 
 
@@ -235,7 +236,7 @@ def _root(times: StepTimes, index: int) -> int:
 def _root_wait(times: StepTimes, index: int) -> int | None:
     """The first of the waits of peers behind a wait, each over when the one before it was posted; None for a circle."""
     at = index
-    for _ in range(len(times.waits.step) + 1):
+    for _ in range(len(times.waits) + 1):
         before = _wait_before(times, at)
         if before == at:
             return at
@@ -245,8 +246,8 @@ def _root_wait(times: StepTimes, index: int) -> int | None:
 
 def _busy_with(times: StepTimes, index: int) -> int:
     waits, table = times.waits, times.table
-    theirs = range(*table.rank_ptr[waits.peer[index] : waits.peer[index] + 2])
-    over = [row for row in theirs if times.end[waits.step[index], row] <= waits.ready[index]]
+    theirs = range(*table.rank_ptr[waits["peer"][index] : waits["peer"][index] + 2])
+    over = [row for row in theirs if times.end[waits["window"][index], row] <= waits["ready"][index]]
     return over[-1] if over else NONE
 
 
@@ -255,11 +256,11 @@ def _wait_before(times: StepTimes, index: int) -> int:
     waits, busy_with = times.waits, _busy_with(times, index)
     ended = [
         (int(freed), other)
-        for other, (step, rank, freed) in enumerate(zip(waits.step, waits.rank, waits.freed, strict=True))
-        if (step, rank) == (waits.step[index], waits.peer[index]) and freed <= waits.ready[index]
+        for other, (step, rank, freed) in enumerate(zip(waits["window"], waits["rank"], waits["freed"], strict=True))
+        if (step, rank) == (waits["window"][index], waits["peer"][index]) and freed <= waits["ready"][index]
     ]
     last, before = max(ended, default=(0, index))
-    is_since = busy_with == NONE or last > times.end[waits.step[index], busy_with]
+    is_since = busy_with == NONE or last > times.end[waits["window"][index], busy_with]
     return before if is_since else index
 
 
@@ -299,7 +300,7 @@ def charged(times: StepTimes, bindings: Bindings, typical: Typical, waits: Inner
     """The charges of :func:`charge_bubbles`, one bubble after the other."""
     held = waits.sums(times.start.shape)
     charges = {name: np.zeros_like(times.start) for name in ("work", "transfer", "idle")}
-    charges |= {"inner": times.inner_bubble - held, "held": held.copy()}
+    charges |= {"wait": times.inner_bubble - held, "held": held.copy()}
     table = times.table
     last = times.end.argmax(axis=1)
     gaps = [

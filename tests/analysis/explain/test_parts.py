@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain import explain
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, step_times
 from pptrace.schedule.actions import Action
+from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
 from pptrace.workflow.analyse import Analysis, analyse
@@ -22,17 +24,21 @@ def analysed(lacking: int | None = None) -> Analysis:
     return analyse(traces if lacking is None else without(traces, lacking))
 
 
+def explained(table: PlanTable, steps: explain.Steps, data: AlignedRun) -> list[explain.Explanation]:
+    return [explanation for task in explain.explanation_tasks(table, steps, data) for explanation in task()]
+
+
 def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     analysis = analysed()
     plan = known(analysis.schedule.plan)
     table = plan.table
     steps = [[window for window in analysis.windows if window.step == step] for step in range(5)]
     assert [len(windows) for windows in steps] == [2] * 5
-    together = explain.explain_steps(table, steps, analysis.data)
+    together = explained(table, steps, analysis.data)
     assert all(explanation.blame is not None and explanation.causes for explanation in together)
     monkeypatch.setattr(explain, "_CELLS", 4 * len(table))
     assert list(explain._parts(table, steps, explain._CELLS)) == [(0, 2), (2, 4), (4, 5)]
-    assert explain.explain_steps(table, steps, analysis.data) == together
+    assert explained(table, steps, analysis.data) == together
     windows = [window for of_step in steps for window in of_step]
     indexed = IndexedWindows.of(windows)
     ranks = [RankTimes.of(table, indexed, rank, analysis.data) for rank in indexed.of_rank]

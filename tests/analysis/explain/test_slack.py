@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.slack import _Edges, _least, meetings_of, slacks_of
+from pptrace.analysis.explain.slack import _least, meetings_of, slacks_of
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan_table import PlanTable
@@ -39,13 +39,12 @@ def test_a_replay_in_which_an_op_takes_its_slack_longer_is_as_long_and_with_one_
         table, latency = random_table(rng), rng.choice((0, 7))
         durations = np.array([rng.randint(0, 50) for _ in range(len(table))], dtype=np.int64)
         times = replayed_times(table, [durations], latency)
-        slacks = slacks_of(times, bindings_of(times), NO_MEETINGS)
+        slack, on_path = (matrix[0] for matrix in slacks_of(times, bindings_of(times), NO_MEETINGS))
         usual, each = int(makespans(table, durations, latency)), np.eye(len(table), dtype=np.int64)
-        longer = durations + each * slacks.slack[0][:, np.newaxis]
+        longer = durations + each * slack[:, np.newaxis]
         assert (makespans(table, longer, latency) == usual).all()
         assert (makespans(table, longer + each, latency) == usual + 1).all()
-        on_path = slacks.on_path[0]
-        assert (slacks.slack[0][on_path] == 0).all()
+        assert (slack[on_path] == 0).all()
         shorter = durations - each * np.minimum(durations, 1)[:, np.newaxis]
         assert (makespans(table, shorter, latency)[~on_path] == usual).all()
 
@@ -68,9 +67,9 @@ def test_a_send_that_ended_before_the_receiver_came_held_up_nobody() -> None:
             for row, ready, is_send in ((sender, sent, True), (reader, asked, False))
         ]
         meetings = meetings_of(Slice({name: np.concatenate([part[name] for part in ends]) for name in ends[0]}))
-        slacks = slacks_of(times, bindings_of(times), meetings).slack
+        slacks, _ = slacks_of(times, bindings_of(times), meetings)
         assert (slacks >= 0).all()
-        assert (slacks <= slacks_of(times, bindings_of(times), NO_MEETINGS).slack).all()
+        assert (slacks <= slacks_of(times, bindings_of(times), NO_MEETINGS)[0]).all()
 
 
 def analysed(run: PaperRun) -> Analysis:
@@ -128,9 +127,13 @@ def test_a_trace_in_which_an_op_is_missing_has_no_slack() -> None:
     assert set(slack_by_action(analysed(shorter)).values()) == {-1}
 
 
+def edges(columns: dict[str, list[int]]) -> Slice:
+    return Slice({name: np.array(column) for name, column in columns.items()})
+
+
 def test_ops_that_depend_on_themselves_have_no_slack() -> None:
     """Clocks that contradict each other may make circles."""
-    edges = _Edges(*(np.array(column) for column in ([0, 1, 2, 3], [1, 2, 1, 2], [5, 5, 5, 5])))
-    assert _least(edges, np.array([40, 30, 20, 10, 7])).tolist() == [-1, -1, -1, -1, 7]
-    edges = _Edges(*(np.array(column) for column in ([0, 1, 3], [1, 2, 2], [5, 1, 50])))
-    assert _least(edges, np.array([40, 30, 20, 60, 7])).tolist() == [26, 21, 20, 60, 7]
+    circle = {"source": [0, 1, 2, 3], "reader": [1, 2, 1, 2], "slack": [5, 5, 5, 5]}
+    assert _least(edges(circle), np.array([40, 30, 20, 10, 7])).tolist() == [-1, -1, -1, -1, 7]
+    none = {"source": [0, 1, 3], "reader": [1, 2, 2], "slack": [5, 1, 50]}
+    assert _least(edges(none), np.array([40, 30, 20, 60, 7])).tolist() == [26, 21, 20, 60, 7]
