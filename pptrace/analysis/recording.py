@@ -11,6 +11,7 @@ import numpy as np
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, RecordingReport, Report
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport
+from pptrace.model.known import all_known
 from pptrace.model.tables import Int64
 
 _WARM_UP = 2
@@ -102,8 +103,8 @@ def _most_gain(steps: Sequence[StepReport | None]) -> int | None:
     for step in steps:
         if step is None or step.length_ns is None or not step.ranks:
             continue
-        computes = [rank.compute_ns for rank in step.ranks if rank.compute_ns is not None]
-        if len(computes) == len(step.ranks):
+        computes = all_known(rank.compute_ns for rank in step.ranks)
+        if computes is not None:
             excess.append(step.length_ns - sum(computes) // len(step.ranks))
     return max(sum(excess) // len(excess), 0) if excess else None
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.shared_devices import CORE_WAIT
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Floats, Int64
 
 FEWEST_STEPS = 8
 """Fewer steps do not show how much steps vary."""
@@ -211,13 +211,19 @@ def drawn_steps(num_steps: int, length: int) -> Int64:
 
 def _correlation(series: Int64) -> float:
     """The correlation of steps with the next ones, from 0 on; corrected for the bias of few steps (Kendall 1954)."""
-    values = np.clip(series, *np.percentile(series, _CLIPPED))
-    values = values - values.mean()
+    values = _clipped(series)
     squares = float((values**2).sum())
     if squares <= 0:
         return 0.0
     measured = float((values[:-1] * values[1:]).sum()) / squares
     return min(max(measured + (1 + 3 * measured) / len(series), 0.0), _MOST_CORRELATED)
+
+
+def _clipped(series: Int64) -> Floats:
+    """The steps about their mean, without what single ones are far off."""
+    values: Floats = np.clip(series, *np.percentile(series, _CLIPPED))
+    values -= values.mean()
+    return values
 
 
 def _variance_of_sum(persistence: float, share: float, length: int) -> float:
@@ -235,8 +241,7 @@ def _memories(series: Int64, correlation: float) -> tuple[tuple[float, float, fl
     The latter is seen in the correlations at the first three lags, without a line through the steps: a drift is no noise. Few
     steps make them seem smaller, by (2 + 4ρ) / n (Kendall 1954 has half of that, for a mean in place of a line).
     """
-    values = np.clip(series, *np.percentile(series, _CLIPPED))
-    values = values - values.mean()
+    values = _clipped(series)
     time = np.arange(len(series)) - (len(series) - 1) / 2
     level = values - time * (time @ values) / (time @ time)
     squares = float(level @ level)

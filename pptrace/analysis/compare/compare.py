@@ -47,7 +47,7 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     """
     a, b = side_of("A", runs_a), side_of("B", runs_b)
     order = order_of(a, b)
-    undisturbed = _undisturbed(a, b)
+    undisturbed = _of_both(a.undisturbed(), b.undisturbed()) if a.is_disturbed or b.is_disturbed else None
     span_a, span_b, note = _lengths(a.figures, b.figures)
     usual = typical_of_sides(a.typical_steps(span_a), b.typical_steps(span_b), order)
     lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
@@ -80,16 +80,13 @@ def _share(ns: float | None, of_ns: int) -> float | None:
     return None if ns is None or of_ns <= 0 else ns / of_ns
 
 
-def _undisturbed(a: Side, b: Side) -> _OfRuns | None:
-    """The steps of the runs of both without what disturbed them, where ranks of either waited for cores and all runs tell."""
-    if not (a.is_disturbed or b.is_disturbed):
-        return None
-    of_a, of_b = a.undisturbed(), b.undisturbed()
-    return None if of_a is None or of_b is None else (of_a, of_b)
-
-
 _OfRuns = tuple[Sequence[Typical], Sequence[Typical]]
 """A value of each run of A and of each of B."""
+
+
+def _of_both(a: Sequence[Typical] | None, b: Sequence[Typical] | None) -> _OfRuns | None:
+    """Both, where the runs of both sides tell."""
+    return None if a is None or b is None else (a, b)
 
 
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
@@ -181,16 +178,11 @@ def _off_by_recording(name: str, both: TypicalOfSides, step_ns: float, has_devic
 
 def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> _OfRuns | None:
     """A part of the step in each run of A and of B; None where a run lacks it."""
-    if is_undisturbed and part.name == COMPUTE:
-        least_a, least_b = a.least_disturbed(part.a), b.least_disturbed(part.b)
-        if least_a is not None and least_b is not None:
-            return least_a, least_b
-    of_a, of_b = (
-        (a.typical_compute(part.a), b.typical_compute(part.b))
-        if part.name == COMPUTE
-        else (a.typical(part.a), b.typical(part.b))
-    )
-    return None if of_a is None or of_b is None else (of_a, of_b)
+    if part.name != COMPUTE:
+        return _of_both(a.typical(part.a), b.typical(part.b))
+    if is_undisturbed and (least := _of_both(a.least_disturbed(part.a), b.least_disturbed(part.b))) is not None:
+        return least
+    return _of_both(a.typical_compute(part.a), b.typical_compute(part.b))
 
 
 def shows(a: Series, b: Series) -> bool:
@@ -251,8 +243,9 @@ def _busy_machines(a: Side, b: Side, measured: TypicalOfSides | None) -> Iterato
     disturbed = [side for side in (a, b) if side.is_disturbed]
     if not disturbed:
         return
+    most = {side.name: max(run.core_wait or 0.0 for run in side.runs) for side in disturbed}
     listed_waits = listed(
-        f"{side.name} for {'' if len(side.runs) == 1 else 'up to '}{side.most_core_wait:.1%}" for side in disturbed
+        f"{side.name} for {'' if len(side.runs) == 1 else 'up to '}{most[side.name]:.1%}" for side in disturbed
     )
     allowed = f"so {CORE_WAIT:.0%} of it is allowed for"
     if len(a.runs) + len(b.runs) > 2:

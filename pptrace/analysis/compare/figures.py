@@ -11,6 +11,7 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep, StepReport, alike_steps
 from pptrace.intervals import lengths_within
+from pptrace.model.known import all_known
 from pptrace.model.tables import Floats, Int64
 from pptrace.model.traces import InputFormat
 
@@ -76,16 +77,15 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         CAUSE: _causes(steps, with_communication=any(rank.comms for step in steps for rank in step.ranks)),
         **_of_ranks(steps),
     }
-    spans = [step.span_ns for step in steps if step.span_ns is not None]
-    periods = [step.period_ns for step in steps if step.period_ns is not None]
+    spans, periods = (all_known(getattr(step, name) for step in steps) for name in ("span_ns", "period_ns"))
     windows = [round(sum(rank.window_ns for rank in step.ranks) / len(step.ranks)) for step in steps]
     return StepFigures(
-        np.array(spans, dtype=np.int64) if len(spans) == len(steps) else None,
+        None if spans is None else np.array(spans, dtype=np.int64),
         np.array(windows, dtype=np.int64),
         {name: of_part for name, of_part in parts.items() if of_part},
         _knows_communication(report, steps),
         report.schedule.num_stages,
-        np.array(periods, dtype=np.int64) if len(periods) == len(spans) == len(steps) else None,
+        None if spans is None or periods is None else np.array(periods, dtype=np.int64),
     )
 
 

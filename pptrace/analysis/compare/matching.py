@@ -22,6 +22,7 @@ from pptrace.analysis.compare.figures import (
     Series,
     StepFigures,
 )
+from pptrace.model.known import all_known
 from pptrace.schedule.actions import Kind
 
 Parts = Mapping[Place, Series]
@@ -59,43 +60,34 @@ def joined(runs: Sequence[StepFigures]) -> StepFigures:
     """
     if len(runs) == 1:
         return runs[0]
-    spans = [run.span for run in runs if run.span is not None]
-    periods = [run.period for run in runs if run.period is not None]
+    spans, periods = (all_known(getattr(run, name) for run in runs) for name in ("span", "period"))
     names = {
         name for run in runs for name in run.parts if name == EXPOSED or all(name in other.parts for other in runs)
     }
     return StepFigures(
-        np.concatenate(spans) if len(spans) == len(runs) else None,
+        None if spans is None else np.concatenate(spans),
         np.concatenate([run.window for run in runs]),
         {name: _joined_parts(name, runs) for name in sorted(names)},
         all(run.knows_communication for run in runs),
         runs[0].num_stages if len({run.num_stages for run in runs}) == 1 else None,
-        np.concatenate(periods) if len(periods) == len(runs) else None,
+        None if periods is None else np.concatenate(periods),
     )
 
 
 def _joined_parts(name: str, runs: Sequence[StepFigures]) -> dict[Place, Series]:
     """The figures of one name."""
-    of_runs = [run.parts.get(name, {}) for run in runs]
     series: dict[Place, Series] = {}
-    for place in dict.fromkeys(place for of_run in of_runs for place in of_run):
-        of_place = (_or_nothing(of_run.get(place), name, place, run) for of_run, run in zip(of_runs, runs, strict=True))
-        series[place] = np.concatenate(
-            [
-                np.full(run.num_steps, np.nan) if of_run is None else of_run
-                for of_run, run in zip(of_place, runs, strict=True)
-            ]
-        )
+    for place in dict.fromkeys(place for run in runs for place in run.parts.get(name, {})):
+        of_runs = [(_or_nothing(run.parts.get(name, {}).get(place), name, place, run), run.num_steps) for run in runs]
+        series[place] = np.concatenate([np.full(num, np.nan) if of is None else of for of, num in of_runs])
     return series
 
 
 def _match(name: str, of_a: Parts, of_b: Parts, a: StepFigures, b: StepFigures) -> Iterator[MatchedPart]:
     for place in sorted({*of_a, *of_b}, key=str):
-        series_a, series_b = (
-            _or_nothing(of, name, place, run) for of, run in ((of_a.get(place), a), (of_b.get(place), b))
-        )
-        if series_a is not None and series_b is not None:
-            yield MatchedPart(name, place, series_a, series_b)
+        both = all_known(_or_nothing(of.get(place), name, place, run) for of, run in ((of_a, a), (of_b, b)))
+        if both is not None:
+            yield MatchedPart(name, place, *both)
 
 
 def _match_compute(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Iterator[MatchedPart]:

@@ -20,8 +20,10 @@ from pptrace.analysis.compare.run_to_run import MeanStep, Order, mean_step_of
 from pptrace.analysis.compare.undisturbed import OpTimes, Steadiness, least_disturbed
 from pptrace.analysis.shared_devices import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
+from pptrace.model.known import all_known
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed
+from pptrace.slices import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +60,11 @@ class ComparedRun:
 
     def typical(self, series: Int64) -> Typical:
         """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        return typical_of(series, self._core_wait_ns)
-
-    def mean_step(self, periods: Int64) -> MeanStep:
-        """The mean step: of these, or of those that were timed unrecorded."""
-        measured = self.recording.measured
-        return mean_step_of(periods if measured is None else measured, self._core_wait_ns)
+        return typical_of(series, self.core_wait_ns)
 
     @property
-    def _core_wait_ns(self) -> float:
+    def core_wait_ns(self) -> float:
+        """The time of a step for which a rank waited for a core; 0 where it is not known."""
         return (self.core_wait or 0.0) * float(np.median(self.figures.window))
 
 
@@ -100,11 +98,6 @@ class Side:
         """Return whether the ranks of any run waited for a core for longer than is usual."""
         return any(run.is_disturbed for run in self.runs)
 
-    @property
-    def most_core_wait(self) -> float:
-        """The share of the time for which ranks waited for a core, in the run where it is largest."""
-        return max(run.core_wait or 0.0 for run in self.runs)
-
     @cached_property
     def recording(self) -> Recording:
         """The recording of its runs."""
@@ -112,9 +105,7 @@ class Side:
 
     def undisturbed(self) -> list[Typical] | None:
         """The step of each run without what disturbed it; None where one does not tell."""
-        steps = [run.undisturbed for run in self.runs]
-        known = [step for step in steps if step is not None]
-        return known if len(known) == len(steps) else None
+        return all_known(run.undisturbed for run in self.runs)
 
     def typical(self, series: Series) -> list[Typical] | None:
         """The typical value of each run, of a series of all steps (NaN where it is not known); None where a run lacks it."""
@@ -123,14 +114,13 @@ class Side:
             return None
         return [run.typical(part) for run, part in zip(self.runs, known, strict=True)]
 
-    def typical_lengths(self, series: Series) -> list[Typical] | None:
-        """The same of the lengths of steps, which are hardly known, and not unknown, of runs with few of them."""
-        steadiness = [run.steadiness for run in self.runs]
-        return self._or_of_few(series, [NOTHING_KNOWN if of is None else of.of_steps for of in steadiness])
-
     def typical_steps(self, lengths: Int64) -> list[Typical]:
-        """The typical step of each run: of the recorded ones, or of those that were timed unrecorded."""
-        typical = self.typical_lengths(lengths.astype(np.float64))
+        """The typical step of each run: of the recorded ones, or of those that were timed unrecorded. Of few steps it is hardly
+        known, and not unknown.
+        """
+        steadiness = [run.steadiness for run in self.runs]
+        priors = [NOTHING_KNOWN if of is None else of.of_steps for of in steadiness]
+        typical = self._or_of_few(lengths.astype(np.float64), priors)
         assert typical is not None  # all runs have whole steps
         measured = [run.recording.measured for run in self.runs]
         if self.figures.period is not lengths:
@@ -141,11 +131,17 @@ class Side:
         ]
 
     def mean_steps(self) -> list[MeanStep] | None:
-        """The mean step of each run, of the same steps; None where the time from step to step is not known."""
+        """The mean step of each run: of the recorded ones, or of those that were timed unrecorded; None where the time from step
+        to step is not known.
+        """
         if self.figures.period is None:
             return None
-        periods = self._of_runs(self.figures.period.astype(np.float64))
-        return [run.mean_step(self._known(of_run)) for run, of_run in zip(self.runs, periods, strict=True)]
+        recorded = self._of_runs(self.figures.period)
+        measured = [run.recording.measured for run in self.runs]
+        return [
+            mean_step_of(periods if unrecorded is None else unrecorded, run.core_wait_ns)
+            for run, periods, unrecorded in zip(self.runs, recorded, measured, strict=True)
+        ]
 
     def typical_compute(self, series: Series) -> list[Typical] | None:
         """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
@@ -155,10 +151,10 @@ class Side:
     @property
     def prior(self) -> tuple[Prior, bool]:
         """(prior of the steps of the run of which least is known before they are seen; whether that is by its ops)."""
-        known = [run.steadiness.of_steps for run in self.runs if run.steadiness is not None]
-        if len(known) < len(self.runs):
+        known = all_known(run.steadiness for run in self.runs)
+        if known is None:
             return NOTHING_KNOWN, False
-        return max(known, key=lambda prior: prior.lasting), True
+        return max((of.of_steps for of in known), key=lambda prior: prior.lasting), True
 
     def _or_of_few(self, series: Series, priors: Sequence[Prior | None]) -> list[Typical] | None:
         """The typical values of a series, of runs with few steps by what is known of each before."""
@@ -173,9 +169,7 @@ class Side:
 
     def least_disturbed(self, series: Series) -> list[Typical] | None:
         """The same in the least disturbed steps; None where a run has too few steps as well."""
-        found = [least_disturbed(self._known(part)) for part in self._of_runs(series)]
-        known = [part for part in found if part is not None]
-        return known if len(known) == len(found) else None
+        return all_known(least_disturbed(self._known(part)) for part in self._of_runs(series))
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """(warning, of which runs it is). Of those that differ in numbers alone the first one."""
@@ -191,7 +185,7 @@ class Side:
             of_these = f" ({len(lines)} of {len(self.runs)} runs{'' if is_same else ', numbers are of the first'})"
             yield lines[0], self.name + ("" if is_same and len(lines) == len(self.runs) else of_these)
 
-    def _of_runs(self, series: Series) -> Sequence[Series]:
+    def _of_runs(self, series: Array) -> list[Array]:
         ends = np.cumsum([run.figures.num_steps for run in self.runs])
         return np.split(series, ends[:-1])
 
@@ -238,11 +232,10 @@ def _structure(run: ComparedRun) -> tuple[object, ...]:
 
 def order_of(a: Side, b: Side) -> Order | None:
     """The order of the runs; None where their times do not tell it."""
-    periods = [run.period for side in (a, b) for run in side.runs]
-    known = [period for period in periods if period is not None]
-    if len(known) < len(periods) or any(end > start for (_, end), (start, _) in pairwise(sorted(known))):
+    periods = all_known(run.period for side in (a, b) for run in side.runs)
+    if periods is None or any(end > start for (_, end), (start, _) in pairwise(sorted(periods))):
         return None
-    places = [sorted(known).index(period) for period in known]
+    places = [sorted(periods).index(period) for period in periods]
     return Order(tuple(places[: len(a.runs)]), tuple(places[len(a.runs) :]))
 
 

@@ -11,6 +11,7 @@ from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.whole_run import OUTSIDE
+from pptrace.model.known import all_known
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
@@ -221,9 +222,9 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
     """The sentence about a step of which only the parts of its ranks' windows are known, of a run of so many ranks."""
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
-    compute = _sum([rank.compute_ns for rank in ranks])
-    exposed = _sum([rank.exposed_comm_ns for rank in ranks])
-    bubble = _sum([rank.bubble_ns for rank in ranks])
+    compute = _sum(rank.compute_ns for rank in ranks)
+    exposed = _sum(rank.exposed_comm_ns for rank in ranks)
+    bubble = _sum(rank.bubble_ns for rank in ranks)
     if compute is None or not window:
         return f"{length}; what it was spent on is not known."
     starved = sum(rank.host.launch_starved_ns for rank in ranks if rank.host is not None)
@@ -352,7 +353,8 @@ _FAR_FROM_TYPICAL = 0.05
 
 
 def _without_steps(device: Sequence[RankDevice]) -> str:
-    known = [entry.breakdown for entry in device if entry.breakdown.busy_ns is not None]
+    on_devices = [entry for entry in device if entry.breakdown.busy_ns is not None]
+    known = [entry.breakdown for entry in on_devices]
     whole = sum((part.busy_ns or 0) + (part.idle_ns or 0) for part in known)
     if not whole:
         return f"No training step was recognised in these traces.{_of_hosts(device)}"
@@ -362,13 +364,7 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
         "moving memory": sum(part.memory_ns or 0 for part in known) / whole,
     }
     idle = sum(part.idle_ns or 0 for part in known)
-    starved = _sum(
-        [
-            entry.host.launch_starved_ns if entry.host else None
-            for entry in device
-            if entry.breakdown.busy_ns is not None
-        ]
-    )
+    starved = _sum(entry.host.launch_starved_ns if entry.host else None for entry in on_devices)
     if starved is None:
         shares["idle"] = idle / whole
     else:
@@ -428,8 +424,8 @@ def _largest(findings: Sequence[Finding], step: StepReport) -> str:
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
+    known = all_known(values)
+    return None if known is None else sum(known)
 
 
 def _ms(ns: int) -> str:

@@ -14,9 +14,15 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
-from pptrace.analysis.links.collectives import collectives_of, findings_on_hosts, sizes_of_rank, with_peaks
+from pptrace.analysis.links.collectives import (
+    collectives_of,
+    fast_of_groups,
+    findings_on_hosts,
+    grouped,
+    sizes_of_rank,
+    with_peaks,
+)
 from pptrace.analysis.links.peaks import (
-    FAST,
     NO_NETWORK,
     Facts,
     device_of,
@@ -35,8 +41,9 @@ from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnec
 from pptrace.analysis.result import CommSummary, Severity
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
+from pptrace.model.known import all_known
 from pptrace.model.mesh import MeshInfo
-from pptrace.slices import Slice, distinct_of, slices
+from pptrace.slices import Slice, distinct_of, reduce_groups, slices
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
@@ -117,15 +124,15 @@ def _messages(rows: Slice) -> Slice:
         return longer
 
     rows = Slice({**rows.columns, "until": until})
-    keys, group, first = _grouped(rows, ("axis", "kind"), ("peer", "bytes", "until"))
+    keys, group, first = grouped(rows, ("axis", "kind"), ("peer", "bytes", "until"))
     return Slice(
         {
             **keys,
             "count": np.bincount(group, minlength=len(first)),
-            "transfer": _sums(beyond(transfer), group, len(first)),
-            "wait": _sums(rows["end_ns"] - rows["start_ns"] - transfer, group, len(first)),
-            "slack": _sums(beyond(slack), group, len(first)),
-            "fast": _fast(transfer, group, len(first)),
+            "transfer": reduce_groups(np.add, beyond(transfer), group, len(first)),
+            "wait": reduce_groups(np.add, rows["end_ns"] - rows["start_ns"] - transfer, group, len(first)),
+            "slack": reduce_groups(np.add, beyond(slack), group, len(first)),
+            "fast": fast_of_groups(transfer, group, len(first)),
         }
     )
 
@@ -156,42 +163,16 @@ def _with_others(rows: Slice) -> tuple[Int64, Int64]:
 def _collectives(rows: Slice) -> Slice:
     rows = rows.where(rows["group_size"] > 1)
     wait = rows["end_ns"] - rows["start_ns"] - (rows["transfer_end_ns"] - rows["transfer_start_ns"])
-    keys, group, first = _grouped(rows, ("axis", "kind"), ())
+    keys, group, first = grouped(rows, ("axis", "kind"))
     is_last = rows["transfer_start_ns"] <= rows["start_ns"]
     return Slice(
         {
             **keys,
             "count": np.bincount(group, minlength=len(first)),
             "num_last": np.bincount(group[is_last], minlength=len(first)),
-            "wait": _sums(wait, group, len(first)),
+            "wait": reduce_groups(np.add, wait, group, len(first)),
         }
     )
-
-
-def _grouped(
-    rows: Slice, texts: tuple[str, ...], numbers: tuple[str, ...]
-) -> tuple[Mapping[str, npt.NDArray[np.generic]], Int64, Int64]:
-    """(values of the columns in each group, the group of each row, the first row of each group)."""
-    codes = {name: rows.codes(name) for name in texts}
-    group, first = distinct_of([*(code for code, _ in codes.values()), *(rows[name] for name in numbers)])
-    values: dict[str, npt.NDArray[np.generic]] = {
-        name: np.array(of_code, dtype=object)[code[first]] for name, (code, of_code) in codes.items()
-    }
-    return values | {name: rows[name][first] for name in numbers}, group, first
-
-
-def _fast(values: Int64, group: Int64, num_groups: int) -> Int64:
-    """The value of each group that a tenth of its values is below."""
-    order = np.lexsort((values, group))
-    counts = np.bincount(group, minlength=num_groups)
-    fast: Int64 = values[order][np.cumsum(counts) - counts + (counts - 1) // FAST]
-    return fast
-
-
-def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:
-    sums = np.zeros(num_groups, dtype=np.int64)
-    np.add.at(sums, group, values)
-    return sums
 
 
 def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
@@ -355,8 +336,8 @@ def _collective(
     of_groups = [ports_between(kind, group, facts) for group in groups] if is_same is False else []
     ports = min((of_group for of_group in of_groups if of_group is not None), default=None)
     peaks = [_peak_of(group, kind, facts) for group in groups] if is_same is not None else []
-    known = [peak for peak in peaks if peak is not None]
-    peak = min(known) if known and len(known) == len(peaks) else None
+    known = all_known(peaks)
+    peak = min(known) if known else None
     share = None if peak is None else share_of_peak(rate, peak, is_same)
     return CollectiveRate(axis, kind, is_same, rate, peak, share, ports)
 

@@ -7,7 +7,7 @@ many ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,8 +31,9 @@ from pptrace.intervals import Int64
 from pptrace.marks import P2P, Collective
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.splits import are_uneven
+from pptrace.model.tables import Bool
 from pptrace.sizes.transformer import bus_factor
-from pptrace.slices import Slice, distinct_of
+from pptrace.slices import Slice, distinct_of, reduce_groups
 
 TEXTS, NUMBERS = ("axis", "kind", "algorithm"), ("group_size", "size_class")
 _NOT_RECORDED = "not all members are in the traces, so that how long a call waited is not known"
@@ -52,36 +53,43 @@ def sizes_of_rank(comms: Slice) -> Slice:
     rows = comms.where(is_collective)
     sizes = rows["bytes"]
     size_class = np.where(sizes >= 0, np.floor(np.log2(np.maximum(sizes, 1)) * CLASSES_PER_OCTAVE), -1).astype(np.int64)
-    codes = {name: rows.codes(name) for name in TEXTS}
-    group, first = distinct_of([*(code for code, _ in codes.values()), rows["group_size"], size_class])
+    keys, group, first = grouped(rows.with_columns({"size_class": size_class}), TEXTS, NUMBERS)
     number, matched = len(first), rows["match"] >= 0
     transfer = np.where(matched, rows["transfer_end_ns"] - rows["transfer_start_ns"], 0)
     of_splits, splits = rows.codes("splits")
-    counts, num_matched = (np.bincount(group, mask, number).astype(np.int64) for mask in (None, matched))
-    order = np.lexsort((transfer, ~matched, group))
-    fast = transfer[order][np.cumsum(counts) - counts + np.maximum(num_matched - 1, 0) // FAST]
-    columns: dict[str, npt.NDArray[np.generic]] = {
-        name: np.array(values, dtype=object)[code[first]] for name, (code, values) in codes.items()
-    }
     return Slice(
-        columns
-        | {
-            "group_size": rows["group_size"][first],
-            "size_class": size_class[first],
-            "count": counts,
-            "matched": num_matched,
-            "moved": np.where(size_class[first] < 0, -1, _sums(sizes, group, number)),
-            "transfer": _sums(transfer, group, number),
-            "fast": fast,
-            "uneven": _sums(are_uneven(splits)[of_splits].astype(np.int64), group, number),
+        {
+            **keys,
+            "count": np.bincount(group, minlength=number),
+            "matched": np.bincount(group[matched], minlength=number),
+            "moved": np.where(size_class[first] < 0, -1, reduce_groups(np.add, sizes, group, number)),
+            "transfer": reduce_groups(np.add, transfer, group, number),
+            "fast": fast_of_groups(transfer, group, number, matched),
+            "uneven": reduce_groups(np.add, are_uneven(splits)[of_splits].astype(np.int64), group, number),
         }
     )
 
 
-def _sums(values: Int64, group: Int64, number: int) -> Int64:
-    sums = np.zeros(number, dtype=np.int64)
-    np.add.at(sums, group, values)
-    return sums
+def grouped(
+    rows: Slice, texts: Sequence[str], numbers: Sequence[str] = ()
+) -> tuple[Mapping[str, npt.NDArray[np.generic]], Int64, Int64]:
+    """(values of the columns in each group, the group of each row, the first row of each group)."""
+    codes = {name: rows.codes(name) for name in texts}
+    group, first = distinct_of([*(code for code, _ in codes.values()), *(rows[name] for name in numbers)])
+    values: dict[str, npt.NDArray[np.generic]] = {
+        name: np.array(of_code, dtype=object)[code[first]] for name, (code, of_code) in codes.items()
+    }
+    return values | {name: rows[name][first] for name in numbers}, group, first
+
+
+def fast_of_groups(values: Int64, group: Int64, num_groups: int, counts: Bool | None = None) -> Int64:
+    """The value of each group that a tenth of its values is below, of those of them that a mask ``counts``; else 0."""
+    is_counted = np.ones(len(values), dtype=np.bool_) if counts is None else counts
+    order = np.lexsort((values, ~is_counted, group))
+    first = np.searchsorted(group[order], np.arange(num_groups))
+    number = np.bincount(group[is_counted], minlength=num_groups)
+    fast: Int64 = values[order][first + np.maximum(number - 1, 0) // FAST]
+    return fast
 
 
 def collectives_of(

@@ -31,6 +31,7 @@ from pptrace.axes import MESH_ORDER, Axis, group_of
 from pptrace.environment import read_environment
 from pptrace.errors import UsageError
 from pptrace.intervals import Int64
+from pptrace.model.known import all_known
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import Floats
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME
@@ -124,13 +125,11 @@ def peak_between(ranks: Sequence[int], facts: Facts) -> Peak | None:
     if not ranks or (on_one_host := is_same_host(ranks, facts)) is None:
         return None
     if not on_one_host:
-        ports = [peak_of_ports(facts.get(rank, {}).get(PORTS)) for rank in ranks]
-        of_ranks = [gbps for gbps in ports if gbps is not None]
-        return Peak("network", min(of_ranks)) if len(of_ranks) == len(ranks) else None
+        ports = all_known(peak_of_ports(facts.get(rank, {}).get(PORTS)) for rank in ranks)
+        return None if ports is None else Peak("network", min(ports))
     names = [device_of(facts.get(rank, {})) for rank in ranks]
-    peaks = [None if name is None else peak_of_device(name) for name in names]
-    known = [peak for peak in peaks if peak is not None]
-    return min(known, key=lambda peak: peak.gbps) if len(known) == len(ranks) else None
+    peaks = all_known(None if name is None else peak_of_device(name) for name in names)
+    return None if peaks is None else min(peaks, key=lambda peak: peak.gbps)
 
 
 def members_of(axis: str, mesh: MeshInfo, ranks: Sequence[int]) -> list[tuple[int, ...]] | None:

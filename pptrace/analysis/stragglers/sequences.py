@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import Reason, gains
+from pptrace.model.known import all_known
 from pptrace.model.tables import Floats, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
@@ -31,9 +32,8 @@ _DETAIL = (
 
 def long_sequences(plans: Sequence[StepMatrix]) -> Reason | None:
     """Microbatches of unequal work, and what steps would get back if each cost as the mean one of its step; None without."""
-    of_plans = [_of_microbatches(costs) for costs in plans]
-    factors = [part for part in of_plans if part is not None]
-    if not factors or len(factors) < len(plans):
+    factors = all_known(map(_of_microbatches, plans))
+    if not factors:
         return None
     correlation = _correlation([(part.forward, part.backward) for part in factors])
     agreement = _correlation([part.stage_and_others for part in factors])

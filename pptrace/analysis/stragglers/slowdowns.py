@@ -28,6 +28,7 @@ import numpy.typing as npt
 from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, longest_of_steps
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of, is_collective
 from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
+from pptrace.model.known import all_known
 from pptrace.model.tables import GARBAGE_COLLECTION, Bool, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.simulator import rank_ends, rank_ends_of_mixtures
@@ -93,13 +94,12 @@ def _times_of_ops(costs: StepMatrix) -> Iterator[tuple[str, Int64]]:
 
 def replays_of(plans: Sequence[StepMatrix]) -> list[Replays]:
     """The replays of each plan, which share what is typical."""
-    chains = [_chains(costs) for costs in plans]
-    known = [both for both in chains if both is not None]
-    if len(known) < len(plans) or not any(len(side.rank) for both in known for side in both):
-        known = []
-    typical = Typical.of(plans, [side for both in known for side in both])
-    sides: Sequence[tuple[Chains, Chains] | None] = known or [None] * len(plans)
-    return [Replays(costs, typical, both) for costs, both in zip(plans, sides, strict=True)]
+    chains = all_known(map(_chains, plans)) or []
+    sides = [side for both in chains for side in both]
+    if not any(len(side.rank) for side in sides):
+        chains, sides = [], []
+    typical = Typical.of(plans, sides)
+    return [Replays(costs, typical, chains[index] if chains else None) for index, costs in enumerate(plans)]
 
 
 def _chains(costs: StepMatrix) -> tuple[Chains, Chains] | None:
@@ -123,16 +123,13 @@ def _chains_of_side(costs: StepMatrix, side: int) -> Chains | None:
 
 @dataclass(frozen=True, eq=False)
 class Replays:
-    """Time that all steps of one plan take together in replays, ns."""
+    """Time that all steps of one plan take together in replays, ns: with what comes before and after their ops, where there are
+    ``chains`` of it.
+    """
 
     costs: StepMatrix
     typical: Typical
     chains: tuple[Chains, Chains] | None = None
-
-    @property
-    def has_outside(self) -> bool:
-        """Return whether steps are replayed with what comes before and after their ops."""
-        return self.chains is not None
 
     @cached_property
     def num_steps(self) -> int:
@@ -294,7 +291,7 @@ def slowdowns(plans: Sequence[StepMatrix]) -> Stragglers | None:
         tuple(StageSlowdown(stage, slowdown) for stage, slowdown in enumerate(stages)),
         tuple(KindSlowdown(kind, slowdown) for kind, slowdown in kinds.items()),
         sum(of_plan.num_steps for of_plan in replays),
-        "step" if replays[0].has_outside else "pipeline",
+        "pipeline" if replays[0].chains is None else "step",
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.stage_map import end_shares
+from pptrace.model.known import all_known
 from pptrace.model.step_memory import MemoryKind
 from pptrace.model.tables import Floats, Int64
 from pptrace.schedule.plan import Plan
@@ -148,13 +149,12 @@ def layer_memory(uses: Mapping[int, RankUse], layers: Sequence[int] | None) -> L
     embedding's and the head's.
     """
     in_order = [uses[rank] for rank in sorted(uses)]
-    bases = [use.base for use in in_order if use.base is not None]
-    if layers is None or len(in_order) != len(layers) or len(bases) != len(layers):
+    bases = all_known(use.base for use in in_order)
+    if layers is None or bases is None or len(bases) != len(layers):
         return None
     base = np.array(bases)
-    whole = np.array(
-        [(use.start - use.base, use.per_activation) for use in in_order if use.base is not None], dtype=np.float64
-    )
+    whole = np.array([(use.start, use.per_activation) for use in in_order], dtype=np.float64)
+    whole[:, 0] -= base
     of_ends, counts = end_shares(whole, layers) * whole[[0, -1]], np.array(layers)
     of_stages = whole.copy()
     of_stages[0] -= of_ends[0]
