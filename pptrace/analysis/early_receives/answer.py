@@ -11,14 +11,13 @@ from pptrace.analysis.early_receives.of_rank import of_rank as of_rank
 from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.early_receives.run import EarlyOfRun
 from pptrace.analysis.early_receives.types import EarlyReceives, HeldCall, HeldRank
-from pptrace.schedule.actions import Action, Kind
-from pptrace.slices import Slice, distinct_of
+from pptrace.schedule.actions import KINDS, Action
+from pptrace.slices import Slice, distinct_of, reduce_groups
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import QuestionInputs
 
 _MOST_PAIRS = 1_000
-_KINDS = tuple(Kind)
 
 
 def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
@@ -33,12 +32,11 @@ def early_receives(early: EarlyOfRun) -> EarlyReceives:
         return EarlyReceives(reason=early.reason)
     order, steps = early.order, max(early.num_steps, 1)
     ranks = [
-        HeldRank(rank, count, total // steps, longest)
-        for (rank,), count, total, longest, _ in _by(early.holds, ("rank",))
+        HeldRank(rank, count, total // steps, longest) for (rank,), count, total, longest in _by(early.holds, ("rank",))
     ]
     pairs = []
-    for (rank, kind, stage, microbatch, peer, name, at, of), count, total, longest, _ in _by(early.holds, _PAIR):
-        receive, what = str(Action(_KINDS[kind], stage, microbatch)), early.names[name]
+    for (rank, kind, stage, microbatch, peer, name, at, of), count, total, longest in _by(early.holds, _PAIR):
+        receive, what = str(Action(KINDS[kind], stage, microbatch)), early.names[name]
         held = what if " " in what else f"{at}{what}{of}"
         pairs.append(HeldCall(rank, receive, stage, microbatch, peer, held, count, total // steps, longest))
     return EarlyReceives(
@@ -56,14 +54,12 @@ def early_receives(early: EarlyOfRun) -> EarlyReceives:
 _PAIR = ("rank", "kind", "stage", "microbatch", "peer", "name", "at", "of")
 
 
-def _by(holds: Slice, names: tuple[str, ...]) -> Iterator[tuple[list[int], int, int, int, int]]:
-    """(values of the columns, count, sum and longest of ``ns``, a row) of each group of holds."""
+def _by(holds: Slice, names: tuple[str, ...]) -> Iterator[tuple[list[int], int, int, int]]:
+    """(values of the columns, count, sum and longest of ``ns``) of each group of holds."""
     if not len(holds):
         return
     group, first = distinct_of([holds[name] for name in names])
-    total, longest = (np.zeros(len(first), dtype=np.int64) for _ in range(2))
-    np.add.at(total, group, holds["ns"])
-    np.maximum.at(longest, group, holds["ns"])
+    total, longest = (reduce_groups(of_all, holds["ns"], group, len(first)) for of_all in (np.add, np.maximum))
     counts = np.bincount(group, minlength=len(first))
     for row, count, ns, most in zip(first.tolist(), counts.tolist(), total.tolist(), longest.tolist(), strict=True):
-        yield [int(holds[name][row]) for name in names], count, ns, most, row
+        yield [int(holds[name][row]) for name in names], count, ns, most

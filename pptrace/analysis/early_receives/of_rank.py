@@ -15,8 +15,8 @@ from pptrace.analysis.aligned import AlignedRun, RankRows, StepsOfRank
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import BACKWARD_KINDS, FORWARD_KINDS, UNKNOWN, Bool, Int64
-from pptrace.schedule.actions import Kind
-from pptrace.slices import Slice, distinct_of
+from pptrace.schedule.actions import KINDS, Kind
+from pptrace.slices import Slice, distinct_of, reduce_groups
 
 HOST, STREAM = "host", "stream"
 NOT_RECORDED = "the kernels of sends and receives were not recorded, so that when they ran is not known"
@@ -234,8 +234,8 @@ def _holds(ops: Slice, comms: Slice, launches: Launches | None) -> tuple[Slice, 
 def _call_names(comms: Slice) -> tuple[Int64, tuple[str, ...]]:
     """(number of each call's name, the names): kinds of actions, and of other calls kind and axis."""
     (kinds, names), (axes, axis_names) = comms.codes("kind"), comms.codes("axis")
-    texts = (*_KINDS, *(f"{name} {axis}" for name in names for axis in axis_names))
-    return np.where(_is_message(comms), _codes(comms), len(_KINDS) + kinds * len(axis_names) + axes), texts
+    texts = (*map(str, KINDS), *(f"{name} {axis}" for name in names for axis in axis_names))
+    return np.where(_is_message(comms), _codes(comms), len(KINDS) + kinds * len(axis_names) + axes), texts
 
 
 def _late_receives(comms: Slice, least: int) -> Slice:
@@ -249,9 +249,7 @@ def _late_receives(comms: Slice, least: int) -> Slice:
     is_late = _is_message(comms) & comms.among("kind", ("recv",)) & (comms["match"] >= 0) & (waits >= least)
     rows = np.flatnonzero(is_late)
     call, first = distinct_of((comms["step"][rows], comms["stream"][rows], comms["start_ns"][rows], begin[rows]))
-    longest = np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(longest, call, waits[rows])
-    rows = rows[waits[rows] == longest[call]]
+    rows = rows[waits[rows] == reduce_groups(np.maximum, waits[rows], call, len(first))[call]]
     columns = {name: comms[name][rows] for name in ("step", "stage", "microbatch", "peer", "stream")}
     columns |= {"kind": _codes(comms)[rows], "receive": np.arange(len(rows)), "least": np.full(len(rows), least)}
     columns |= {
@@ -287,10 +285,6 @@ def _op_ready(ops: Slice, comms: Slice, at: Int64, launches: Launches | None) ->
         before = np.where(ops.among("kind", kinds)[at], np.maximum(before, came), before)
     # the cells of the second half of a pair are not in the columns, so that what it reads is not known
     return np.where(ops.among("kind", ("OVERLAP_F_B",))[at], _NEVER, before)
-
-
-_CELL = ("step", "stage", "microbatch")
-_KINDS = tuple(map(str, Kind))
 
 
 def _looked_up(rows: Slice, known: Slice, times: Int64) -> Int64:

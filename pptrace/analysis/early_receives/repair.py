@@ -11,7 +11,7 @@ from pptrace.analysis.early_receives.of_rank import STREAM, RankOrder
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import KINDS, Action
 from pptrace.schedule.lower import lower
 from pptrace.schedule.message_graph import Messaging, make_graph
 from pptrace.schedule.plan import Plan
@@ -22,7 +22,6 @@ from pptrace.schedule.validate import validate
 MOST_ERROR = 0.05
 """Largest distance of the replay of a run in its own order from the run, as a part of the step: beyond it no gain is known."""
 _ON_STREAM = (Messaging.IN_ORDER, Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME)
-_KINDS = tuple(Kind)
 NO_PLAN = "there is no whole step whose plan is known"
 NO_BETTER = "no order with receives posted later that was tried is shorter in the replay"
 
@@ -80,7 +79,7 @@ def posted_order(plan: Plan, ranks: Sequence[RankOrder | None]) -> Plan | str:
         done = 0
         for position, code, stage, microbatch in zip(*columns, strict=True):
             row += compute[done:position]
-            row.append(Action(_KINDS[code], stage, microbatch))
+            row.append(Action(KINDS[code], stage, microbatch))
             done = position
         rows.append((*row, *compute[done:]))
     posted = replace(plan, ranks=tuple(rows))

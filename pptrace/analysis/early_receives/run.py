@@ -14,7 +14,7 @@ from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import Reason, where_most
 from pptrace.analysis.whole_run import EARLY_RECEIVES
 from pptrace.model.tables import Int64
-from pptrace.slices import Slice
+from pptrace.slices import Slice, reduce_groups
 
 _CAUSES = ("unexplained", "communication", "structural", "host")
 
@@ -80,8 +80,9 @@ def with_reason(study: Study, early: EarlyOfRun | None) -> Study:
     """The study with the reason that receives are posted early, where a better order is known."""
     if early is None or not isinstance(early.order, RepairedOrder):
         return study
-    by_rank = dict(zip(*_sums(early.holds, "rank"), strict=True))
     rows = early.holds
+    ranks, number = np.unique(rows["rank"], return_inverse=True)
+    sums = reduce_groups(np.add, rows["ns"], number, len(ranks))
     detail = (
         f"{len(rows):,} receives were posted before their sender could send, and what their rank posted behind them waited, "
         f"typically {np.median(rows['ns']) / 1e6:,.2f} ms: post them later, in the order that `pptrace whatif --repair-order "
@@ -90,17 +91,10 @@ def with_reason(study: Study, early: EarlyOfRun | None) -> Study:
     reason = Reason(
         EARLY_RECEIVES,
         _CAUSES,
-        where_most(by_rank),
+        where_most(dict(zip(ranks.tolist(), sums.tolist(), strict=True))),
         "Early receives: {share} is lost behind receives that are posted before their sender can send",
         detail,
         early.order.gains,
         {"num_receives": len(rows), "typical_ns": round(float(np.median(rows["ns"])))},
     )
     return replace(study, reasons=(*study.reasons, reason))
-
-
-def _sums(holds: Slice, name: str) -> tuple[list[int], list[int]]:
-    values, number = np.unique(holds[name], return_inverse=True)
-    sums = np.zeros(len(values), dtype=np.int64)
-    np.add.at(sums, number, holds["ns"])
-    return values.tolist(), sums.tolist()

@@ -171,12 +171,14 @@ def _bubble(plans: Sequence[StepMatrix]) -> int:
 def _calls(experts: ExpertsOfRun) -> tuple[ExpertCalls, ...]:
     exchanges, numbers = experts.exchanges, layers_of_places(experts.exchanges, experts.counts)
     keys = np.stack([exchanges[name] for name in ("stage", "layer", "backward")])
-    return tuple(
-        _calls_of(experts.waits, role, (stage, layer, backward), numbers.get(Place(stage, layer)), at)
-        for stage, layer, backward in np.unique(keys, axis=1).T.tolist()
-        for at in (np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0)),)
-        for role in ROLES
-    )
+    found = []
+    for stage, layer, backward in np.unique(keys, axis=1).T.tolist():
+        at, number = (
+            np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0)),
+            numbers.get(Place(stage, layer)),
+        )
+        found += [_calls_of(experts.waits, role, (stage, layer, backward), number, at) for role in ROLES]
+    return tuple(found)
 
 
 def _calls_of(waits: Waits, role: str, place: tuple[int, int, int], number: int | None, at: Int64) -> ExpertCalls:

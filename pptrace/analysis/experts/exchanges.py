@@ -48,13 +48,12 @@ _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTE
 
 def no_exchanges() -> Slice:
     """A table of exchanges without rows."""
-    return Slice({name: np.zeros(0, dtype=np.int64) for name in EXCHANGES})
+    return Slice.empty(*EXCHANGES)
 
 
 def join_exchanges(ranks: Iterable[Slice]) -> Slice:
     """The exchanges of all ranks, one behind the other."""
-    parts = list(ranks) or [no_exchanges()]
-    return Slice({name: np.concatenate([part[name] for part in parts]) for name in EXCHANGES})
+    return Slice.joined(list(ranks) or [no_exchanges()])
 
 
 def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64) -> Slice:
@@ -182,9 +181,7 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
     """
     op, half, in_turns, is_second, stage, microbatch, second_stage, second_microbatch = (
         getattr(turns, name)[out]
-        for name in (
-            *("op", "half", "in_turns", "is_second", "stage", "microbatch", "second_stage", "second_microbatch"),
-        )
+        for name in ("op", "half", "in_turns", "is_second", "stage", "microbatch", "second_stage", "second_microbatch")
     )
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):

@@ -18,7 +18,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import Slice, distinct_of
+from pptrace.slices import Slice, distinct_of, reduce_groups
 
 
 def time_in_experts(exchanges: Slice) -> Int64:
@@ -65,8 +65,7 @@ def groups_of(exchanges: Slice) -> tuple[Int64, Int64]:
     if len(known):
         group[known], _ = distinct_of([exchanges["step"][known], out[known], back[known]])
     size = np.bincount(group[known], minlength=1)
-    alone = (group >= 0) & (size[group] < 2)
-    group[alone] = UNKNOWN
+    group[(group >= 0) & (size[group] < 2)] = UNKNOWN
     return group, size
 
 
@@ -74,8 +73,7 @@ def mean_rows(exchanges: Slice) -> Floats:
     """The mean of the rows of each exchange's group; NaN where it is not known."""
     group, size = groups_of(exchanges)
     known = np.flatnonzero(group >= 0)
-    total = np.zeros(len(size))
-    np.add.at(total, group[known], exchanges["rows"][known])
+    total = reduce_groups(np.add, exchanges["rows"][known], group[known], len(size))
     is_whole = np.ones(len(size), dtype=np.bool_)
     is_whole[group[known[exchanges["rows"][known] < 0]]] = False
     mean = np.full(len(exchanges), np.nan)
@@ -151,9 +149,7 @@ class Routing:
         chosen = np.flatnonzero(is_planned & (row >= 0))
         key = window[chosen] * len(table) + row[chosen]
         places, number = np.unique(key, return_inverse=True)
-        sums = {name: np.zeros(len(places), dtype=np.int64) for name in _CHANGES}
-        for name, total in sums.items():
-            np.add.at(total, number, change[name][chosen])
+        sums = {name: reduce_groups(np.add, change[name][chosen], number, len(places)) for name in _CHANGES}
         return Slice({"window": places // len(table), "row": places % len(table), **sums})
 
 

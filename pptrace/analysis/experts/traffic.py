@@ -23,7 +23,7 @@ from pptrace.analysis.experts.routing import groups_of
 from pptrace.analysis.experts.types import COUNTS, SPLITS, Group, TrafficMatrix
 from pptrace.model.splits import splits_by_size
 from pptrace.model.tables import UNKNOWN, Bool, Int64
-from pptrace.slices import Slice, distinct_of
+from pptrace.slices import Slice, distinct_of, reduce_groups
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -261,16 +261,16 @@ def _matrix(known_from: str, cells: Sequence[_Cells], groups: Iterable[Group]) -
     width = np.repeat([of_rank or UNKNOWN for of_rank in widths], list(map(len, counts)))
     size = np.where(rows == 0, 0, np.where(width < 0, UNKNOWN, width * rows))
     number, first = distinct_of([source, target])
-    sums = np.zeros((2, len(first)), dtype=np.int64)
-    np.add.at(sums[0], number, rows)
-    np.add.at(sums[1], number, size)
+    num_rows, num_bytes = (reduce_groups(np.add, of_cells, number, len(first)) for of_cells in (rows, size))
     is_open = np.zeros(len(first), dtype=np.bool_)
     is_open[number[size < 0]] = True
     order = np.lexsort((target[first], source[first]))
-    num_bytes = np.where(is_open, UNKNOWN, sums[1])
+    num_bytes[is_open] = UNKNOWN
     shown = set(np.concatenate((source, target)).tolist())
     kept = tuple(sorted(group for group in groups if shown & set(group)))
-    return TrafficMatrix(known_from, source[first][order], target[first][order], sums[0][order], num_bytes[order], kept)
+    return TrafficMatrix(
+        known_from, source[first][order], target[first][order], num_rows[order], num_bytes[order], kept
+    )
 
 
 def _reasons(

@@ -14,7 +14,7 @@ import numpy as np
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts, time_per_row
 from pptrace.analysis.experts.types import ExpertStep
 from pptrace.model.tables import UNKNOWN, Bool, Floats, Int64
-from pptrace.slices import Slice, places_of_each
+from pptrace.slices import Slice, places_of_each, reduce_groups
 
 
 def times_of_experts(exchanges: Slice) -> Slice:
@@ -44,14 +44,16 @@ def median_slowness(times: Slice) -> dict[int, float]:
     known = times.where(times["group"] >= 0)
     ratios: dict[int, list[Floats]] = {}
     for at in places_of_each(known["place"]):
-        for companions in _companions(known.where(at)):
-            for rank, of_rank in companions.ratios():
+        for times_together, ranks in _companions(known.where(at)):
+            for rank, of_rank in _ratios(times_together, ranks):
                 ratios.setdefault(rank, []).append(of_rank)
     return {rank: float(np.median(np.concatenate(of_rank))) for rank, of_rank in sorted(ratios.items())}
 
 
-def _companions(times: Slice) -> Iterable[_Companions]:
-    """The exchanges of one place by the groups that ranks were in: those that were in the same ones are together."""
+def _companions(times: Slice) -> Iterable[tuple[Slice, list[int]]]:
+    """(all exchanges of one place in some groups, in the order of their ranks; the ranks that were in all of these groups and in
+    no others).
+    """
     rank, group = times["rank"], times["group"]
     by_group = places_of_each(group)
     number = np.empty(len(group), dtype=np.int64)
@@ -65,45 +67,37 @@ def _companions(times: Slice) -> Iterable[_Companions]:
         of_groups[groups.tobytes()] = groups
     for key, ranks in together.items():
         at = np.concatenate([by_group[index] for index in of_groups[key].tolist()])
-        yield _Companions(times.where(at[np.argsort(rank[at], kind="stable")]), ranks)
+        yield times.where(at[np.argsort(rank[at], kind="stable")]), ranks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Companions:
-    """All exchanges of one place in some groups, in the order of their ranks, and the ranks that were in all of these groups and
-    in no others.
+def _ratios(times: Slice, ranks: Iterable[int]) -> Iterable[tuple[int, Floats]]:
+    """Each of some ranks, and the times of its exchanges over those that others would take; none where there are no others.
 
     What the others of a rank would take is known of all of these ranks by few sorts: a rank's own exchanges are left out of
     sorted times by counting those that are below.
     """
-
-    times: Slice
-    ranks: list[int]
-
-    def ratios(self) -> Iterable[tuple[int, Floats]]:
-        """Each rank, and the times of its exchanges over those that others would take; none where there are no others."""
-        took, rows, every = (self.times[name] for name in ("took", "rows", "rank"))
-        slope = float(self.times["slope"][0])
-        has_rows = np.flatnonzero(rows > 0)
-        per_row, without_rows = _Sorted.of(took[has_rows] / rows[has_rows]), dict[float, _Sorted]()
-        least = _Sorted.of(took)
-        for rank in self.ranks:
-            own = slice(*np.searchsorted(every, (rank, rank + 1)))
-            with_rows = slice(*np.searchsorted(has_rows, (own.start, own.stop)))
-            num_empty = own.stop - own.start - (with_rows.stop - with_rows.start)
-            others_empty = len(every) - len(has_rows) > num_empty
-            compared = np.arange(own.start, own.stop) if others_empty else has_rows[with_rows]
-            if own.stop - own.start == len(every) or not len(compared):
-                continue
-            of_row = per_row.median_without(with_rows)
-            of_rank = slope if of_row is None else min(slope, of_row)
-            if of_rank not in without_rows:
-                without_rows[of_rank] = _Sorted.of(took - of_rank * rows)
-            fixed = without_rows[of_rank].median_without(own)
-            assert fixed is not None
-            expected = max(fixed, 0.0) + of_rank * rows[compared].astype(np.float64)
-            most = np.maximum(took[compared] / max(least.least_without(own), 1.0), 1.0)
-            yield rank, np.minimum(took[compared] / np.maximum(expected, 1), most)
+    took, rows, every = (times[name] for name in ("took", "rows", "rank"))
+    slope = float(times["slope"][0])
+    has_rows = np.flatnonzero(rows > 0)
+    per_row, without_rows = _Sorted.of(took[has_rows] / rows[has_rows]), dict[float, _Sorted]()
+    least = _Sorted.of(took)
+    for rank in ranks:
+        own = slice(*np.searchsorted(every, (rank, rank + 1)))
+        with_rows = slice(*np.searchsorted(has_rows, (own.start, own.stop)))
+        num_empty = own.stop - own.start - (with_rows.stop - with_rows.start)
+        others_empty = len(every) - len(has_rows) > num_empty
+        compared = np.arange(own.start, own.stop) if others_empty else has_rows[with_rows]
+        if own.stop - own.start == len(every) or not len(compared):
+            continue
+        of_row = per_row.median_without(with_rows)
+        of_rank = slope if of_row is None else min(slope, of_row)
+        if of_rank not in without_rows:
+            without_rows[of_rank] = _Sorted.of(took - of_rank * rows)
+        fixed = without_rows[of_rank].median_without(own)
+        assert fixed is not None
+        expected = max(fixed, 0.0) + of_rank * rows[compared].astype(np.float64)
+        most = np.maximum(took[compared] / max(least.least_without(own), 1.0), 1.0)
+        yield rank, np.minimum(took[compared] / np.maximum(expected, 1), most)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,10 +197,8 @@ class Waits:
         """The lateness in calls whose columns begin with ``call``; ``of`` are the groups of the ``known`` exchanges."""
         num, size = len(self.exchanges), len(self.num_members)
         enters = self.exchanges[f"{call}_start_ns"][known]
-        last = np.full(size, np.iinfo(np.int64).min)
-        np.maximum.at(last, of, enters)
-        waits, total = last[of] - enters, np.zeros(size, dtype=np.int64)
-        np.add.at(total, of, waits)
+        waits = reduce_groups(np.maximum, enters, of, size)[of] - enters
+        total = reduce_groups(np.add, waits, of, size)
         order = np.lexsort((self.exchanges["rank"][known], -enters, of))  # of members that come together the lowest
         firsts = order[np.concatenate(([True], of[order][1:] != of[order][:-1]))] if len(order) else order
         waited, is_last, caused = np.full(num, UNKNOWN), np.zeros(num, np.bool_), np.zeros(num, np.int64)
@@ -220,9 +212,7 @@ class Waits:
         """Mark the exchanges of ranks that have more rows than any other of their group."""
         known = np.flatnonzero(self.group >= 0)
         of, rows = self.group[known], self.exchanges["rows"][known]
-        most, least = (np.full(len(self.num_members), value) for value in (0, np.iinfo(np.int64).max))
-        np.maximum.at(most, of, rows)
-        np.minimum.at(least, of, rows)
+        most, least = (reduce_groups(of_all, rows, of, len(self.num_members)) for of_all in (np.maximum, np.minimum))
         marked = np.zeros(len(self.exchanges), dtype=np.bool_)
         marked[known] = (rows == most[of]) & (most[of] > least[of])
         return marked
@@ -263,8 +253,7 @@ class Waits:
             return ExpertStep(step, None, None, None, None, None, ratio)
         total = int((before.waited + after.waited)[at].sum())
         ranks, number = np.unique(self.exchanges["rank"][at], return_inverse=True)
-        caused = np.zeros(len(ranks), dtype=np.int64)
-        np.add.at(caused, number, (before.caused + after.caused)[at])
+        caused = reduce_groups(np.add, (before.caused + after.caused)[at], number, len(ranks))
         rank, late = int(ranks[caused.argmax()]), int(caused.max())
         if not late:
             return ExpertStep(step, total, None, None, None, None, ratio)

@@ -13,9 +13,9 @@ from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.infer.candidates import match_by_kinds
 from pptrace.recognise.labels import Label, LabelledAction, read_label
 from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
-from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, KINDS, NONE, Range, Ranges
+from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, NONE, Range, Ranges
 from pptrace.recognise.run import RecognisedRun, recognise
-from pptrace.schedule.actions import Kind
+from pptrace.schedule.actions import KINDS, Kind
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
-from pptrace.recognise.ops.label_columns import KINDS, Range, Ranges
+from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.recognise.ops.label_steps import num_outside_steps
+from pptrace.schedule.actions import KINDS
 
 
 def ranges(*named: tuple[str, int, int]) -> Ranges:
