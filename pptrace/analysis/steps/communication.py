@@ -12,7 +12,7 @@ from pptrace.model.predicted import Bytes
 from pptrace.model.splits import are_uneven
 from pptrace.model.tables import Bool
 from pptrace.sizes.transformer import bus_factor
-from pptrace.slices import Slice
+from pptrace.slices import Slice, reduce_groups
 
 
 def summarise_steps(
@@ -62,14 +62,14 @@ def _summaries(
     firsts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
     group = np.repeat(np.arange(len(firsts)), counts := np.diff(np.append(firsts, len(key))))
     of_row, transfers = union_by_group(group, comms["transfer_start_ns"], comms["transfer_end_ns"])
-    busy, hidden = np.zeros(len(firsts), dtype=np.int64), np.zeros(len(firsts), dtype=np.int64)
-    np.add.at(busy, of_row, transfers[:, 1] - transfers[:, 0])
-    np.add.at(hidden, of_row, lengths_within(compute, transfers[:, 0], transfers[:, 1]))
-    free = np.zeros(len(firsts), dtype=np.int64)
+    busy = reduce_groups(np.add, transfers[:, 1] - transfers[:, 0], of_row, len(firsts))
+    hidden = reduce_groups(np.add, lengths_within(compute, transfers[:, 0], transfers[:, 1]), of_row, len(firsts))
+    free = np.zeros_like(busy)
     if behind is not None:
         of_step = (key[firsts] // (len(axes) * len(kinds)))[of_row]
         start, end = np.maximum(transfers[:, 0], behind[0][of_step]), np.minimum(transfers[:, 1], behind[1][of_step])
-        np.add.at(free, of_row, np.maximum(end - start, 0) - lengths_within(compute, start, end))
+        unneeded = np.maximum(end - start, 0) - lengths_within(compute, start, end)
+        free = reduce_groups(np.add, unneeded, of_row, len(firsts))
     columns = (
         key[firsts],
         counts,
@@ -97,7 +97,7 @@ def _summaries(
         matched,
         size,
         uneven,
-        unneeded,
+        free_ns,
     ) in rows:
         rest, kind_index = divmod(number, len(kinds))
         step_index, axis_index = divmod(rest, len(axes))
@@ -120,7 +120,7 @@ def _summaries(
                 algbw_gbps=algorithm,
                 busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
                 predicted_bytes=None if expected is None else expected.get(name, 0),
-                free_ns=(0 if name[0] == "pp" else unneeded) if matched and behind is not None else None,
+                free_ns=(0 if name[0] == "pp" else free_ns) if matched and behind is not None else None,
             ),
         )
 

@@ -20,7 +20,11 @@ def without_impossible(
     The replay that takes a step apart runs its ops one after the other on each rank. Where a recorder has stretched them, or one
     rank's clock has another unit, it takes many times as long as the step did.
     """
-    numbers = [step.step for step in steps if _is_impossible(step)]
+    numbers = [
+        step.step
+        for step in steps
+        if step.span_ns is not None and any(abs(ns) > step.span_ns for ns in (step.span_parts or {}).values())
+    ]
     if not numbers:
         return tuple(steps), tuple(costs), ""
     kept = [costs_of.of_windows(np.flatnonzero(~np.isin(costs_of.step, numbers))) for costs_of in costs]
@@ -28,14 +32,10 @@ def without_impossible(
         f"step {listed(map(str, numbers))}: parts would be longer than the step: times of ops and messages in the traces "
         "contradict each other, and what it is made of is null; pptrace doctor says what is known of the recording"
     )
-    return tuple(map(_without_parts, steps)), tuple(costs_of for costs_of in kept if len(costs_of.step)), line
-
-
-def _is_impossible(step: StepReport) -> bool:
-    return step.span_ns is not None and any(abs(ns) > step.span_ns for ns in (step.span_parts or {}).values())
-
-
-def _without_parts(step: StepReport) -> StepReport:
-    if not _is_impossible(step):
-        return step
-    return replace(step, ideal_ns=None, causes=None, bubble=replace(step.bubble, waterfall_ns=None))
+    without = tuple(
+        replace(step, ideal_ns=None, causes=None, bubble=replace(step.bubble, waterfall_ns=None))
+        if step.step in numbers
+        else step
+        for step in steps
+    )
+    return without, tuple(costs_of for costs_of in kept if len(costs_of.step)), line

@@ -30,7 +30,7 @@ from pptrace.analysis.whole_run import OutsidePart
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.marks import Collective
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, Bool
-from pptrace.slices import Slice, distinct_of
+from pptrace.slices import Slice, distinct_of, reduce_groups
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepBounds, StepWindow, step_bounds
 
@@ -228,8 +228,7 @@ def _most_transfer(kinds: Sequence[str], axes: Sequence[str], rows: Slice) -> In
     if not len(kinds):
         return np.empty(0, dtype=np.int64)
     like, _ = distinct_of([np.array(kinds), np.array(axes), rows["bytes"]])
-    shortest = np.full(int(like.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, like, np.maximum(rows["end_ns"] - rows["start_ns"], 0))
+    shortest = reduce_groups(np.minimum, np.maximum(rows["end_ns"] - rows["start_ns"], 0), like, int(like.max()) + 1)
     return np.where(rows.among("kind", (Collective.BARRIER,)), 0, shortest[like])
 
 

@@ -21,7 +21,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.recognise.device.work import NO_DEVICE, breakdowns
 from pptrace.recognise.groups.topology import UNKNOWN
-from pptrace.slices import Slice
+from pptrace.slices import Slice, reduce_groups
 from pptrace.timeline.lanes import Lane, host_waits
 from pptrace.timeline.phases import phase_spans_of_steps
 
@@ -108,14 +108,11 @@ def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) ->
     first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
     has_times = ~lacks_work(windows, data)
     # the lowest stage of each step; None where no op has one
-    none = np.iinfo(np.int64).max
-    lowest = np.full(len(first_op) - 1, none)
-    stages, filled = ops["stage"], first_op[1:] > first_op[:-1]
-    if filled.any():
-        lowest[filled] = np.minimum.reduceat(np.where(stages >= 0, stages, none), first_op[:-1][filled])
+    has_stage = ops["stage"] >= 0
+    lowest = reduce_groups(np.minimum, ops["stage"][has_stage], op_window[has_stage], len(windows.steps))
     hosts = host_of_steps(windows, data, held_up_op(ops))
     columns: dict[str, Sequence[Any]] = {
-        "stage": masked(lowest, lowest < none),
+        "stage": masked(lowest, lowest < np.iinfo(np.int64).max),
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
         "compute_ns": masked(times.compute_ns, has_times & windows.is_whole),
         "exposed_comm_ns": masked(times.exposed_ns, known),
@@ -146,10 +143,8 @@ def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) ->
 def _own_where_not_comparable(windows: RankWindows, ops: Slice, op_window: Int64) -> RankWindows:
     if windows.comparable.all():
         return windows
-    first = np.full(len(windows.steps), np.iinfo(np.int64).max)
-    last = np.full(len(windows.steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, op_window, ops["start_ns"])
-    np.maximum.at(last, op_window, ops["end_ns"])
+    first = reduce_groups(np.minimum, ops["start_ns"], op_window, len(windows.steps))
+    last = reduce_groups(np.maximum, ops["end_ns"], op_window, len(windows.steps))
     return replace(
         windows,
         start_ns=np.where(windows.comparable, windows.start_ns, first),
@@ -242,8 +237,7 @@ def comms_of_steps(
     prediction = data.predicted.get(rank)
     predicted = None if prediction is None else [prediction.of_step(step) for step in windows.steps.tolist()]
     ops, of_window = windows.index_of(data.rows.of_rank(windows.rank).ops)
-    ends = np.full(len(windows.steps), np.iinfo(np.int64).min)
-    np.maximum.at(ends, of_window, ops["end_ns"])
+    ends = reduce_groups(np.maximum, ops["end_ns"], of_window, len(windows.steps))
     behind = (np.where(ends == np.iinfo(np.int64).min, windows.end_ns, ends), windows.end_ns)
     summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
     unknown: dict[str, Any] = dict.fromkeys(_TIMES)
