@@ -89,7 +89,7 @@ class CauseCosts:
             with_it, without = self.levels[name]
             factor = np.divide(with_it, without, out=np.ones(taken.shape), where=without != 0)
             taken = np.where(taken > _MOST_GROWTH * without, taken + with_it - without, taken * factor)
-        return _rounded(taken)
+        return np.rint(taken).astype(np.int64)
 
 
 def parts_of_causes(costs: CauseCosts) -> tuple[dict[str, Int64], Int64, Int64]:
@@ -265,7 +265,8 @@ def _means_of_kinds(of_stages: Int64, kind: Int64, of_row: Int64) -> Int64:
     """The mean over all ops of a kind of what its stages usually take, of each op, ns, from that of each kind and stage."""
     kinds, of_kind = np.unique(kind, return_inverse=True)
     weights = np.where(np.arange(len(kinds))[:, np.newaxis] == of_kind, np.bincount(of_row), 0)
-    return _rounded((of_stages @ (weights / weights.sum(axis=1, keepdims=True)).T)[:, of_kind[of_row]])
+    means: Floats = (of_stages @ (weights / weights.sum(axis=1, keepdims=True)).T)[:, of_kind[of_row]]
+    return np.rint(means).astype(np.int64)
 
 
 def _lateness(matrix: StepMatrix, is_known: Bool) -> tuple[Int64, Int64 | None, Int64]:
@@ -359,7 +360,3 @@ def part_of(amount: Int64, part: Int64, total: Int64) -> Int64:
     """``amount · part / total``, rounded down; 0 of nothing."""
     share = np.divide(part, total, out=np.zeros(len(total)), where=total > 0)
     return np.floor(amount * share).astype(np.int64)
-
-
-def _rounded(values: Floats) -> Int64:
-    return np.rint(values).astype(np.int64)

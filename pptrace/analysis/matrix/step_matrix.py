@@ -132,8 +132,7 @@ class StepMatrix:
 
     def of_pipelines(self) -> list[Int64]:
         """The windows of each pipeline."""
-        _, number = np.unique(self.ranks, axis=0, return_inverse=True)
-        return [np.flatnonzero(number.ravel() == index) for index in range(int(number.max(initial=-1)) + 1)]
+        return [windows for _, windows in pipelines_of(self.ranks)]
 
     def every(self, stride: int) -> StepMatrix:
         """The costs of every ``stride``-th step."""
@@ -228,7 +227,7 @@ class StepMatrix:
             return self
         transfers = self.transfers.astype(np.int64)
         transfers[self.moved_together["window"], self.moved_together["message"]] = self.moved_together["ns"]
-        return replace(self, transfers=transfers, moved_together=_none_of(self.moved_together))
+        return replace(self, transfers=transfers, moved_together=self.moved_together.where(slice(0)))
 
     @property
     def has_collections(self) -> bool:
@@ -249,7 +248,7 @@ class StepMatrix:
         if not len(self.receiving):
             return self
         later = self.with_lateness(np.maximum(self.lateness - self.spread(self.receiving), 0))
-        return replace(later, receiving=_none_of(self.receiving))
+        return replace(later, receiving=self.receiving.where(slice(0)))
 
     def with_equal_routes(self) -> StepMatrix:
         """The same costs if all experts had equally many rows."""
@@ -266,8 +265,14 @@ class StepMatrix:
             durations=self.durations - shorter,
             inner=np.clip(self.inner - waits, 0, self.durations - shorter),
             holds=Slice(holds).where(holds["ns"] > 0),
-            routed=_none_of(self.routed),
+            routed=self.routed.where(slice(0)),
         )
+
+
+def pipelines_of(ranks: Int64) -> list[tuple[tuple[int, ...], Int64]]:
+    """(global ranks, windows) of every pipeline, from the global ranks of each window, shape (windows, pp)."""
+    pipelines, number = np.unique(ranks, axis=0, return_inverse=True)
+    return [(tuple(one), np.flatnonzero(number.ravel() == index)) for index, one in enumerate(pipelines.tolist())]
 
 
 def joined(parts: Iterable[StepMatrix]) -> tuple[StepMatrix, ...]:
@@ -299,10 +304,6 @@ def _compact(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
             return times.astype(dtype)
     return times
-
-
-def _none_of(rows: Slice) -> Slice:
-    return rows.where(slice(0))
 
 
 def in_order(parts: Sequence[Slice]) -> Slice:

@@ -114,7 +114,7 @@ def _with_stage_as_others(costs: StepMatrix, typical: Floats, stage: int) -> Ste
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
         np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
     )
-    return replace(costs, durations=_rounded(costs.durations * factor[of_row]))
+    return replace(costs, durations=np.rint(costs.durations * factor[of_row]).astype(np.int64))
 
 
 def _replicas(costs: StepMatrix, typical: Floats) -> Floats:
@@ -145,7 +145,7 @@ def _with_rank_as_replicas(costs: StepMatrix, typical: Floats, rank: int) -> Ste
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
-    durations = _rounded(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations))
+    durations = np.rint(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations)).astype(np.int64)
     return _with_shorter_waits(costs, replace(costs, durations=durations), rank)
 
 
@@ -167,7 +167,7 @@ def _with_shorter_waits(costs: StepMatrix, faster: StepMatrix, rank: int) -> Ste
     of_ranks = group_sums(waited, place, costs.table.pp)
     part: Floats = np.minimum(saved[number][:, np.newaxis] / np.maximum(of_ranks, 1), 1.0)
     taken: Floats = waited * part[:, place]
-    return replace(faster, durations=faster.durations - np.minimum(_rounded(taken), faster.durations))
+    return replace(faster, durations=faster.durations - np.minimum(np.rint(taken).astype(np.int64), faster.durations))
 
 
 def _excess(costs: StepMatrix) -> Int64:
@@ -182,9 +182,5 @@ def _excess(costs: StepMatrix) -> Int64:
             usual = typical[windows, cell][:, np.newaxis]
             beyond = durations[:, rows] - usual
             far = np.maximum(_FAR * DEVIATION * np.median(np.abs(beyond)), _LEAST_EXCESS * usual)
-            excess[np.ix_(windows, rows)] = _rounded(np.where(beyond > far, beyond, 0))
+            excess[np.ix_(windows, rows)] = np.rint(np.where(beyond > far, beyond, 0)).astype(np.int64)
     return excess
-
-
-def _rounded(values: Floats) -> Int64:
-    return np.rint(values).astype(np.int64)

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.matrix.step_matrix import StepMatrix, pipelines_of
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.axes import Axis
 from pptrace.model.tables import Floats, Int64
+from pptrace.slices import reduce_groups
 
 SLOW_LINK = "slow link"
 _LEAST_RATIO = 2.0
@@ -84,13 +85,13 @@ def _ends(costs: StepMatrix) -> Int64:
 def _slowest(costs: StepMatrix) -> _Link | None:
     """The link of a plan's pipelines with the largest excess."""
     ends = _ends(costs)
-    pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
+    pipelines = pipelines_of(costs.ranks)
     boundaries = np.unique(ends)
     times = np.full((len(_QUANTILES), len(pipelines), len(boundaries)), np.nan)
     for index, boundary in enumerate(boundaries.tolist()):
         transfers, is_whole = costs.transfers[:, ends == boundary], costs.sender_is_last[:, ends == boundary]
-        for pipeline in range(len(pipelines)):
-            of_link, whole = transfers[of_window.ravel() == pipeline], is_whole[of_window.ravel() == pipeline]
+        for pipeline, (_, windows) in enumerate(pipelines):
+            of_link, whole = transfers[windows], is_whole[windows]
             known = of_link[(of_link > 0) & whole]  # of others a part may have been moved before they were asked for
             if (known := known if known.size else of_link[of_link > 0]).size:
                 times[:, pipeline, index] = np.percentile(known, _QUANTILES)
@@ -101,7 +102,7 @@ def _slowest(costs: StepMatrix) -> _Link | None:
             limit and at >= _LEAST_RATIO * limit for limit, at in zip(usual, times[:, pipeline, index], strict=True)
         ):
             first, second = divmod(int(boundaries[index]), costs.table.pp)
-            ranks = int(pipelines[pipeline, first]), int(pipelines[pipeline, second])
+            ranks = pipelines[pipeline][0][first], pipelines[pipeline][0][second]
             links.append(_Link(ranks, float(times[0, pipeline, index]), usual[0] or 0.0))
     return max(links, key=lambda link: link.typical - link.usual, default=None)
 
@@ -178,8 +179,7 @@ def _caused(plans: Sequence[StepMatrix]) -> tuple[dict[int, int], dict[int, set[
         holds = costs.holds
         is_late = holds["is_late"] == 1
         ranks, number = np.unique(holds["rank"][is_late], return_inverse=True)
-        totals = np.zeros(len(ranks), dtype=np.int64)
-        np.add.at(totals, number, holds["ns"][is_late])
+        totals = reduce_groups(np.add, holds["ns"][is_late], number, len(ranks))
         for rank, ns in zip(ranks.tolist(), totals.tolist(), strict=True):
             caused[rank] = caused.get(rank, 0) + ns
         waiting = costs.ranks[holds["window"], costs.table.rank[holds["row"]]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
-from pptrace.slices import group_sums
+from pptrace.slices import group_sums, reduce_groups
 
 LEAST_SHARE = 0.02
 """A cause below this share of the step is not mentioned."""
@@ -84,8 +84,8 @@ def time_by_rank(plans: Sequence[StepMatrix], times: Sequence[Int64]) -> dict[in
     of_rank: dict[int, int] = {}
     for costs, ns in zip(plans, times, strict=True):
         ranks, number = np.unique(costs.ranks, return_inverse=True)
-        sums = np.zeros(len(ranks), dtype=np.int64)
-        np.add.at(sums, number.ravel(), group_sums(ns.astype(np.int64), costs.table.rank, costs.table.pp).ravel())
+        of_windows = group_sums(ns.astype(np.int64), costs.table.rank, costs.table.pp).ravel()
+        sums = reduce_groups(np.add, of_windows, number.ravel(), len(ranks))
         for rank, total in zip(ranks.tolist(), sums.tolist(), strict=True):
             of_rank[rank] = of_rank.get(rank, 0) + total
     return {rank: total for rank, total in of_rank.items() if total}

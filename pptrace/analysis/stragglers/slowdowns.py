@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, longest_of_steps
+from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, longest_of_steps, pipelines_of
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of, is_collective
 from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 from pptrace.model.known import all_known
@@ -171,13 +171,12 @@ class Replays:
 
     def with_pipelines(self) -> dict[tuple[int, ...], int]:
         """Time by which each pipeline makes the steps longer, if it alone costs what was measured."""
-        pipelines, of_window = np.unique(self.costs.ranks, axis=0, return_inverse=True)
         ideal, beyond = self.ideal(), {}
-        for index, ranks in enumerate(pipelines.tolist()):
-            is_of_it = of_window.ravel() == index
-            ends = np.where(is_of_it[:, np.newaxis], self._measured_ends, self._ideal_ends)
-            workers = np.broadcast_to(is_of_it[:, np.newaxis], ends.shape)
-            beyond[tuple(ranks)] = self._sum(ends, self._items(workers)) - ideal
+        for ranks, windows in pipelines_of(self.costs.ranks):
+            workers = np.zeros(self._ideal_ends.shape, dtype=np.bool_)
+            workers[windows] = True
+            ends = np.where(workers, self._measured_ends, self._ideal_ends)
+            beyond[ranks] = self._sum(ends, self._items(workers)) - ideal
         return beyond
 
     def _length(self, rows: Bool) -> int:

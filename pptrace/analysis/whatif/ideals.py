@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pptrace.analysis.matrix.step_matrix import pipelines_of
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
 from pptrace.errors import UsageError
 from pptrace.model.tables import Floats
@@ -66,7 +67,7 @@ def apply_ideal(costs: StageCosts, ideal: Ideal) -> StageCosts:
             )
         case "jitter", _:
             computed = costs.work - costs.inner
-            for _, windows in costs.pipelines():  # the median of their kind in their stage of their pipeline
+            for _, windows in pipelines_of(costs.ranks):  # the median of their kind in their stage of their pipeline
                 computed[windows] = np.median(computed[windows], axis=(0, 2), keepdims=True)
             return replace(costs, work=computed + costs.inner)
         case "routing", _:
@@ -115,8 +116,9 @@ def _with_rank(costs: StageCosts, name: str, rank: int) -> StageCosts:
     """Ops of a global rank shortened to what its replicas take; without any, to what the other ranks' stages take."""
     if not (costs.ranks == rank).any():
         raise UsageError(f"--ideal {name}: the run has ranks {', '.join(map(str, np.unique(costs.ranks).tolist()))}")
-    medians = {ranks: np.median(costs.work[windows], axis=(0, 2)) for ranks, windows in costs.pipelines()}
-    own, windows = next((ranks, windows) for ranks, windows in costs.pipelines() if rank in ranks)
+    pipelines = pipelines_of(costs.ranks)
+    medians = {ranks: np.median(costs.work[windows], axis=(0, 2)) for ranks, windows in pipelines}
+    own, windows = next((ranks, windows) for ranks, windows in pipelines if rank in ranks)
     is_own = costs.owners == own.index(rank)
     elsewhere = [stage for stage in range(costs.num_stages) if not is_own[stage].any()]
     factors = np.ones((*costs.owners.shape, len(Output)))

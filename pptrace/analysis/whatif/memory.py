@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,11 +12,13 @@ from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.model.known import all_known
 from pptrace.model.step_memory import MemoryKind
-from pptrace.model.tables import Floats, Int64
+from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
 
 _RESERVED = MemoryKind.DEVICE_RESERVED
+Fits = Callable[[int, Int64, int], Bool]
+"""Returns whether a rank has room for the layers from each of some to before another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,12 @@ class LayerMemory:
         peaks: Floats = self.base[rank] + state[end] - state[begins] + activations * (kept[end] - kept[begins])
         return peaks
 
+    def fits(self, most: int, activations: Sequence[float], rank: int, begins: Int64, end: int) -> Bool:
+        """Return whether a rank has room for the layers from each of ``begins`` to before ``end``, of ``most`` bytes and with so
+        many activations on each rank.
+        """
+        return self.peaks(rank, begins, end, activations[rank]) <= most
+
     def peaks_of(self, plan: Plan, split: Sequence[float], activations: Sequence[float]) -> Floats:
         """The peak of each rank of a plan whose stages have the layers of a split; ``activations`` are those of one stage that
         each rank holds, which are shared out over its stages.
@@ -168,16 +176,3 @@ def peak_of_layers(memory: LayerMemory, plan: Plan, layers: Sequence[float], mic
     """The largest peak of a rank with a plan and so many layers in each stage of the model, bytes."""
     held = [microbatch_size * count for count in peak_inflight(plan)]
     return round(float(memory.peaks_of(plan, layers, held).max()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MemoryLimit:
-    """The most bytes that a rank may have, with so many ``activations`` in flight on each."""
-
-    memory: LayerMemory
-    most: int
-    activations: Sequence[float]
-
-    def fits(self, rank: int, begins: Int64, end: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return whether the rank has room for the layers from each of ``begins`` to before ``end``."""
-        return self.memory.peaks(rank, begins, end, self.activations[rank]) <= self.most

@@ -8,7 +8,7 @@ from math import comb
 
 import numpy as np
 
-from pptrace.analysis.whatif.memory import MemoryLimit
+from pptrace.analysis.whatif.memory import Fits
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
 from pptrace.model.tables import Floats, Int64
@@ -26,7 +26,7 @@ _ALIKE = 0.05
 """Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
 
-def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tuple[int, ...]]:
+def best_splits(costs: StageCosts, fits: Fits | None = None) -> list[tuple[int, ...]]:
     """The layers of each stage with which the rank that has most work has the least: all splits, up to 64, that are as good or,
     with one stage on each rank, nearly so.
 
@@ -45,7 +45,7 @@ def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tup
     if plan.num_chunks > 1:
         splits = _of_chunks(layers, ends, np.array(plan.placement), costs.layers)
     else:
-        splits = _partitions(layers, ends, len(costs.layers), limit)
+        splits = _partitions(layers, ends, len(costs.layers), fits)
     return sorted(splits, key=lambda split: split.count(0))
 
 
@@ -69,9 +69,9 @@ def layer_costs(
 
 
 def _partitions(
-    layers: Floats, ends: tuple[float, float], num_stages: int, limit: MemoryLimit | None = None
+    layers: Floats, ends: tuple[float, float], num_stages: int, fits: Fits | None = None
 ) -> list[tuple[int, ...]]:
-    """Cut layers into stages that fit into the limit: least maximum, then least sum of squares; then those of nearly the least
+    """Cut layers into stages that fit into the memory: least maximum, then least sum of squares; then those of nearly the least
     maximum; all of them up to a number.
     """
     before, num_layers = np.concatenate(([0.0], np.cumsum(layers))), len(layers)
@@ -83,8 +83,8 @@ def _partitions(
         # A stage may have no layer if it has the embedding or the head, and what that costs is known.
         may_have_none = stage in (0, num_stages - 1) and num_stages >= FEWEST_STAGES
         of_stage[end] += 0.0 if may_have_none else np.inf
-        if limit is not None:
-            of_stage[~limit.fits(stage, np.arange(end + 1), end)] = np.inf
+        if fits is not None:
+            of_stage[~fits(stage, np.arange(end + 1), end)] = np.inf
         return of_stage
 
     most = _least(loads, num_stages, num_layers, np.maximum)

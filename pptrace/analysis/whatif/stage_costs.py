@@ -5,7 +5,7 @@ A schedule orders the same work in another way, so that its prediction begins he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along
+from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, pipelines_of
 from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.whatif.backward_split import measured_split_cost, whole_backwards
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
@@ -146,12 +146,6 @@ class StageCosts:
                 links.setdefault(key, []).append(of_it[(sender == key[0]) & (reader == key[1])])
         return {key: np.concatenate(parts) for key, parts in links.items()}
 
-    def pipelines(self) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.intp]]]:
-        """(global ranks, windows) of every pipeline."""
-        ranks, number = np.unique(self.ranks, axis=0, return_inverse=True)
-        for index, of_one in enumerate(ranks.tolist()):
-            yield tuple(of_one), np.flatnonzero(number.ravel() == index)
-
     def of_windows(self, windows: npt.NDArray[np.integer[Any]] | Bool) -> StageCosts:
         """The costs of some windows."""
         values = {name: value[windows] for name in _OF_WINDOWS if (value := getattr(self, name)) is not None}
@@ -277,7 +271,7 @@ def stage_costs(
     )
     latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
     places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}
-    for ranks, windows in costs.pipelines():
+    for ranks, windows in pipelines_of(costs.ranks):
         for (sender, reader), where in places.items():
             known = latencies.get((ranks[sender], ranks[reader]))
             if known is not None:

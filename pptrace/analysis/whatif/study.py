@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 from types import MappingProxyType
 
@@ -28,7 +28,6 @@ from pptrace.analysis.whatif.measured_gains import MeasuredGains, OutsideTimes
 from pptrace.analysis.whatif.measured_layers import measured_layers
 from pptrace.analysis.whatif.memory import (
     LayerMemory,
-    MemoryLimit,
     RankUse,
     layer_memory,
     peak_of_layers,
@@ -230,13 +229,13 @@ class Study:
 
         Of several it is the first one whose step is predicted to be about as short as that of any.
         """
-        limit = None
+        fits = None
         if self.memory_limit is not None:
             if self.memory_of_layers is None:
                 return None
-            limit = MemoryLimit(self.memory_of_layers, self.memory_limit, peak_inflight(self.costs.plan))
+            fits = partial(self.memory_of_layers.fits, self.memory_limit, peak_inflight(self.costs.plan))
         most = max(1, _MOST_CELLS // self.costs.work.size)
-        splits = best_splits(self.costs, limit)[:most]
+        splits = best_splits(self.costs, fits)[:most]
         if len(splits) < 2:
             return next(iter(splits), None)
         spans = [typical(replay(*self._target(Change(split=split))).spans) for split in splits]

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.matrix.step_matrix import StepMatrix, pipelines_of
 from pptrace.analysis.whatif.change import Change, even_split
 from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants
 from pptrace.analysis.whatif.replay import Target, _Builder, costs_of_step, replay, replay_step
@@ -122,7 +122,7 @@ def test_even_splits(num_layers: int, num_stages: int, whole: bool, expected: tu
 def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
     for seed in range(9):
         costs = two_pipelines(seed)
-        assert [(ranks[0], windows.tolist()) for ranks, windows in costs.pipelines()] == [
+        assert [(ranks[0], windows.tolist()) for ranks, windows in pipelines_of(costs.ranks)] == [
             (0, [0, 2, 4]),
             (10, [1, 3, 5]),
         ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pptrace.analysis.whatif.memory import LayerMemory, MemoryLimit
+from pptrace.analysis.whatif.memory import LayerMemory
 from pptrace.analysis.whatif.split import _of_chunks, _partitions, best_splits
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.schedule.actions import Kind
@@ -87,10 +88,10 @@ def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
     of_splits = sorted(float(peaks(split).max()) for split in splits)
     most = int(of_splits[len(of_splits) // 4])  # a quarter of them fit
     fitting = [split for split in splits if peaks(split).max() <= most]
-    chosen, *_ = _partitions(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, most, held))
+    chosen, *_ = _partitions(layers, (0.0, 0.0), num_stages, partial(memory.fits, most, held))
     assert chosen in fitting
     assert loads_of(chosen, layers).max() == min(loads_of(split, layers).max() for split in fitting)
-    assert _partitions(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, int(of_splits[0]) - 1, held)) == []
+    assert _partitions(layers, (0.0, 0.0), num_stages, partial(memory.fits, int(of_splits[0]) - 1, held)) == []
 
 
 @pytest.mark.parametrize("seed", [7, 8, 10, 11])
