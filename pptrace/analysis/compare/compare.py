@@ -8,25 +8,12 @@ from math import exp, hypot
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import (
-    FEWEST_STEPS,
-    Typical,
-    difference,
-    holm,
-    relative_difference,
-)
+from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, Typical, difference, holm, relative_difference
 from pptrace.analysis.compare.facts import differing, other_work
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
 from pptrace.analysis.compare.recording import RecordedBoth
-from pptrace.analysis.compare.result import (
-    ChangeVerdict,
-    Comparison,
-    MeanChange,
-    OfBoth,
-    PartChange,
-    SpanChange,
-)
+from pptrace.analysis.compare.result import ChangeVerdict, Comparison, MeanChange, OfBoth, PartChange, SpanChange
 from pptrace.analysis.compare.run_to_run import Order, TypicalOfSides, changes_otherwise, typical_of_sides
 from pptrace.analysis.compare.side import ComparedRun, Side, describe_counts, order_of, side_of
 from pptrace.analysis.shared_devices import CORE_WAIT
