@@ -102,15 +102,12 @@ class AlignedRun:
     def is_comparable(self, window: StepWindow) -> bool:
         """Return whether the times of a window's ranks are comparable across ranks.
 
-        Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
-        (see :meth:`clock_is_too_uncertain`), or a rank's times are those of launching what its device did at other times.
+        Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or may be
+        off by more than half the window, or a rank's times are those of launching what its device did at other times.
         """
         seen = not any(self.lacks_work(rank, window.step) for rank in window.ranks)
-        return seen and self.clock.relates(window.ranks) and not self.clock_is_too_uncertain(window)
-
-    def clock_is_too_uncertain(self, window: StepWindow) -> bool:
-        """Return whether the clocks may be off by more than half the window."""
-        return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
+        is_too_uncertain = 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
+        return seen and self.clock.relates(window.ranks) and not is_too_uncertain
 
     @cached_property
     def compares_without_steps(self) -> bool:

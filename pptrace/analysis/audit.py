@@ -14,7 +14,7 @@ from pptrace.model import units
 from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.slices import rows_among, slices_by_int
+from pptrace.slices import reduce_groups, rows_among, slices_by_int
 
 _MOST_NAMED = 1_000
 """Most ranks without a trace that are named."""
@@ -195,8 +195,7 @@ def _begins_of_steps(ops: pd.DataFrame, *, on_device: bool) -> dict[int, tuple[I
     found = {}
     for rank, rows in slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns")).items():
         steps, number = np.unique(rows["step"], return_inverse=True)
-        begin = np.full(len(steps), np.iinfo(np.int64).max)
-        np.minimum.at(begin, number, rows["start_ns"])
+        begin = reduce_groups(np.minimum, rows["start_ns"], number, len(steps))
         order = np.argsort(begin, kind="stable")
         found[rank] = steps[order].astype(np.int64), begin[order], int(rows["end_ns"].max())
     return found

@@ -11,7 +11,7 @@ from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Bool
 from pptrace.model.wording import as_ranges, counted
 from pptrace.recognise.device.work import is_much
-from pptrace.slices import Slice, rows_among, slices_by_int
+from pptrace.slices import Slice, reduce_groups, rows_among, slices_by_int
 
 _FEW = 8
 """Ranks that a warning names, each with its steps."""
@@ -50,9 +50,8 @@ def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
         return frozenset(every.tolist())  # of no op is it known when the device ran it
     bare = np.unique(ops["step"][ops["bare"] == 1])
     steps, number = np.unique(ops["step"][is_chosen], return_inverse=True)
-    first, last = np.full(len(steps), _LATEST), np.full(len(steps), -_LATEST)
-    np.minimum.at(first, number, ops["start_ns"][is_chosen])
-    np.maximum.at(last, number, ops["end_ns"][is_chosen])
+    first = reduce_groups(np.minimum, ops["start_ns"][is_chosen], number, len(steps))
+    last = reduce_groups(np.maximum, ops["end_ns"][is_chosen], number, len(steps))
     if (np.diff(first) <= 0).any() or (last[:-2] > first[2:]).any():
         return frozenset(every.tolist())
     begin = np.concatenate(([-_LATEST], first[1:]))
@@ -124,13 +123,13 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         missing, unrelated = (
             sum(getattr(lost, name) for lost in little.values()) for name in ("num_missing", "num_unrelated")
         )
-        parts = [f"{counted(missing, 'launched kernel')} {_is(missing)} not in the traces"] if missing else []
+        parts = (
+            [f"{counted(missing, 'launched kernel')} {'is' if missing == 1 else 'are'} not in the traces"]
+            if missing
+            else []
+        )
         parts += [f"what launched {counted(unrelated, 'kernel')} is not known"] if unrelated else []
         yield f"rank {as_ranges(sorted(little))}: {' and '.join(parts)}, outside of all steps, or fewer than one in a thousand"
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
 
 
 def _words(lost: LostKernels) -> str:

@@ -112,7 +112,13 @@ def _taking_turns(ranks: Sequence[int], lanes: Mapping[int, Lane], within: Int64
     if not 1 < len(ranks) <= _MOST_RANKS:
         return
     kernels = {rank: intersect(lanes[rank].compute, within)[:_MOST_KERNELS] for rank in ranks}
-    active = {rank: _hulls(kernels[rank], within) for rank in ranks}
+    active = {}
+    for rank, starts in (
+        (rank, kernels[rank][:, 0]) for rank in ranks
+    ):  # from its first to its last kernel in each step
+        first, last = np.searchsorted(starts, within[:, 0]), np.searchsorted(starts, within[:, 1])
+        has = last > first
+        active[rank] = np.stack((starts[first[has]], kernels[rank][last[has] - 1, 1]), axis=1)
     by_chance = dict.fromkeys(ranks, 0.0)
     left = list(ranks)
     while left:
@@ -130,13 +136,6 @@ def _taking_turns(ranks: Sequence[int], lanes: Mapping[int, Lane], within: Int64
         total = sum(by_chance[rank] for rank in shown) / 2  # each pair is of two
         if len(shown) > 1 and total >= _LEAST_CHANCE:
             yield SharedDevice(shown, round(total))
-
-
-def _hulls(kernels: Int64, within: Int64) -> Int64:
-    """From the first to the last kernel of each of some intervals."""
-    first, last = np.searchsorted(kernels[:, 0], within[:, 0]), np.searchsorted(kernels[:, 0], within[:, 1])
-    has = last > first
-    return np.stack((kernels[first[has], 0], kernels[last[has] - 1, 1]), axis=1)
 
 
 def _chance(one: Int64, other: Int64, both: Int64) -> tuple[int, float]:

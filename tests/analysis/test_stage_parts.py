@@ -17,7 +17,8 @@ from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.questions import QuestionInputs
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.stages.answer import OpSums, Sums, answer, of_rank, stage_compute, sums_of_run, words_of
+from pptrace.analysis.stages.answer import Sums, answer, of_rank, stage_compute, sums_of_run, words_of
+from pptrace.analysis.stages.flops import OpSums
 from pptrace.analysis.stages.same_work import same_work
 from pptrace.analysis.stages.show import stage_tables
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StagePart
@@ -280,7 +281,7 @@ def test_a_difference_of_nanoseconds_is_in_words_no_zero_with_a_sign() -> None:
 def test_layers_of_a_stage_take_longer_where_it_has_no_more_and_it_is_no_end(
     layers: tuple[int, ...], one: StageDifference, is_same: bool
 ) -> None:
-    fast, slow = OpSums(2, 400, {}, {}, {}), OpSums(1, 300, {}, {}, {})
+    fast, slow = OpSums(2, 400), OpSums(1, 300)
     found = same_work([one], {(1, "F"): fast, (one.stage, "F"): slow}, layers)
     assert (found is not None) == is_same
     assert found is None or found["same_work_ratio"] == 1.5

@@ -81,6 +81,8 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
     is_device = bool(on_device.any())
     launches = Launches.of(data, rank) if is_device else None
     order = _posted(rows.ops, messages, launches)
+    in_order = messages.sorted_by(("start_ns",))
+    begin, over = in_order["start_ns"], in_order["end_ns"]
     holds, names = _holds(rows.ops, rows.comms, launches)
     return RankOrder(
         len(steps.comparable),
@@ -89,7 +91,7 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankOrder | None
         names,
         _waiting(rows.comms, _least(rows.ops)),
         order if isinstance(order, Slice) else None,
-        _are_one_by_one(messages),
+        bool(((begin[1:] > begin[:-1]) & (begin[1:] >= over[:-1])).all()),
         order_reason=order if isinstance(order, str) else None,
     )
 
@@ -182,12 +184,6 @@ def _posted(ops: Slice, messages: Slice, launches: Launches | None) -> Slice | s
     return Slice({name: rows[0] for name, rows in by_step.items()})
 
 
-def _are_one_by_one(messages: Slice) -> bool:
-    in_order = messages.sorted_by(("start_ns",))
-    begin, over = in_order["start_ns"], in_order["end_ns"]
-    return bool(((begin[1:] > begin[:-1]) & (begin[1:] >= over[:-1])).all())
-
-
 def _codes(messages: Slice) -> Int64:
     """The kind of each send or receive, as a code of :class:`Kind`."""
     is_send, forward = messages.among("kind", ("send",)), messages["direction"] == "F"
@@ -222,12 +218,18 @@ def _holds(ops: Slice, comms: Slice, launches: Launches | None) -> tuple[Slice, 
         elif not is_op:
             held &= starts <= np.append(ops["start_ns"], _NEVER)[next_op[known]]  # an op before it holds it up itself
         at = at[held]
-        columns = {name: of_late[name][held] for name in (*_OF_RECEIVE, "until")}
-        columns |= {"begin": begin[held], "what": what[at], "at": table["stage"][at], "of": table["microbatch"][at]}
-        none = np.full(len(at), UNKNOWN)
-        columns |= {"match": none if is_op else comms["match"][at]}
-        columns |= {"size": none if is_op else np.where(comms.among("kind", P2P), 2, comms["group_size"])[at]}
-        rows.append(Slice({name: columns[name] for name in _HOLDS}))
+        match = size = np.full(len(at), UNKNOWN)
+        if not is_op:
+            match, size = comms["match"][at], np.where(comms.among("kind", P2P), 2, comms["group_size"])[at]
+        columns = {name: of_late[name][held] for name in (*_OF_RECEIVE, "until")} | {"begin": begin[held]}
+        columns |= {
+            "what": what[at],
+            "at": table["stage"][at],
+            "of": table["microbatch"][at],
+            "match": match,
+            "size": size,
+        }
+        rows.append(Slice(columns))
     return Slice.joined(rows), texts
 
 

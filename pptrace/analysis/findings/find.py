@@ -26,7 +26,7 @@ from pptrace.analysis.result import Finding, MissingEvidence, RankStep, Schedule
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
 from pptrace.analysis.stragglers.detectors import Study
-from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, Reason, gain_interval
+from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, Reason, is_noise
 from pptrace.analysis.whole_run import LATE_OPS, Cause, StepSeries
 from pptrace.model.tables import Int64
 
@@ -173,12 +173,10 @@ def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Findi
     where = loss.where
     is_alike = loss.name in _COMPARED
     of_steps = next((gains[at] for at in where.items() if is_alike and at in gains), loss.of_steps)
-    low, _ = gain_interval(of_steps)
     gain = int(of_steps.sum()) // len(of_steps)
-    is_noise = low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
     is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
     least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
-    if gain < least * shares.mean_ns or is_noise:
+    if gain < least * shares.mean_ns or is_noise(of_steps):
         return None
     texts = WORDS[loss.name]
     takes = texts.takes_at.format(place=" ".join(f"{kind} {at}" for kind, at in where.items())) if where else ""

@@ -19,8 +19,9 @@ import numpy as np
 from pptrace.analysis.findings.steps import finding_of
 from pptrace.analysis.part_words import IDLE_WORDS
 from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typical_of
-from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_ANYWHERE, gain_interval
+from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, is_noise
 from pptrace.model.device_idle import SyncSummary
+from pptrace.model.known import all_known
 from pptrace.model.tables import Int64
 
 BETWEEN_OPERATORS = "time between operators"
@@ -226,15 +227,12 @@ def _mean_of(
 ) -> float | None:
     """The mean of a figure of one rank (``own``) or of all others, ns; None where one is not known."""
     ranks: list[RankStep] = [rank for step in steps for rank in step.ranks if (rank.rank == number) is own]
-    values = list(map(of_rank, ranks))
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    values = all_known(map(of_rank, ranks))
+    return sum(values) / len(values) if values else None
 
 
 def _is_finding(of_steps: Int64, mean_span: float) -> bool:
-    low, _ = gain_interval(of_steps)
-    is_noise = low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
-    return bool(of_steps.mean() >= LEAST_ANYWHERE * mean_span) and not is_noise
+    return bool(of_steps.mean() >= LEAST_ANYWHERE * mean_span) and not is_noise(of_steps)
 
 
 def _finding(of_steps: Int64, mean_span: float, title: str, detail: str, evidence: dict[str, object]) -> Finding:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pptrace.analysis.stages.flops import (
     NOT_PREDICTED,
     OPERATORS,
     SIZES,
-    FlopSums,
+    OpSums,
     StageFlops,
     flop_sums,
     predicted_by_run,
@@ -45,23 +46,7 @@ _MOST_PARTS = 40
 OTHERS = "others"
 
 
-Sums = dict[tuple[int, str], "OpSums"]
-
-
-@dataclass(slots=True)
-class OpSums:
-    """Sums of the ops of one stage and kind: their number, their compute, ns, that by class and by part, and pieces by class.
-
-    ``class_flops`` and ``part_flops`` are the floating-point operations of each.
-    """
-
-    count: int
-    compute: int
-    classes: dict[str, int]
-    parts: dict[str, int]
-    pieces: dict[str, int]
-    class_flops: FlopSums = field(default_factory=FlopSums)
-    part_flops: FlopSums = field(default_factory=FlopSums)
+Sums = dict[tuple[int, str], OpSums]
 
 
 def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
@@ -113,20 +98,19 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> OpSums:
     )
     times = np.stack((first, last), axis=1)
     work, part = pieces.work[inside], pieces.part[inside]
-    of_classes = {
-        str(CLASSES[code]): length(intersect(times[work == code], computes)) for code in np.unique(work).tolist()
-    }
-    counts = {str(CLASSES[code]): int(count) for code, count in enumerate(np.bincount(work)) if count}
-    outside = total - sum(of_classes.values())
-    if outside:
-        of_classes[str(WorkClass.PYTHON)] = of_classes.get(str(WorkClass.PYTHON), 0) + outside
+    of_classes, counts = Counter[str](), Counter[str]()
+    for code in np.unique(work).tolist():
+        of_classes[str(CLASSES[code])] = length(intersect(times[work == code], computes))
+        counts[str(CLASSES[code])] = int((work == code).sum())
+    if outside := total - sum(of_classes.values()):
+        of_classes[str(WorkClass.PYTHON)] += outside
     names: Sequence[str] = pieces.names
     if not _tells_parts(op[inside], part, names):
         part, names = parts_by_order(op[inside], pieces.name[inside]) or (np.zeros(0, dtype=np.int32), ())
-    parts: dict[str, int] = {}
+    parts = Counter[str]()
     if len(names):
-        named = np.unique(part[part > 0]).tolist()
-        parts = {names[code].removeprefix(PART): length(intersect(times[part == code], computes)) for code in named}
+        for code in np.unique(part[part > 0]).tolist():
+            parts[names[code].removeprefix(PART)] = length(intersect(times[part == code], computes))
         parts[""] = total - sum(parts.values())
     flops, lengths = pieces.flops[inside], last - first
     sums = OpSums(len(start), total, of_classes, parts, counts, flop_sums(flops, lengths, work, CLASSES))
@@ -153,21 +137,15 @@ def sums_of_run(of_ranks: Iterable[Sums]) -> Sums:
     totals: Sums = {}
     for sums in of_ranks:
         for key, part in sums.items():
-            total = totals.setdefault(key, OpSums(0, 0, {}, {}, {}))
+            total = totals.setdefault(key, OpSums())
             total.count += part.count
             total.compute += part.compute
             total.class_flops.update(part.class_flops)
             total.part_flops.update(part.part_flops)
-            for into, entries in (
-                (total.classes, part.classes),
-                (total.parts, part.parts),
-                (total.pieces, part.pieces),
-            ):
-                for name, value in entries.items():
-                    into[name] = into.get(name, 0) + value
-            if part.parts or not total.parts:
-                continue
-            total.parts[""] = total.parts.get("", 0) + part.compute  # of a replica whose trace names none
+            for name in ("classes", "parts", "pieces"):
+                getattr(total, name).update(getattr(part, name))
+            if total.parts and not part.parts:
+                total.parts[""] += part.compute  # of a replica whose trace names none
     return totals
 
 

@@ -46,6 +46,22 @@ class FlopSums:
         return None if self.unknown[name] else self.flops[name]
 
 
+@dataclass(slots=True)
+class OpSums:
+    """Sums of the ops of one stage and kind: their number, their compute, ns, that by class and by part, and pieces by class.
+
+    ``class_flops`` and ``part_flops`` are the floating-point operations of each.
+    """
+
+    count: int = 0
+    compute: int = 0
+    classes: Counter[str] = field(default_factory=Counter)
+    parts: Counter[str] = field(default_factory=Counter)
+    pieces: Counter[str] = field(default_factory=Counter)
+    class_flops: FlopSums = field(default_factory=FlopSums)
+    part_flops: FlopSums = field(default_factory=FlopSums)
+
+
 def flop_sums(
     flops: Int64, lengths: Int64, codes: npt.NDArray[np.signedinteger[Any]], names: Iterable[str]
 ) -> FlopSums:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from pptrace.analysis.stages.flops import OpSums
 from pptrace.analysis.stages.types import StageDifference
 
 _LEAST_RATIO = 1.1
@@ -15,16 +16,8 @@ _LAYERS = "layers"
 """The part of a stage of our model that its layers are."""
 
 
-class OfStage(Protocol):
-    """Sums of a stage's ops of one kind: their number, their compute, ns, and how many pieces of each class."""
-
-    count: int
-    compute: int
-    pieces: dict[str, int]
-
-
 def same_work(
-    differences: Sequence[StageDifference], ops: Mapping[tuple[int, str], OfStage], layers: Sequence[int] | None
+    differences: Sequence[StageDifference], ops: Mapping[tuple[int, str], OpSums], layers: Sequence[int] | None
 ) -> dict[str, Any] | None:
     """Text of a finding about a stage that does the same as another, and takes longer; None where it does more, or may.
 
@@ -63,7 +56,7 @@ def _is_of_layers(one: StageDifference, num_stages: int) -> bool:
     return 0 < one.stage < num_stages - 1 or of_layers >= _LEAST_EXPLAINED * one.more_ns
 
 
-def _run_as_many(stage: OfStage, than: OfStage) -> bool:
+def _run_as_many(stage: OpSums, than: OpSums) -> bool:
     """Return whether ops of two stages run as many pieces of each class."""
     names = stage.pieces.keys() | than.pieces.keys()
     pairs = [tuple(of.pieces.get(name, 0) / of.count for of in (stage, than)) for name in names]

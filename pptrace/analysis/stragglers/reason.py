@@ -40,6 +40,12 @@ def gain_interval(of_steps: Int64) -> tuple[int | None, int | None]:
     return int(np.floor(low)), int(np.ceil(high))
 
 
+def is_noise(of_steps: Int64) -> bool:
+    """Return whether a mean over so many steps may be chance alone: its interval begins at 0, or below."""
+    low, _ = gain_interval(of_steps)
+    return low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
+
+
 _LEAST_LOW = 0.25
 """Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
 
