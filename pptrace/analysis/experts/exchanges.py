@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.experts import EXPERT_AXES
-from pptrace.analysis.experts.turns import Turns, turns_of
+from pptrace.analysis.experts.turns import turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
 from pptrace.model.splits import splits_by_size
@@ -74,12 +74,12 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     )
     calls, place, sent, received = calls.where(carries), place[carries], sent[carries], received[carries]
     turns = turns_of(_op_of(calls, rows.ops), calls, rows.ops)
-    calls, place = calls.where(turns.order), place[turns.order]
-    sent, received = sent[turns.order], received[turns.order]
-    free = np.where(turns.in_turns, let_go[turns.order], ended[turns.order])
-    out = _first_calls(calls, turns.half)
+    order = turns["order"]
+    calls, place, sent, received = calls.where(order), place[order], sent[order], received[order]
+    free = np.where(turns["in_turns"], let_go[order], ended[order])
+    out = _first_calls(calls, turns["half"])
     back = out + 1
-    columns = _places(turns, out, rows.ops)
+    columns = _places(turns.where(out), rows.ops)
     is_clear = columns.pop("is_clear") == 1
     out, back = out[is_clear], back[is_clear]
     columns = {name: column[is_clear] for name, column in columns.items()}
@@ -88,7 +88,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     of_etp = comms.among("axis", (Axis.ETP,)) & (comms["group_size"] != 1)
     of_etp &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
     shared = comms.where(np.flatnonzero(of_etp)).in_order_of("start_ns")
-    rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns.in_turns[out])
+    rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns["in_turns"][out])
     columns |= {"sent": sent[out], "rows": rows_of_experts, "out_row": place[out]}
     came = np.maximum(calls["end_ns"], calls["asked_ns"])[out]
     columns["begin_ns"] = np.clip(free[back], came, np.maximum(calls["start_ns"][back], came))
@@ -172,15 +172,15 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
     return np.flatnonzero(fits & (nth % 2 == 0))
 
 
-def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
-    """Direction, stage, microbatch and layer of the exchanges that begin with the calls ``out``, and what their ops fill in the
-    plan.
+def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
+    """Direction, stage, microbatch and layer of the exchanges that begin with these calls (:func:`turns_of`), and what their ops
+    fill in the plan.
 
     ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns: where it is not known
     how, it has to have those of its forward and of its backward, each waited for before the next one starts.
     """
     op, half, in_turns, is_second, stage, microbatch, second_stage, second_microbatch = (
-        getattr(turns, name)[out]
+        calls[name]
         for name in ("op", "half", "in_turns", "is_second", "stage", "microbatch", "second_stage", "second_microbatch")
     )
     unknown = np.full(len(op), UNKNOWN)
@@ -227,7 +227,7 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
         "op_stage": op_stage,
         "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~turns.is_mixed[out])).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~calls["is_mixed"])).astype(np.int64),
     }
 
 

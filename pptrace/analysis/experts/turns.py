@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,48 +23,34 @@ from pptrace.schedule.actions import Action, Kind, parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, last_like, places_of_each
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Turns:
-    """Calls of a rank, those of each half of an op next to each other in order of time: ``order`` are their places before.
-
-    By call: ``op`` is its op (−1: none), ``half`` a number of the half, or of the whole op, ``in_turns`` whether halves took
-    turns there, ``is_second`` whether it is of the second one, which goes backward; ``stage`` and ``microbatch`` are those of the
-    half, ``second_stage`` and ``second_microbatch`` those of the second half of its op; ``is_mixed``: in its op
-    a call is started while another is under way.
-    """
-
-    order: Int64
-    op: Int64
-    half: Int64
-    in_turns: Bool
-    is_second: Bool
-    stage: Int64
-    microbatch: Int64
-    second_stage: Int64
-    second_microbatch: Int64
-    is_mixed: Bool
+_OF_HALVES = ("half", "stage", "microbatch", "second_stage", "second_microbatch")
 
 
-def turns_of(op: Int64, calls: Slice, ops: Slice) -> Turns:
-    """The calls of a rank by op and half.
+def turns_of(op: Int64, calls: Slice, ops: Slice) -> Slice:
+    """The calls of a rank by op and half, those of each half of an op next to each other in order of time.
 
     Args:
         op: the op of each call, a row of ``ops``.
         calls: ``start_ns``, ``posted_ns`` and ``asked_ns`` of the calls, which are in order of time.
         ops: those of the rank.
+
+    Returns:
+        By call: ``order`` is its place before, ``op`` its op (−1: none), ``half`` a number of the half, or of the whole op,
+        ``in_turns`` whether halves took turns there, ``is_second`` whether it is of the second one, which goes backward;
+        ``stage`` and ``microbatch`` are those of the half, ``second_stage`` and ``second_microbatch`` those of the second half
+        of its op; ``is_mixed``: in its op a call is started while another is under way.
     """
     nothing = np.zeros(len(op), dtype=np.bool_)
     if not len(ops) or not len(op):
-        unknown = np.full(len(op), UNKNOWN)
-        places = np.arange(len(op))
-        return Turns(places, op, unknown, nothing, nothing, unknown, unknown, unknown, unknown, nothing)
+        columns: dict[str, Any] = dict.fromkeys(("in_turns", "is_second", "is_mixed"), nothing)
+        columns |= dict.fromkeys(_OF_HALVES, np.full(len(op), UNKNOWN))
+        return Slice({"order": np.arange(len(op)), "op": op, **columns})
     at = np.maximum(op, 0)
     is_under_way = np.append(
         (op[1:] == op[:-1]) & (op[1:] >= 0) & (calls["asked_ns"][:-1] > calls["start_ns"][1:]), False
     )
     is_mixed = np.bincount(op[is_under_way], minlength=len(ops))[at] > 0
-    stage, microbatch = (np.where(op >= 0, ops[name][at], UNKNOWN) for name in ("stage", "microbatch"))
+    stage, microbatch = ops["stage"][at], ops["microbatch"][at]
     kind, kinds = ops.codes("kind")
     pairs = np.flatnonzero(kind == (kinds.index(Kind.OVERLAP_F_B) if Kind.OVERLAP_F_B in kinds else UNKNOWN))
     in_turns, is_second = nothing, nothing
@@ -90,20 +77,10 @@ def turns_of(op: Int64, calls: Slice, ops: Slice) -> Turns:
         )
     run = np.cumsum(np.diff(op, prepend=op[:1]) != 0)
     order = np.lexsort((is_second, run))
-    half = np.where(op >= 0, 2 * op + is_second, UNKNOWN)
-    of_second = [np.where(op >= 0, column[at], UNKNOWN) for column in (second_stage, second_microbatch)]
-    return Turns(
-        order,
-        op[order],
-        half[order],
-        in_turns[order],
-        is_second[order],
-        stage[order],
-        microbatch[order],
-        of_second[0][order],
-        of_second[1][order],
-        is_mixed[order] & (op[order] >= 0),
-    )
+    halves = (2 * op + is_second, stage, microbatch, second_stage[at], second_microbatch[at])
+    columns = {name: np.where(op >= 0, of, UNKNOWN) for name, of in zip(_OF_HALVES, halves, strict=True)}
+    columns |= {"op": op, "in_turns": in_turns, "is_second": is_second, "is_mixed": is_mixed & (op >= 0)}
+    return Slice({"order": order, **{name: column[order] for name, column in columns.items()}})
 
 
 def _calls_of_stages(stage: Int64, of_ops: Int64, is_forward: Bool, num_calls: Int64) -> Int64:

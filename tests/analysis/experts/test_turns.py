@@ -209,14 +209,14 @@ def test_of_pairs_that_do_not_post_ahead_or_have_other_numbers_of_calls_nothing_
     ops, calls = program.rows.ops, program.rows.comms
     op = np.searchsorted(ops["start_ns"], calls["start_ns"], side="right") - 1
     waiting = Slice({**calls.columns, "posted_ns": calls["start_ns"], "asked_ns": calls["start_ns"]})
-    assert not turns_of(op, waiting, ops).in_turns.any()
+    assert not turns_of(op, waiting, ops)["in_turns"].any()
     of_pairs = np.isin(op, np.flatnonzero(ops["pair"] != ""))
-    assert (turns_of(op, calls, ops).in_turns == of_pairs).all()
+    assert (turns_of(op, calls, ops)["in_turns"] == of_pairs).all()
     if of_pairs.any():
         without = np.delete(np.arange(len(op)), np.flatnonzero(of_pairs)[0])
         left = turns_of(op[without], calls.where(without), ops)
-        assert left.in_turns.sum() < of_pairs.sum() - 1
-        assert sorted(left.order.tolist()) == list(range(len(without)))
+        assert left["in_turns"].sum() < of_pairs.sum() - 1
+        assert sorted(left["order"].tolist()) == list(range(len(without)))
 
 
 @pytest.mark.parametrize(
@@ -236,6 +236,6 @@ def test_a_pair_whose_halves_are_not_known_takes_no_turns(pair: str) -> None:
     calls = Slice({"start_ns": start, "posted_ns": start + 1, "asked_ns": start + 2})
     turns = turns_of(np.array([0, 0, 1, 1, 1, 1]), calls, ops)
     is_known = pair.startswith("(0F2;0B1)")
-    assert turns.in_turns.tolist() == [False, False, *[is_known] * 4]
-    assert turns.order.tolist() == ([0, 1, 2, 4, 3, 5] if is_known else list(range(6)))
-    assert turns.microbatch.tolist() == ([0, 0, 2, 2, 1, 1] if is_known else [0, 0, 2, 2, 2, 2])
+    assert turns["in_turns"].tolist() == [False, False, *[is_known] * 4]
+    assert turns["order"].tolist() == ([0, 1, 2, 4, 3, 5] if is_known else list(range(6)))
+    assert turns["microbatch"].tolist() == ([0, 0, 2, 2, 1, 1] if is_known else [0, 0, 2, 2, 2, 2])
