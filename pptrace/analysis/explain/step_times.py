@@ -93,11 +93,6 @@ class StepTimes:
         return self.end - self.start
 
     @property
-    def latency(self) -> Int64:
-        """Time from the end of its sender until each message may be used, ns: 0 where its reader came last, and fetched it."""
-        return np.where(self.sender_is_last, self.transfer, 0)
-
-    @property
     def computing(self) -> Int64:
         """Time that each op computed, ns."""
         return self.durations - self.communication - self.host - self.stalled
