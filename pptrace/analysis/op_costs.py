@@ -5,7 +5,6 @@ Samples of what ops cost in each stage, and whether they are of two groups, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,24 +49,15 @@ def computed_by_op(data: AlignedRun) -> dict[tuple[int, str], dict[int, list[Int
     """The compute in each op, ns, in parts: by (stage, kind) and rank."""
     lists: dict[tuple[int, str], dict[int, list[Int64]]] = {}
     for rank in sorted(data.lanes):
-        for stage, kind, computed in _of_rank(rank, data):
-            lists.setdefault((stage, kind), {}).setdefault(rank, []).append(computed)
+        ops, compute = data.rows.of_rank(rank).ops, data.lanes[rank].compute
+        ops = ops.where(~np.isin(ops["step"], list(data.lost_steps.get(rank, ()))) & (ops["stage"] >= 0))
+        if data.work[rank].missing_device_events:
+            continue
+        for stage, of_stage in ops.by("stage").items():
+            for kind, rows in of_stage.by("kind").items():
+                computed = lengths_within(compute, rows["start_ns"], rows["end_ns"])
+                lists.setdefault((stage, str(kind)), {}).setdefault(rank, []).append(computed)
     return lists
-
-
-def _of_rank(rank: int, data: AlignedRun) -> Iterator[tuple[int, str, Int64]]:
-    ops = data.rows.of_rank(rank).ops
-    if lost := data.lost_steps.get(rank):
-        ops = ops.where(~np.isin(ops["step"], list(lost)))
-    if data.work[rank].missing_device_events or not len(ops):
-        return
-    computed = lengths_within(data.lanes[rank].compute, ops["start_ns"], ops["end_ns"])
-    kind, kinds = ops.codes("kind")
-    for stage in np.unique(ops["stage"][ops["stage"] >= 0]).tolist():
-        for code, name in enumerate(kinds):
-            chosen = (ops["stage"] == stage) & (kind == code)
-            if chosen.any():
-                yield stage, str(name), computed[chosen]
 
 
 def _cost(stage: int, kind: str, of_ranks: dict[int, Int64]) -> OpCost:

@@ -183,7 +183,7 @@ def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
     return place, members[place] == ranks
 
 
-def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64, ops: Slice | None = None) -> Slice:
+def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64, ops: Slice) -> Slice:
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready.
 
     ``ops`` are the rank's, which tell which of its sends held it up (:func:`_holds_up`).
@@ -191,9 +191,8 @@ def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: In
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
-    if ops is not None:
-        of_sends = np.flatnonzero(is_held & comms.among("kind", ("send",)))
-        is_held[of_sends] = _holds_up(comms.only(_OF_SENDS).where(of_sends), ops, comms["start_ns"])
+    of_sends = np.flatnonzero(is_held & comms.among("kind", ("send",)))
+    is_held[of_sends] = _holds_up(comms.only(_OF_SENDS).where(of_sends), ops, comms["start_ns"])
     held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
     peer, known = _places_of(pipeline, held["peer"])
     columns = {

@@ -243,23 +243,18 @@ class RankTimes:
 def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
     """The measured times of windows whose steps have the plan of ``table``, from those of each of their ranks."""
     shape, messages = (len(windows), len(table)), (len(windows), table.num_messages)
+    columns: dict[str, Any] = {name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS}
+    columns |= {name: np.full(messages, of_none) for name, of_none in _OF_MESSAGES.items()}
     times = StepTimes(
         table=table,
         windows=tuple(windows),
         before=np.full(shape, NONE, dtype=np.int64),
         tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
-        arrival=np.full(messages, UNKNOWN, dtype=np.int64),
-        sent=np.full(messages, NEVER, dtype=np.int64),
-        received=np.full(messages, UNKNOWN, dtype=np.int64),
-        transfer=np.zeros(messages, dtype=np.int64),
-        recorded=np.zeros(messages, dtype=np.int64),
-        sender_is_last=np.zeros(messages, dtype=np.bool_),
-        is_early=np.zeros(messages, dtype=np.bool_),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
         on_device=np.zeros(len(windows), dtype=np.bool_),
         knows_host=np.ones(len(windows), dtype=np.bool_),
         waits=Slice.joined([rank.waits for rank in ranks]),
-        **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
+        **columns,
     )
     is_measured = np.zeros(shape, dtype=np.bool_)
     ops, received, tails = (
@@ -269,7 +264,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     is_measured[cell] = True
     for name in (*_OF_OPS, "before"):
         getattr(times, name)[cell] = ops[name]
-    for name in ("arrival", "sent", "received", "transfer", "recorded", "sender_is_last", "is_early"):
+    for name in _OF_MESSAGES:
         getattr(times, name)[message] = received[name]
     window = tails["window"]
     times.tail_bubble[window, table.rank[tails["row"]]] = tails["bubble"]
@@ -300,6 +295,11 @@ def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Boo
     return before
 
 
+_OF_MESSAGES: Mapping[str, int | bool] = {
+    **{"arrival": UNKNOWN, "sent": NEVER, "received": UNKNOWN, "transfer": 0, "recorded": 0},
+    **{"sender_is_last": False, "is_early": False},
+}
+"""Columns of messages, with the value of one that was not matched."""
 _OF_OPS = (
     "start",
     "end",

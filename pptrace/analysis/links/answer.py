@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
@@ -226,13 +225,12 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     The side that receives says how often, how much and how long; what each side waited is the other's lateness.
     """
     ends = _joined(ranks, "messages")
-    if ends.empty:
+    if not len(ends):
         return ()
-    is_recv = (ends["kind"] == "recv").to_numpy()
-    source, target = np.where(is_recv, (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
-    ends = ends.assign(source=source, target=target)
+    source, target = np.where(ends["kind"] == "recv", (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
+    table = pd.DataFrame({**ends.columns, "source": source, "target": target})
     on_device = {traffic.rank for traffic in ranks if traffic.on_device}
-    links = [_link(rows, facts, on_device) for rows in slices(ends, ("axis", "source", "target")).values()]
+    links = [_link(rows, facts, on_device) for rows in slices(table, ("axis", "source", "target")).values()]
     return tuple(
         sorted(
             links, key=lambda link: (-link.late_sender_ns - link.late_receiver_ns, link.axis, link.source, link.target)
@@ -276,23 +274,16 @@ def _link(ends: Slice, facts: Mapping[int, Mapping[str, object]], on_device: Col
 def late_ranks_of(ranks: Sequence[RankTraffic]) -> tuple[LateRank, ...]:
     """Number of collectives that each rank was the last to enter, by axis and kind, the most often late first."""
     rows = _joined(ranks, "collectives")
-    late = [
-        LateRank(str(axis), str(kind), int(rank), int(count), int(num_last), int(wait))
-        for axis, kind, rank, count, num_last, wait in rows.itertuples(index=False)
-    ]
+    names = ("axis", "kind", "rank", "count", "num_last", "wait")
+    late = map(LateRank, *(rows[name].tolist() for name in names)) if len(rows) else ()
     return tuple(sorted(late, key=lambda entry: (entry.axis, entry.kind, -entry.num_last, entry.rank)))
 
 
-def _joined(ranks: Iterable[RankTraffic], name: str) -> pd.DataFrame:
-    tables: list[Slice] = []
-    for traffic in ranks:
-        rows: Slice = getattr(traffic, name)
-        tables.append(Slice({**rows.columns, "rank": np.full(len(rows), traffic.rank)}))
-    columns: dict[str, npt.NDArray[np.generic]] = {
-        key: np.concatenate([table[key] for table in tables]) for key in (tables[0].columns if tables else ())
-    }
-    frame = pd.DataFrame(columns)
-    return frame if name == "messages" else frame.reindex(columns=["axis", "kind", "rank", "count", "num_last", "wait"])
+def _joined(ranks: Iterable[RankTraffic], name: str) -> Slice:
+    """The rows of a table of all ranks, with their ``rank``."""
+    tables: list[tuple[int, Slice]] = [(traffic.rank, getattr(traffic, name)) for traffic in ranks]
+    with_ranks = [rows.with_columns({"rank": np.full(len(rows), rank)}) for rank, rows in tables]
+    return Slice.joined(with_ranks) if with_ranks else Slice.empty("rank")
 
 
 def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, mesh: MeshInfo) -> Interconnect | None:

@@ -57,14 +57,11 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
     known = sorted({*steps.reported} - data.lost_steps.get(rank, frozenset()))
     ops = ops.where(np.isin(ops["step"], known) & (ops["stage"] >= 0))
     pieces, computes = _on_common_clock(rank, work.pieces, data), data.lanes[rank].compute
-    kind, kinds = ops.codes("kind")
-    found: Sums = {}
-    for stage in np.unique(ops["stage"]).tolist():
-        for code, name in enumerate(kinds):
-            chosen = ops.where((ops["stage"] == stage) & (kind == code))
-            if len(chosen):
-                found[stage, str(name)] = _sums(chosen, pieces, computes)
-    return found
+    return {
+        (stage, str(kind)): _sums(rows, pieces, computes)
+        for stage, of_stage in ops.by("stage").items()
+        for kind, rows in of_stage.by("kind").items()
+    }
 
 
 def work_of_op(rank: int, start_ns: int, end_ns: int, data: AlignedRun) -> StageOps | None:

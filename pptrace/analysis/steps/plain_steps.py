@@ -35,7 +35,7 @@ from pptrace.analysis.steps.rank_steps import (
     memory_of_steps,
 )
 from pptrace.analysis.whole_run import Bubble
-from pptrace.intervals import intersect, lengths_within, merge, subtract, union
+from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import rows_among
 from pptrace.timeline.windows import StepWindow
@@ -123,7 +123,9 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
         (rank.rank, window.step): rank
         for number, rank_windows in of_rank.items()
         for window, rank in zip(
-            rank_windows, _rank_steps(_columns(number, rank_windows, comparable), data, late.get(number)), strict=True
+            rank_windows,
+            _rank_steps(_columns(number, rank_windows, comparable), data, late.get(number, EMPTY)),
+            strict=True,
         )
     }
     return tuple(
@@ -154,19 +156,18 @@ def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, 
     )
 
 
-def _late_ns(windows: RankWindows, late: Int64 | None) -> Int64:
-    return np.zeros_like(windows.steps) if late is None else lengths_within(late, windows.start_ns, windows.end_ns)
-
-
-def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> list[RankStep]:
-    """The steps of a rank; ``late`` is when others waited for it alone, None where they never did."""
+def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64) -> list[RankStep]:
+    """The steps of a rank; ``late`` is when others waited for it alone."""
     rank, rows = windows.rank, data.rows.of_rank(windows.rank)
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
     comms, comm_window = windows.index_of(rows.comms)
     known = windows.comparable & times.is_known
     is_matched = (comms["match"] >= 0) & ~comms.among("kind", MESSAGES)
     has_matches = windows.comparable & (np.bincount(comm_window[is_matched], minlength=len(windows.steps)) > 0)
-    late_in_transfer = None if late is None else intersect(late, data.lanes[rank].transfer)
+    late_ns, in_transfer_ns = (
+        lengths_within(times_late, windows.start_ns, windows.end_ns)
+        for times_late in (late, intersect(late, data.lanes[rank].transfer))
+    )
     has_times = ~lacks_work(windows, data)
     hosts = host_of_steps(windows, data)
     columns: dict[str, Sequence[Any]] = {
@@ -175,8 +176,8 @@ def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> l
         "exposed_comm_ns": masked(times.exposed_ns, known),
         "bubble_ns": masked(times.bubble_ns, known),
         **idle_by_host(rows.spans, times, has_times & data.lanes[rank].of_operators, hosts["host"]),
-        "late_ns": masked(_late_ns(windows, late), has_matches),
-        "late_in_transfer_ns": masked(_late_ns(windows, late_in_transfer), has_matches),
+        "late_ns": masked(late_ns, has_matches),
+        "late_in_transfer_ns": masked(in_transfer_ns, has_matches),
         "comms": comms_of_steps(comms, comm_window, windows, data),
         "spans": durations_of_steps(rows.spans.where(rows.spans["kind"] != "STEP"), windows),
         "device": device_of_steps(windows, data),

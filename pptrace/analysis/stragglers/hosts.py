@@ -69,21 +69,22 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
     )
 
 
-def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64] = ()) -> Reason | None:
+def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason | None:
     """The rank whose ops always begin later than those of the others, and what steps would get back if they did not.
 
     Where all ranks are about as late, what they would get back if none was late; not where no message is known, whose transfers
     would look the same. ``apart`` is the part of the delays that is a reason of its own, as late starts and pauses are.
     """
-    delays = [costs.lateness - (apart[index] if len(apart) else 0) for index, costs in enumerate(plans)]
+    delays = [costs.lateness - ns for costs, ns in zip(plans, apart, strict=True)]
     usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
     excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]
     if not any(ns.any() for ns in delays):
         return None
     where = where_most(time_by_rank(plans, excess))
     if where and _is_later(plans, delays, rank := int(where["rank"])):
-        removed = [np.where(_is_of(costs, rank), ns, 0) for costs, ns in zip(plans, excess, strict=True)]
-        times = np.concatenate([ns[_is_of(costs, rank)] for costs, ns in zip(plans, delays, strict=True)])
+        is_of_rank = [costs.ranks[:, costs.table.rank] == rank for costs in plans]
+        removed = [np.where(is_own, ns, 0) for is_own, ns in zip(is_of_rank, excess, strict=True)]
+        times = np.concatenate([ns[is_own] for is_own, ns in zip(is_of_rank, delays, strict=True)])
         title = "Late ops: {share} goes to the ops of " + f"rank {rank}, which begin late"
     elif not _knows_messages(plans):
         return None
@@ -158,12 +159,6 @@ def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
     by_pp_rank = [np.median(delays[:, table.rank == pp_rank], axis=1) for pp_rank in range(table.pp)]
     ordered = np.sort(np.stack(by_pp_rank), axis=None)
     return round(float(ordered[(len(ordered) - 1) // 2]))
-
-
-def _is_of(costs: StepMatrix, rank: int) -> Bool:
-    """Mask of the ops of a global rank, shape (windows, rows)."""
-    is_of: Bool = costs.ranks[:, costs.table.rank] == rank
-    return is_of
 
 
 def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
