@@ -186,14 +186,14 @@ def message_bytes(analysis: Analysis) -> int:
 
 
 def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
-    costs = study.step_costs(change)
+    target, durations, transfers = study.step_costs(change)
     work = Workload(
-        costs.plan,
-        costs.durations.tolist(),
-        costs.transfers.tolist(),
-        costs.messaging.name.lower(),
+        target.plan,
+        durations.tolist(),
+        transfers.tolist(),
+        target.messaging.name.lower(),
         round(size * change.microbatch_size),
-        costs.prefetch,
+        target.prefetch,
     )
     return execute(work, scenario.span_ns)
 

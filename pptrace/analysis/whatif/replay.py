@@ -103,24 +103,15 @@ def replay_step(costs: StageCosts, target: Target, step: int) -> Simulation:
     return Simulation(Replay(target.plan, np.rint(end - work[longest]).astype(np.int64), end))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepCosts:
-    """Costs of one replayed step: what each row of its plan (with its delay) and each message takes, ns."""
-
-    plan: Plan
-    durations: Int64
-    transfers: Int64
-    messaging: Messaging
-    prefetch: int
-
-
-def costs_of_step(costs: StageCosts, target: Target, step: int) -> StepCosts:
-    """The costs of one step of the run, put together along the plan; of several pipelines those of the first."""
+def costs_of_step(costs: StageCosts, target: Target, step: int) -> tuple[Int64, Int64]:
+    """(what each row of the plan takes, with its delay, what each message takes) in one step of the run, ns; of several pipelines
+    in the first.
+    """
     builder, window = _Builder(costs, target), int(np.flatnonzero(costs.step == step)[0])
     part = slice(window, window + 1)
     work, late = builder.durations(part)
     durations, transfers = (np.rint(values[0]).astype(np.int64) for values in (work + late, builder.transfers(part)))
-    return StepCosts(target.plan, durations, transfers, target.messaging, target.prefetch)
+    return durations, transfers
 
 
 def changes_ops(costs: StageCosts, target: Target) -> bool:

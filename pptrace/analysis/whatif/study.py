@@ -38,7 +38,7 @@ from pptrace.analysis.whatif.memory import (
 from pptrace.analysis.whatif.notes import UNCOUNTED, note_on_split, notes_of, warnings_of_costs
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
 from pptrace.analysis.whatif.recompute import parts_after
-from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
+from pptrace.analysis.whatif.replay import Target, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.result import Scenario, Standing
 from pptrace.analysis.whatif.split import best_splits
 from pptrace.analysis.whatif.stage_costs import (
@@ -245,9 +245,10 @@ class Study:
         """The replay of the typical step with a change."""
         return replay_step(*self._target(change), self.typical_step)
 
-    def step_costs(self, change: Change) -> StepCosts:
-        """The costs of the typical step with a change, to be run."""
-        return costs_of_step(*self._target(change), self.typical_step)
+    def step_costs(self, change: Change) -> tuple[Target, Int64, Int64]:
+        """(the plan with a change, what its rows take in the typical step, what its messages take), ns, to be run."""
+        costs, target = self._target(change)
+        return target, *costs_of_step(costs, target, self.typical_step)
 
     def _target(self, change: Change) -> tuple[StageCosts, Target]:
         return target_of(self.baseline, change, plan_of(change, self.name, self.costs))

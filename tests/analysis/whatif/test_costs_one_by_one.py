@@ -157,9 +157,9 @@ def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
             picture = replay_step(costs, target, step).replayed
             assert np.abs(picture.end - np.array(ends[longer])).max() <= 0.5
             assert np.abs(picture.end - picture.start - work[longer]).max() <= 1
-            one = costs_of_step(costs, target, step)
-            assert one.durations.tolist() == np.rint((work + late)[windows[0]]).tolist()
-            assert one.transfers.tolist() == np.rint(transfers[windows[0]]).tolist()
+            taken, moved = costs_of_step(costs, target, step)
+            assert taken.tolist() == np.rint((work + late)[windows[0]]).tolist()
+            assert moved.tolist() == np.rint(transfers[windows[0]]).tolist()
 
 
 def varied(costs: StageCosts, target: Target) -> list[tuple[StageCosts, Target]]:
