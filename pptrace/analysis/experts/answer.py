@@ -15,7 +15,7 @@ from pptrace.analysis.experts.exchanges import exchanges_of, join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.loads import common, layer_loads, rank_loads, spread_over_layers
 from pptrace.analysis.experts.routing import Routing
-from pptrace.analysis.experts.traffic import NO_TRAFFIC, SentRows, Traffic, sent_rows_of, traffic_of
+from pptrace.analysis.experts.traffic import NO_TRAFFIC, SentRows, Traffic, names_of, sent_rows_of, traffic_of
 from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, RankLoad, RoutingGain, report_traffic
 from pptrace.analysis.experts.waits import ROLES, Waits, expert_steps
@@ -142,9 +142,6 @@ def _padding_share(counts: Mapping[int, RankCounts], sizes: TokenSizes) -> float
     whole = [rank for group in sizes.sharing_groups if set(group) <= set(counts) for rank in group]
     rows, kept = (sum(int(getattr(counts[rank], name).sum()) for rank in whole) for name in ("rows", "kept"))
     return max(0.0, 1 - sizes.etp * kept / rows) if rows else None
-
-
-_MOST_NAMES = 8
 
 
 def routing_gain(plans: Sequence[StepMatrix]) -> RoutingGain | None:
@@ -278,7 +275,6 @@ def _reasons_of_ranks(
     if has_rows and any(rank.in_flight_rows is None for rank in ranks):
         yield "some backwards have no known calls: `in_flight_rows` is null"
     groups = () if sizes is None else sizes.sharing_groups
-    missing = sorted(rank for group in groups if set(group) & set(counts) for rank in set(group) - set(counts))
+    missing = [rank for group in groups if set(group) & set(counts) for rank in set(group) - set(counts)]
     if missing:
-        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" …" if len(missing) > _MOST_NAMES else "")
-        yield f"no counts of rank {names}: routes of experts are those of the other ranks' tokens"
+        yield f"no counts of rank {names_of(missing)}: routes of experts are those of the other ranks' tokens"

@@ -205,7 +205,7 @@ def _by_splits(
                 cells.append((ranks[is_silent], own[is_silent], from_others[is_silent], of_rank.row_bytes))
     if not cells:
         return None, ()
-    lines = (f"rows of rank {_names(missing)} are not in `traffic`: splits or members of its calls are not known",)
+    lines = (f"rows of rank {names_of(missing)} are not in `traffic`: splits or members of its calls are not known",)
     return _matrix(SPLITS, cells, set(members.values())), lines if missing else ()
 
 
@@ -232,7 +232,7 @@ def _by_counts(
             cells.append((np.full(len(group), rank), np.array(group), rows, row_bytes))
     if not cells:
         return None, ()
-    line = f"rows of rank {_names(missing)} are not in `traffic`: not all ranks of its group counted routes that fit"
+    line = f"rows of rank {names_of(missing)} are not in `traffic`: not all ranks of its group counted routes that fit"
     return _matrix(COUNTS, cells, groups), (line,) if missing else ()
 
 
@@ -324,7 +324,8 @@ def _pairs_that_differ(sent: Mapping[int, SentRows], members: Mapping[tuple[int,
                     yield f": from rank {rank} to rank {other} {int(sums[0, place]):,} rows were sent, {arrived:,} received"
 
 
-def _names(ranks: Sequence[int]) -> str:
+def names_of(ranks: Sequence[int]) -> str:
+    """The first few of some ranks, in order."""
     shown = ", ".join(map(str, sorted(ranks)[:_MOST_NAMES]))
     return shown + (" …" if len(ranks) > _MOST_NAMES else "")
 

@@ -57,14 +57,18 @@ _MOST_REASONS = 3
 
 def links_table(report: Report) -> ReportTable:
     """A row for each pair of ranks, way and axis, over all steps of the report; the one with most waiting first."""
-    reasons = sorted({link.fit_reason for link in report.links if link.fit_reason is not None})
     notes = (
         "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: fast transfers",
         "of peak: what NVLink or PCIe of these devices moves in one direction at most",
-        *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
+        *_not_fitted(report.links),
         *([] if report.interconnect is None or report.interconnect.collectives else _settings(report.interconnect)),
     )
     return table_of("links", "Links, all steps", report.links, _LINK_COLUMNS, notes, 3, (11, 12, 10, 9, 8))
+
+
+def _not_fitted(lines: Sequence[Link | CollectiveSpeed]) -> list[str]:
+    reasons = sorted({line.fit_reason for line in lines if line.fit_reason is not None})
+    return [f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []
 
 
 def late_ranks_table(report: Report) -> ReportTable:
@@ -120,10 +124,9 @@ _SIZE_COLUMNS: Columns[_SizeRow] = {
 
 def sizes_table(collectives: Sequence[CollectiveSpeed]) -> ReportTable:
     """A row for each size of the collectives of an axis, kind, size of group and kernel."""
-    reasons = sorted({speed.fit_reason for speed in collectives if speed.fit_reason is not None})
     notes = [
         "fast: from when the last member had come, a tenth are faster; latency + bus bytes / fitted: of all sizes",
-        *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
+        *_not_fitted(collectives),
     ]
     if any(speed.kernel_algorithm for speed in collectives):
         notes.append(

@@ -251,8 +251,7 @@ class _Timelines:
         self._data = data
         self._outside = outside
         self._lacks_ranks = lacks_ranks
-        self._of_rank: dict[int, list[_Segment]] = {}
-        self._starts: dict[int, Int64] = {}
+        self._of_rank: dict[int, tuple[list[_Segment], Int64]] = {}
 
     def first_rank(self, window: StepWindow) -> int:
         """The rank whose op begins the window."""
@@ -307,8 +306,8 @@ class _Timelines:
 
     def _before(self, rank: int, at_ns: int) -> _Segment:
         """The segment in which the moment before ``at_ns`` lies."""
-        segments = self._segments(rank)
-        index = int(np.searchsorted(self._starts[rank], at_ns)) - 1
+        segments, starts = self._segments(rank)
+        index = int(np.searchsorted(starts, at_ns)) - 1
         if index < 0:
             return _Segment(-(2**62), segments[0].start_ns if segments else 2**62, OTHER)
         segment = segments[index]
@@ -317,12 +316,12 @@ class _Timelines:
         following = segments[index + 1].start_ns if index + 1 < len(segments) else 2**62
         return _Segment(segment.end_ns, following, OTHER)
 
-    def _segments(self, rank: int) -> list[_Segment]:
+    def _segments(self, rank: int) -> tuple[list[_Segment], Int64]:
+        """(the segments of a rank in order, their starts)."""
         if rank not in self._of_rank:
             rows = self._outside.get(rank)
             segments = [] if rows is None else _painted(list(self._rows_of(rows.rows)))
-            self._of_rank[rank] = segments
-            self._starts[rank] = np.array([segment.start_ns for segment in segments], dtype=np.int64)
+            self._of_rank[rank] = segments, np.array([segment.start_ns for segment in segments], dtype=np.int64)
         return self._of_rank[rank]
 
     def _rows_of(self, rows: Slice) -> Iterator[tuple[int, _Segment]]:

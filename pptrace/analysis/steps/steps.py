@@ -25,7 +25,7 @@ from pptrace.schedule.actions import Phase
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, phase_lengths, simulate
-from pptrace.slices import Slice, rows_among, slices
+from pptrace.slices import rows_among, slices
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
@@ -257,10 +257,7 @@ def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
         is_step = rows["kind"] == "STEP"
         if is_step.any():
             start, end = int(rows["start_ns"][is_step].min()), int(rows["end_ns"][is_step].max())
-            marked.append(MarkedStep(rank, step, start, end, durations(rows.where(~is_step))))
+            by_kind = rows.where(~is_step).by("kind").items()
+            others = {kind: int((spans["end_ns"] - spans["start_ns"]).sum()) for kind, spans in by_kind}
+            marked.append(MarkedStep(rank, step, start, end, others))
     return tuple(marked)
-
-
-def durations(spans: Slice) -> dict[str, int]:
-    """Total duration by kind, ns."""
-    return {kind: int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.by("kind").items()}
