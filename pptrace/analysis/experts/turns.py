@@ -79,7 +79,7 @@ def turns_of(op: Int64, calls: Slice, ops: Slice) -> Slice:
     order = np.lexsort((is_second, run))
     halves = (2 * op + is_second, stage, microbatch, second_stage[at], second_microbatch[at])
     columns = {name: np.where(op >= 0, of, UNKNOWN) for name, of in zip(_OF_HALVES, halves, strict=True)}
-    columns |= {"op": op, "in_turns": in_turns, "is_second": is_second, "is_mixed": is_mixed & (op >= 0)}
+    columns |= {"op": op, "in_turns": in_turns, "is_second": is_second, "is_mixed": is_mixed}
     return Slice({"order": order, **{name: column[order] for name, column in columns.items()}})
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pptrace
 from pptrace.analysis.links.answer import with_network
-from pptrace.analysis.links.collectives import findings_on_hosts, ring_steps, tree_steps, with_peaks
+from pptrace.analysis.links.collectives import fast_of_groups, findings_on_hosts, ring_steps, tree_steps, with_peaks
 from pptrace.analysis.links.types import CollectiveRate, CollectiveSize, CollectiveSpeed, Interconnect
 from pptrace.analysis.report import Report
 from pptrace.model.mesh import MeshInfo
@@ -139,3 +140,9 @@ def test_tp_across_hosts_is_a_finding(report: Report, hosts: str, across: int | 
 def test_where_hosts_are_not_known_nothing_is_said_of_them(report: Report) -> None:
     assert not list(findings_on_hosts(report.collectives, report.steps, range(4), {}, MESH))
     assert not list(findings_on_hosts((), report.steps, range(4), {0: {"host": "a"}}, MESH))
+
+
+def test_calls_without_a_match_say_nothing_of_what_a_fast_one_takes() -> None:
+    times, group = np.array([0, 7, 5, 0, 9]), np.array([0, 0, 0, 1, 2])
+    assert fast_of_groups(times, group, 3, times > 0).tolist() == [5, 0, 9]
+    assert fast_of_groups(times, group, 3).tolist() == [0, 0, 9]
