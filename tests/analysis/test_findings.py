@@ -172,8 +172,8 @@ def starved(ns: int, window: int) -> RankStep:
 def test_without_a_pipeline_the_mean_rank_says_what_launching_costs() -> None:
     step = replace(step_with(None), ranks=(starved(100, 1000), starved(501, 3000)))
     (host,) = find([step, step], SCHEDULE)
-    assert (host.gain_ns, host.evidence["share"], host.evidence["launch_starved_ns"]) == (300, 0.15, 601)
-    assert host.title.startswith("Host: 15.0% of the step is device idle time because hosts launch too late")
+    assert (host.gain_ns, host.evidence["share"], host.evidence["launch_starved_ns"]) == (300, 0.3, 601)
+    assert host.title.startswith("Host: 30.0% of the step is device idle time because hosts launch too late")
     unknown = replace(step, ranks=(*step.ranks, rank_of(), rank_of()))
     assert find([unknown], SCHEDULE) == (), "of half of the ranks it is not known"
     assert find([unknown, step], SCHEDULE)[0].gain_ns == 300

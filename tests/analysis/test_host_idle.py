@@ -117,7 +117,9 @@ def test_a_host_that_loads_data_meanwhile_is_told_to_load_it_sooner() -> None:
     def loading(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
         middles = [at + (done.start + done.end) // 2 for done in run.computes(rank)]
         name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        ranges = [Event(Category.ANNOTATION, name, middle + 1, middle + GAP - 1) for middle in middles]
+        ranges = [
+            Event(Category.ANNOTATION, name, middle + 1, middle + GAP - 1, thread=MAIN_THREAD) for middle in middles
+        ]
         return [*starved_events(run, rank, pipeline, step, at), *ranges]
 
     report = analysed(replace(record(build("1f1b", P, M), steps=3), events=loading)).report

@@ -179,3 +179,16 @@ def test_the_bars_of_ranks_show_what_hosts_did_apart_from_the_rest(tmp_path: Pat
             "Rest: other ranks, input, Python": 1 - 0.43 - 0.35,
         }
     )
+
+
+def test_what_a_thread_does_that_runs_no_operator_keeps_no_rank_from_computing(tmp_path: Path) -> None:
+    """A thread of its own writes checkpoints all the time."""
+    report_of(tmp_path, *[[]] * 4)
+    trace = json.loads((tmp_path / "rank0.json").read_text())
+    known = {"ph": "X", "cat": "user_annotation", "name": "checkpoint", "pid": 1, "dur": 3_900}
+    trace["traceEvents"].append(known | {"ts": 10_000, "tid": 5})
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    assert [step.ranks[0].idle_spans for step in load([tmp_path / "rank0.json"], cache=False).report.steps] == [{}] * 4
+    trace["traceEvents"].append(known | {"ts": 10_000, "tid": 1})
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    assert load([tmp_path / "rank0.json"], cache=False).report.steps[1].ranks[0].idle_spans

@@ -11,6 +11,7 @@ from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES, LAUNCHED_WORK, WITH_WAITING
 from pptrace.analysis.result import Finding, RankStep, ScheduleSummary, StepReport
 from pptrace.analysis.steps.plain_steps import NO_PIPELINE
+from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 
@@ -122,7 +123,7 @@ def test_communication_of_a_rank_whose_others_have_no_trace_is_a_finding_without
     )
     if is_found:
         assert found[0].title.startswith("Communication: 10.0% of the step is communication that no compute hides")
-        assert found[0].detail.endswith("; record all ranks (--profile-ranks all)")
+        assert found[0].detail.endswith("; record all ranks (--profile-ranks all), and see the warnings")
     separated = replace(rank, exposed_comm_ns=5 * MS)
     assert all(
         f.evidence["reason"] != WITH_WAITING for f in findings_of(*[step_of(separated)] * 2) if "reason" in f.evidence
@@ -135,3 +136,27 @@ def test_a_device_that_is_idle_with_launched_work_is_a_finding_without_a_gain(de
     assert [f.evidence["reason"] for f in found] == ([LAUNCHED_WORK] if is_found else [])
     unknown = rank_of(1, host=None)
     assert findings_of(*[step_of(rank_of(host=HostIdle(0, 0, 50 * MS)), unknown)] * 2) == ()
+
+
+def test_a_rank_that_alone_does_something_every_so_many_steps_is_told_with_what_it_does() -> None:
+    """Every fourth step takes 60 ms longer, for which rank 1 writes a checkpoint: no outlier, and no host that launches late."""
+
+    def step(number: int) -> StepReport:
+        ms = 60 * (number % 4 == 3)
+        late = rank_of(1, 2 + ms, ms, idle_spans={"CHECKPOINT": ms * MS} if ms else {}, bubble_ns=(70 + ms) * MS)
+        early = rank_of(0, 2, 0, idle_spans={}, bubble_ns=(70 + ms) * MS)
+        return replace(step_of(early, late, number=number), end_ns=(100 + ms) * MS, span_ns=(100 + ms) * MS)
+
+    steps = [step(number) for number in range(12)]
+    (found,) = find(steps, NO_SCHEDULE, series=series_of(steps))
+    assert (found.gain_ns, found.evidence["where"]) == (15 * MS, {"rank": 1})
+    assert found.detail.endswith("; look at the checkpoint of rank 1: 15.0 ms a step, of the others 0.0")
+
+
+def test_what_explains_less_than_half_of_a_late_rank_is_not_named() -> None:
+    (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 11, 20))] * 2)
+    assert found.detail.endswith("; look at the host, clocks and neighbours of rank 1")
+    (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 12, 20))] * 2)
+    assert found.detail.endswith(
+        "; look at the time between operators (Python, input) of rank 1: 12.0 ms a step, of the others 2.0"
+    )

@@ -93,8 +93,8 @@ class CauseCosts:
 
 
 def parts_of_causes(costs: CauseCosts) -> tuple[dict[str, Int64], Int64, Int64]:
-    """(what each cause alone adds to the makespan of every step, and what several add together, the makespans without any cause,
-    with all of them), ns.
+    """Return (what each cause alone adds to the makespan of every step, and what several add together, the makespans without any
+    cause, with all of them), ns.
     """
     every = frozenset(costs.players)
     with_all, without = costs.makespans(every), costs.makespans(frozenset())

@@ -12,7 +12,6 @@ import numpy as np
 from pptrace.analysis.findings.plain import (
     IDLE_FIGURES,
     device_findings,
-    idle_findings,
     of_ranks,
     plain_host_findings,
     with_idle_spans,
@@ -246,7 +245,7 @@ def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
     if not known:
         return ()
     loss = _Loss("host", np.array([ns for _, ns in known], dtype=np.int64), {})
-    span = sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step, _ in known)
+    span = sum(step.length_ns or sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step, _ in known)
     finding = _finding(loss, Shares(None, span // len(known)), {})
     if finding is None:
         return ()
@@ -301,7 +300,7 @@ def _of_outside(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Cou
 
 def _of_hosts(steps: Sequence[StepReport]) -> Counter[int]:
     """The time, ns, that each step without a pipeline has more than is usual of what has a finding on its hosts."""
-    causes = {finding.evidence["reason"] for finding in idle_findings(steps)}
+    causes = {finding.evidence["reason"] for finding in plain_host_findings(steps)}
     figures = [of_rank for reason, of_rank in IDLE_FIGURES.items() if reason in causes]
     of_steps = [
         max((sum(of_rank(rank) or 0 for of_rank in figures) for rank in step.ranks), default=0) for step in steps

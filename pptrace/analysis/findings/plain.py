@@ -34,16 +34,9 @@ def plain_host_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     """The findings of steps without a pipeline, each from a twentieth of the step on."""
     span = sum(step.length_ns or 0 for step in steps)
     if span:
-        yield from idle_findings(steps)
-        yield from _last_to_collectives(steps, span / len(steps))
-
-
-def idle_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
-    """Findings on what hosts do while their ranks have nothing else to do: what ranges say, and what runs no operator."""
-    span = sum(step.length_ns or 0 for step in steps)
-    if span:
         yield from _idle_span_findings(steps)
         yield from _between_operators(steps, span / len(steps))
+        yield from _last_to_collectives(steps, span / len(steps))
 
 
 def _between_operators(steps: Sequence[StepReport], mean_span: float) -> Iterator[Finding]:
@@ -94,7 +87,7 @@ def _idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     typical, length = typical_of(steps), sum(step.length_ns or 0 for step in steps)
     for kind, words in IDLE_WORDS.items():
         of_steps = np.array([of_ranks(step, idle_in_range(kind)) or 0 for step in steps], dtype=np.int64)
-        if not _is_finding(of_steps, length / len(steps)):
+        if not _is_finding(of_steps, length / len(steps), may_recur=True):
             continue
         most, share = steps[int(of_steps.argmax())], int(of_steps.sum()) / length
         of_typical = 0 if typical is None else of_ranks(typical, idle_in_range(kind)) or 0
@@ -125,8 +118,8 @@ def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
         WITH_WAITING: (
             "communication",
             "Communication: {:.1%} of the step is communication that no compute hides, with the waiting in it",
-            "how much of it is waiting for ranks that have no trace only their traces tell; record all ranks "
-            "(--profile-ranks all)",
+            "how much of it is waiting for other ranks is not known, whose traces are missing or whose clocks do not compare; "
+            "record all ranks (--profile-ranks all), and see the warnings",
         ),
         LAUNCHED_WORK: (
             "unexplained",
@@ -181,7 +174,8 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
             + f"rank {number}, which comes last to the collectives"
         )
         detail = (
-            f"rank {number} comes last to the collectives; the others wait for it {waiting}{_instead(steps, number)}"
+            f"rank {number} comes last to the collectives; the others wait for it {waiting}; look at the "
+            f"{_instead(steps, number, of_steps.mean())}"
         )
         where: dict[str, int] = {"rank": number}
     else:
@@ -190,28 +184,29 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
             "Jitter: {share:.1%} of the step goes to waiting for the last rank to the collectives, now one, now another"
         )
         detail = "look for input of uneven length, noise on the hosts, and other work on their cores"
-    if _is_finding(of_steps, mean_span):
+    if _is_finding(of_steps, mean_span, may_recur=True):
         cause = "straggler" if where else "jitter"
         yield _finding(
             of_steps, mean_span, title, detail, {"cause": cause, "where": where, "reason": LAST_TO_COLLECTIVES}
         )
 
 
-def _instead(steps: Sequence[StepReport], number: int) -> str:
-    """Advice to look at what a rank does longer than the others do, in general where that is not known."""
+def _instead(steps: Sequence[StepReport], number: int, late_ns: float) -> str:
+    """Words for what a rank does longer than the others do, which explains half of ``late_ns`` or more; else for the rank."""
     parts = {
         words: [_mean_of(steps, number, of_rank, own) for own in (True, False)] for words, of_rank in _INSTEAD.items()
     }
     longer = {name: (own, others) for name, (own, others) in parts.items() if own is not None and others is not None}
     name, (own, others) = max(longer.items(), key=lambda part: part[1][0] - part[1][1], default=("", (0.0, 0.0)))
-    if own <= others:
-        return f"; look at the host, clocks and neighbours of rank {number}"
-    return f"; look at the {name} of rank {number}: {own / 1e6:,.1f} ms a step, of the others {others / 1e6:,.1f}"
+    if not name or own - others < _MOST_OF_IT * late_ns:
+        return f"host, clocks and neighbours of rank {number}"
+    return f"{name} of rank {number}: {own / 1e6:,.1f} ms a step, of the others {others / 1e6:,.1f}"
 
 
 IDLE_FIGURES: Mapping[str, Callable[[RankStep], int | None]] = {
     **{words.phrase: idle_in_range(kind) for kind, words in IDLE_WORDS.items()},
     BETWEEN_OPERATORS: between_operators_ns,
+    LAST_TO_COLLECTIVES: lambda rank: rank.late_ns,
 }
 """Figures of a rank, ns, by the reason of the finding on them."""
 _INSTEAD: Mapping[str, Callable[[RankStep], int | None]] = {
@@ -231,8 +226,12 @@ def _mean_of(
     return sum(values) / len(values) if values else None
 
 
-def _is_finding(of_steps: Int64, mean_span: float) -> bool:
-    return bool(of_steps.mean() >= LEAST_ANYWHERE * mean_span) and not is_noise(of_steps)
+def _is_finding(of_steps: Int64, mean_span: float, *, may_recur: bool = False) -> bool:
+    """Return whether what steps have is worth a finding. Of what a program does every so many steps (``may_recur``) it is no
+    chance that others have none.
+    """
+    recurs = may_recur and bool(np.count_nonzero(2 * of_steps >= of_steps.max()) > 1)
+    return bool(of_steps.mean() >= LEAST_ANYWHERE * mean_span) and (recurs or not is_noise(of_steps))
 
 
 def _finding(of_steps: Int64, mean_span: float, title: str, detail: str, evidence: dict[str, object]) -> Finding:

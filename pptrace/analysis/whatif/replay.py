@@ -104,8 +104,8 @@ def replay_step(costs: StageCosts, target: Target, step: int) -> Simulation:
 
 
 def costs_of_step(costs: StageCosts, target: Target, step: int) -> tuple[Int64, Int64]:
-    """(what each row of the plan takes, with its delay, what each message takes) in one step of the run, ns; of several pipelines
-    in the first.
+    """Return (what each row of the plan takes, with its delay, what each message takes) in one step of the run, ns; of several
+    pipelines in the first.
     """
     builder, window = _Builder(costs, target), int(np.flatnonzero(costs.step == step)[0])
     part = slice(window, window + 1)

@@ -271,6 +271,8 @@ def with_named_ranges(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
 
 def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
     rows = found_ranges(events, kind)
+    if kind != GARBAGE_COLLECTION:  # for which all threads stand still
+        rows = _on_working_threads(events, rows)
     if not len(rows):
         return ops
     # A step begins with its range, or where steps have none with its first op.
@@ -285,6 +287,20 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
     step = begins.index.to_numpy()[index]
     table = ops_table({"kind": kind, "step": step, "start_ns": start, "end_ns": events.ends_of(rows)})
     return concat_tables([ops, table])
+
+
+_LEAST_WORK = 0.1
+
+
+def _on_working_threads(events: Events, rows: Int64) -> Int64:
+    """The events on threads that run operators or launch, a tenth of what the busiest one has at least: what others do keeps no
+    rank from computing.
+    """
+    works = (events.category == Category.CPU_OP) | (events.category == Category.RUNTIME)
+    threads, counts = np.unique(events.thread[works], return_counts=True)
+    if not len(threads) or not len(rows):
+        return rows
+    return rows[np.isin(events.thread[rows], threads[counts >= _LEAST_WORK * counts.max()])]
 
 
 def found_ranges(events: Events, kind: str) -> Int64:
