@@ -12,7 +12,8 @@ STATE = "document.querySelector('#timeline').timeline"
 
 
 def drawn(page: Any) -> Any:
-    """The page when all its tiles have come."""
+    """The page when all its tiles have come. It is brought to the front: those behind it hardly draw."""
+    page.bring_to_front()
     page.wait_for_selector(DRAWN)
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.wait_for_selector(DRAWN)
