@@ -506,7 +506,8 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
     page = drawn(visit(serve([tmp_path]) + "timeline").page)
     assert lanes_of(page, 0) == ["stream 7", "thread 1"]
     for name in ("gemm", "aten::linear", "cudaLaunchKernel", "ProfilerStep#2"):  # not short where its bar has room
-        page.wait_for_function(f"() => {STATE}.svg().includes('>{name}</text>')", polling=100)  # events come lane by lane
+        # Events come lane by lane.
+        page.wait_for_function(f"() => {STATE}.svg().includes('>{name}</text>')", polling=100)
     assert "events=" not in address(page)
     page.keyboard.press("u")
     page.wait_for_selector("#timeline-sums:has-text('aten::linear')")
