@@ -8,8 +8,6 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 IMPORTS := import torch, torch._dynamo, torch.distributed.pipelining, torch.profiler, pandas, polars, plotly.express, dash, distributed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
-# Tests wait for each other's ranks: half as many workers again as there are cores keep these busy.
-WORKERS := $(shell expr $(RANKS) + $(RANKS) / 2)
 DEMO := pptrace_runs/demo
 
 .PHONY: demo test test-all check browser bench table samples pictures docs dist pythons gpu gpu-wheels clean
@@ -20,7 +18,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 check browser
-	$(BIN)/pytest -n $(WORKERS) --own-cores --dist loadfile
+	$(BIN)/pytest -n $(RANKS) --own-cores --dist loadfile
 
 test-all: export PPTRACE_ALL = 1
 test-all: test
