@@ -15,6 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.marked_tables import write_or_print
+
 TABLE = Path(__file__).resolve().parents[1] / "docs" / "coverage.csv"
 ANSWERS = ("yes", "partly", "no")
 SEPARATOR = "; "
@@ -84,10 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="coverage_table.py")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the page; left out: print")
     page, text = parser.parse_args(arguments).write, page_of(read_rows())
-    if page is None:
-        print(text, end="")
-    else:
-        page.write_text(text, encoding="utf-8")
+    write_or_print(text, page)
     return 0
 
 

@@ -8,6 +8,14 @@ from pathlib import Path
 from pptrace.errors import UsageError
 
 
+def write_or_print(text: str, page: Path | None) -> None:
+    """Write a whole page, or print it where there is none."""
+    if page is None:
+        print(text, end="")
+    else:
+        page.write_text(text, encoding="utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class MarkedTable:
     """A table in the file of ``--write``; without a file it is printed."""

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/report.md: the fields of the report's types, with what the comments beside them say.
+"""Writes the tables of docs/report.md: the fields of the report's types, with what their comments say.
 
     python tools/report_page.py [--write docs/report.md]
 
@@ -29,6 +29,7 @@ if str(ROOT) not in sys.path:
 
 from pptrace.analysis.report import Report  # noqa: E402
 from pptrace.errors import UsageError  # noqa: E402
+from tools.marked_tables import write_or_print  # noqa: E402
 
 PAGE = ROOT / "docs" / "report.md"
 INLINE = "breakdown"
@@ -196,10 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as err:
         print(f"report_page: {err}", file=sys.stderr)
         return 2
-    if page is None:
-        print(text, end="")
-    else:
-        page.write_text(text, encoding="utf-8")
+    write_or_print(text, page)
     return 0
 
 

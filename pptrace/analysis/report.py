@@ -1,6 +1,6 @@
 """The report of a run: its steps and findings, and what each question found.
 
-Each field is the JSON field of the same name, and None is its ``null``. The comment beside it is its row in docs/report.md.
+Each field is the JSON field of the same name, and None is its ``null``. Its comment is its row in docs/report.md.
 """
 
 from __future__ import annotations

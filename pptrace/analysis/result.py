@@ -48,7 +48,7 @@ class ScheduleSummary:
     num_microbatches: int | None
     num_stages: int | None  #: stages of all ranks, likewise; null as ``num_microbatches``
     num_chunks: int | None  #: stages of each rank, likewise; null as ``num_microbatches``
-    #: ``metadata`` (the run said so), ``recognised`` (from the order of the ops), ``option`` (``--schedule``) or ``none``
+    #: ``metadata`` (the run's own facts), ``recognised`` (from the order of the ops), ``option`` (``--schedule``) or ``none``
     source: str
     mismatches: tuple[str, ...]  #: differences between the run and the plan, in words; empty where there are none
     #: every schedule that may have run, where ranks without a trace leave that open; empty where all ranks have a trace, or one

@@ -23,6 +23,7 @@ def drawn(page: Any) -> Any:
 def picture(page: Any) -> str:
     """The pixels of the canvas when they no longer change, as a data URL. A page gets its height late."""
     page.bring_to_front()  # those behind it are drawn once a second
+    page.wait_for_load_state("networkidle")  # what gives it its height may come last
     before = ""
     while True:
         pixels: str = drawn(page).evaluate(f"{STATE}.canvas.toDataURL()")

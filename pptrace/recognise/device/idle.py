@@ -110,10 +110,10 @@ def _between_operators(events: Events) -> Int64 | None:
     is_operator = events.category == Category.CPU_OP
     if not is_operator.any():
         return None
-    rows = np.flatnonzero(is_operator | (events.category == Category.RUNTIME))
-    busy = union(events.start_ns[rows], events.ends_of(rows))
-    starts = np.append(events.start_ns[0], busy[:, 1])
-    ends = np.append(busy[:, 0], (events.start_ns + events.dur_ns).max())
+    works = is_operator | (events.category == Category.RUNTIME)
+    begins = events.start_ns[works]  # in order, as all events are
+    starts = np.append(events.start_ns[0], np.maximum.accumulate(begins + events.dur_ns[works]))
+    ends = np.append(begins, (events.start_ns + events.dur_ns).max())
     are_long = ends - starts >= _PAUSE_NS
     return np.stack((starts[are_long], ends[are_long]), axis=1)
 
