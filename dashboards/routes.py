@@ -153,6 +153,12 @@ def _range(shift: int, index: int) -> Range:
     return Range(shift, index)
 
 
+def _first_step(timeline: Timeline) -> int | None:
+    """The step to begin with, as the header does; of steps that no report has, the first."""
+    typical = timeline.report.typical_step
+    return typical.step if typical is not None else min(timeline.spans, default=None)
+
+
 def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
     why_not = answers.why_no_prediction()
     layout, tables = timeline.layout, timeline.measured.tables
@@ -171,6 +177,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
             [step, low - timeline.origin_ns, high - timeline.origin_ns]
             for step, (low, high) in sorted(timeline.spans.items())
         ],
+        "firstStep": _first_step(timeline),
         "tables": {
             name: {
                 "lanes": tables[name].lanes,

@@ -88,8 +88,7 @@
         this.say(`${NO_STEPS} What they have besides is drawn; the overview has tables of it.`);
         if (!this.t1) this.show(0, this.about.span);
       } else if (this.step === undefined) {
-        const first = typeof T.dropdown === "number" ? T.dropdown : this.about.steps[0][0];
-        this.goToStep(first);
+        this.goToStep(typeof T.dropdown === "number" ? T.dropdown : this.about.firstStep); // the header may know it later
       } else if (!this.t1) {
         this.goToStep(this.step);
         const [, , end] = this.about.steps.find(([known]) => known === this.step);

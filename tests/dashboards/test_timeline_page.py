@@ -484,9 +484,9 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     assert "stream 7" not in lanes_of(page, 0)
 
 
-def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
-    tmp_path: Path, visit: Callable[[str], Any], serve: Serve
-) -> None:
+@pytest.fixture
+def plain_run(tmp_path: Path) -> Path:
+    """Two steps of one rank without a pipeline, of the same length: the second is the typical one."""
     on_host, on_device = {"ph": "X", "pid": 1, "tid": 1}, {"ph": "X", "pid": 0, "tid": 7}
     events: list[dict[str, Any]] = []
     for step in (1, 2):
@@ -503,7 +503,37 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
         ]
     content = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
     (tmp_path / "rank0.json").write_text(json.dumps(content))
-    page = drawn(visit(serve([tmp_path]) + "timeline").page)
+    return tmp_path
+
+
+def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(
+    browser: Any, visit: Callable[[str], Any], serve: Serve, plain_run: Path
+) -> None:
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route) if "step.value" in (route.request.post_data or "") else route.continue_()
+
+    browser.route("**/_dash-update-component*", hold)
+    try:
+        page = visit(serve([plain_run]) + "timeline").page
+        page.bring_to_front()
+        page.wait_for_selector("#timeline[data-complete]", state="attached")
+        steps = page.evaluate(f"[{STATE}.step, {STATE}.about.steps[0][0]]")
+        assert held, "the header was told first"
+    finally:
+        for route in held:
+            route.continue_()
+        browser.unroute("**/_dash-update-component*", hold)
+    assert steps == [2, 1]
+    page.wait_for_function("() => document.querySelector('#step').innerText.startsWith('2')")
+    assert drawn(page).evaluate(f"{STATE}.step") == 2
+
+
+def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
+    visit: Callable[[str], Any], serve: Serve, plain_run: Path
+) -> None:
+    page = drawn(visit(serve([plain_run]) + "timeline").page)
     assert lanes_of(page, 0) == ["stream 7", "thread 1"]
     for name in ("gemm", "aten::linear", "cudaLaunchKernel", "ProfilerStep#2"):  # not short where its bar has room
         # Events come lane by lane.
