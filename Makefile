@@ -57,6 +57,7 @@ dist: $(STAMP)
 
 pythons: dist
 	$(BIN)/python tools/try_pythons.py
+	$(BIN)/python tools/try_pythons.py --oldest $(PYTHON)
 
 # Where there is a GPU and no network; see docs/gpu.md. DRY=1 tries every part on CPUs.
 GPU_VENV := .venv-gpu

@@ -146,7 +146,9 @@ def _try_analysis(environment: Environment, sample: Path) -> None:
     """The sample's figures are those that the independent program of the tests found."""
     page = environment.folder / "report.html"
     report = environment.folder / "report.json"
-    environment.run(environment.pptrace, "analyze", sample, "--no-cache", "--json", report, "--html", page)
+    environment.run(
+        environment.pptrace, "analyze", sample, "--as-recorded", "--no-cache", "--json", report, "--html", page
+    )
     steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
     rows = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in steps]
     recorded = json.loads((sample / "expected.json").read_text(encoding="utf-8"))["steps"]

@@ -1,7 +1,8 @@
 """Tries the analyser on every Python that is installed here: ``python tools/try_pythons.py [PYTHON …]``.
 
 In each, a clean virtual environment outside of the checkout gets the wheel of ``dist/`` (`make dist` builds it) and pytest, but
-no torch, and runs the tests that need none against the installed package. Interpreters that are not given are looked for: Python
+no torch, and runs the tests that need none against the installed package. With ``--oldest`` it gets the oldest versions of what
+pptrace needs that ``pyproject.toml`` admits. Interpreters that are not given are looked for: Python
 3.11 to 3.13 on PATH, of pyenv, and of uv (`uv python install 3.13`).
 """
 
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wheel = options.wheel or _built_wheel()
         for number, python in sorted(pythons.items()):
             with tempfile.TemporaryDirectory(prefix=f"pptrace-{number}-") as folder:
-                print(f"Python {number}: {try_python(python, wheel, Path(folder), options.tests)}", flush=True)
+                print(f"Python {number}: {try_python(python, wheel, Path(folder), options)}", flush=True)
     except CheckError as err:
         print(f"try_pythons: {err}", file=sys.stderr)
         return 1
@@ -86,26 +88,32 @@ def _built_wheel() -> Path:
     return wheels[0]
 
 
-def try_python(python: Path, wheel: Path, folder: Path, tests: Sequence[str]) -> str:
+def _oldest() -> list[str]:
+    """What pptrace needs, each at the oldest version that it admits."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    return [requirement.replace(">=", "==") for requirement in needed]
+
+
+def try_python(python: Path, wheel: Path, folder: Path, options: argparse.Namespace) -> str:
     """Install the wheel and run the tests against it; pytest's last line.
 
     Raises:
         CheckError: the wheel cannot be installed, or a test fails.
     """
     environment = make_environment(folder / "environment", python)
-    environment.install(wheel.resolve(), *_NEEDED)
+    environment.install(wheel.resolve(), *_NEEDED, *(_oldest() if options.oldest else ()))
     checkout = _tests_alone(folder / "tests-alone")
     environment.run(environment.python, "-c", "import pptrace, sys; assert pptrace.__file__.startswith(sys.prefix)")
     command = (environment.python, "-m", "pytest", "-q", "-p", "tools.without_torch", "-p", "no:cacheprovider")
-    chosen = tests or [*(f"tests/{room}" for room in _ROOMS), *_at_the_root(checkout)]
+    chosen = options.tests or [*(f"tests/{room}" for room in _ROOMS), *_at_the_root(checkout)]
     output = run([*command, *chosen], checkout, timeout_s=_TESTS_S)
     return output.strip().splitlines()[-1]
 
 
 def _tests_alone(folder: Path) -> Path:
-    """Tests, tools, samples and the settings of pytest without the packages, so that the installed ones are tested."""
+    """Tests, tools, samples, docs and the settings of pytest without the packages, so that the installed ones are tested."""
     folder.mkdir()
-    for name in ("tests", "tools", "sample_traces"):
+    for name in ("tests", "tools", "sample_traces", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
@@ -124,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters [default: those found here]")
     parser.add_argument("--wheel", type=Path, help="the wheel to install [default: the one in dist/]")
     parser.add_argument("--tests", nargs="+", default=(), help="files or folders of tests [default: the analyser's]")
+    parser.add_argument("--oldest", action="store_true", help="with the oldest versions of what pptrace needs")
     return parser
 
 

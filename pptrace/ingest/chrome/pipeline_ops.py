@@ -219,10 +219,14 @@ def _number_by_sequence(table: pd.DataFrame, is_op: pd.Series[bool]) -> pd.DataF
                 return None  # a rank has several chunks, and the chunk of an op is unknown
             numbers = ops["seq"]
         elif (ops["step"] >= 0).all():
-            numbers = ops.sort_values("seq", kind="stable").groupby([*_GROUP, "chunk", "stage"]).cumcount()
+            numbers = (
+                ops.sort_values("seq", kind="stable").groupby([*_GROUP, "chunk", "stage"], observed=True).cumcount()
+            )
         else:
             return None
-        table = table.assign(microbatch=table["microbatch"].where(~is_op, numbers.reindex(table.index)).astype("int64"))
+        table = table.assign(
+            microbatch=table["microbatch"].where(~is_op, numbers.reindex(table.index, fill_value=-1)).astype("int64")
+        )
     return _number_messages(table, is_op)
 
 
@@ -237,10 +241,10 @@ def _number_messages(table: pd.DataFrame, is_op: pd.Series[bool]) -> pd.DataFram
     ):
         return table
     ordered = ops.sort_values("start_ns", kind="stable")
-    nth = ordered.groupby(_GROUP).cumcount()
+    nth = ordered.groupby(_GROUP, observed=True).cumcount()
     numbers = dict(zip(zip(*(ordered[name] for name in _GROUP), nth, strict=True), ordered["microbatch"], strict=True))
     unnumbered = unnumbered.sort_values("seq", kind="stable")
-    nth_message = unnumbered.groupby([*_GROUP, "direction"]).cumcount()
+    nth_message = unnumbered.groupby([*_GROUP, "direction"], observed=True).cumcount()
     keys = zip(unnumbered["rank"], unnumbered["step"], unnumbered["direction"], nth_message, strict=True)
     microbatches = pd.Series([numbers.get(key, -1) for key in keys], index=unnumbered.index, dtype="int64")
     return table.assign(microbatch=microbatches.reindex(table.index).fillna(table["microbatch"]).astype("int64"))

@@ -149,7 +149,9 @@ def _ops_of_messages(messages: pd.DataFrame, compute: pd.DataFrame) -> pd.DataFr
         ops = ordered[(ordered["kind"] == direction) & (ordered["stage_of_op"] != excluded_stage)]
         parts.append(ops.assign(optype=optype, nth=ops.groupby(["rank", "step"]).cumcount()))
     key = ["rank", "step", "optype", "nth"]
-    calls = messages[["rank", "step", "optype"]].assign(nth=messages.groupby(["rank", "step", "optype"]).cumcount())
+    calls = messages[["rank", "step", "optype"]].assign(
+        nth=messages.groupby(["rank", "step", "optype"], observed=True).cumcount()
+    )
     joined = calls.merge(pd.concat(parts)[[*key, "stage_of_op", "microbatch"]], on=key, how="left")
     return joined[["stage_of_op", "microbatch"]].fillna(-1).astype("int64")
 

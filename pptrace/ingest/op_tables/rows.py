@@ -269,7 +269,7 @@ def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame
     if has_microbatches:
         return ops
     key = [name for name in ("rank", "step", "kind", "stage", "chunk") if name in ops]
-    nth = ops.sort_values("start_ns", kind="stable").groupby(key).cumcount()
+    nth = ops.sort_values("start_ns", kind="stable").groupby(key, observed=True).cumcount()
     return ops.assign(microbatch=nth.where(ops["kind"].isin(COMPUTE_KINDS), -1).astype("int64"))
 
 

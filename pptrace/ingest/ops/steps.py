@@ -46,7 +46,7 @@ def number_by_repetition(ops: pd.DataFrame, has_steps: bool) -> pd.DataFrame:
     if has_steps:
         return ops
     key = _key(ops)
-    return ops.assign(step=ops.sort_values("start_ns", kind="stable").groupby(key).cumcount())
+    return ops.assign(step=ops.sort_values("start_ns", kind="stable").groupby(key, observed=True).cumcount())
 
 
 def _key(ops: pd.DataFrame) -> list[str]:
@@ -230,7 +230,7 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
     matched = comms[(comms["match"] >= 0) & ~comms["kind"].isin(P2P) & comms["axis"].isin(_AXES)]
     sizes: dict[str, int] = {}
     strides: dict[str, int] = {}
-    for axis, rows in matched.groupby("axis"):
+    for axis, rows in matched.groupby("axis", observed=True):
         members = rows.groupby("match")["rank"].unique().iloc[0]
         sizes[str(axis)] = len(members)
         strides[str(axis)] = int(np.diff(np.sort(members)).min()) if len(members) > 1 else 0

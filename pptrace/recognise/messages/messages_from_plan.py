@@ -221,7 +221,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     directions = np.where(forward & ~backward, "F", np.where(backward & ~forward, "B", ""))
     of_both = forward & backward & (rows["microbatch"] >= 0).to_numpy()
     # Of two messages that a microbatch has of a kind, stage and peer, the first goes forward.
-    same = rows[of_both].sort_values("start_ns", kind="stable").groupby([*_MESSAGE, "peer"])
+    same = rows[of_both].sort_values("start_ns", kind="stable").groupby([*_MESSAGE, "peer"], observed=True)
     nth, size = (
         column.reindex(rows.index[of_both]) for column in (same.cumcount(), same["start_ns"].transform("size"))
     )
