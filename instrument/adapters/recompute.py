@@ -8,6 +8,7 @@ Megatron-LM's copy of it (``megatron/core/tensor_parallel/random.py``), the back
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from instrument.adapters.watched_pass import PassListener
 from instrument.recompute import MarkedContexts, RecomputeRange
 
 TORCH, MEGATRON = "torch.utils.checkpoint", "megatron.core.tensor_parallel.random"
-_GENERATOR = "_checkpoint_without_reentrant_generator"
+_GENERATOR = "_checkpoint_without_reentrant_generator_impl"  # before torch 2.14 without "_impl"
 
 
 class _AgainHook(Hook):
@@ -64,15 +65,21 @@ def watch_torch(module: ModuleType, hooks: Hooks, listener: PassListener) -> Non
         AttributeError: this is another torch than those that are known.
     """
     watch_function(module, hooks, listener)
-    require_parameters(module, _GENERATOR, ("fn", "preserve_rng_state", "context_fn", "debug"))
-    original, default = getattr(module, _GENERATOR), module.noop_context_fn
+    name = _GENERATOR if hasattr(module, _GENERATOR) else _GENERATOR.removesuffix("_impl")
+    require_parameters(module, name, ("fn", "preserve_rng_state", "context_fn", "debug"))
+    original, default = getattr(module, name), module.noop_context_fn
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def marked(fn: Any, preserve: bool = True, contexts: Any = default, *args: Any, **kwargs: Any) -> Any:
-        debugs = getattr(module, "_checkpoint_debug_enabled", None) or (len(args) > 1 and args[1])  # takes no contexts
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        contexts = call.arguments["context_fn"]
+        debugs = getattr(module, "_checkpoint_debug_enabled", None) or call.arguments["debug"]  # takes no contexts
         if not (debugs or isinstance(contexts, MarkedContexts) or not hooks.active or torch.compiler.is_compiling()):
             contexts = MarkedContexts(listener.recorder, None if contexts is default else contexts, listener)
-        return original(fn, preserve, contexts, *args, **kwargs)
+        call.arguments["context_fn"] = contexts
+        return original(*call.args, **call.kwargs)
 
-    hooks.replace(module, _GENERATOR, marked)
-    hooks.replace_everywhere(_GENERATOR, original, marked, "torch")
+    hooks.replace(module, name, marked)
+    hooks.replace_everywhere(name, original, marked, "torch")

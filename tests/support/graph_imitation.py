@@ -82,7 +82,7 @@ class Graph:
 
 
 @contextmanager
-def _capture(graph: Graph, pool: list[Graph]) -> Iterator[None]:
+def _capture(graph: Graph, pool: list[Graph], **_: Any) -> Iterator[None]:
     graph.pool = pool
     pool.append(graph)
     with _Recording(graph.calls):

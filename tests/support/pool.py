@@ -199,7 +199,7 @@ def _share_device() -> None:
     device = c10d.ProcessGroupGloo.create_device(interface="lo")
 
     class OnSharedDevice(c10d.ProcessGroupGloo):
-        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, **_: Any) -> None:
             options = c10d.ProcessGroupGloo._Options()
             options._devices = [device]
             options._timeout = timeout
