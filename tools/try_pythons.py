@@ -89,7 +89,7 @@ def _built_wheel() -> Path:
 
 
 def _oldest() -> list[str]:
-    """What pptrace needs, each at the oldest version that it admits."""
+    """Requirements of pptrace, each at the oldest version that it admits."""
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     return [requirement.replace(">=", "==") for requirement in needed]
 
