@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -195,12 +195,15 @@ def waiting_words(share: float) -> str:
 
 def wait_behind(finding: Finding, waits: Sequence[CoreWait], step_ns: int) -> CoreWait | None:
     """The wait for a core of the finding's rank, or of the rank that waited most, where it is long enough to be all of it in a
-    step of this length, ns; else None.
+    step of this length, ns; else None. What others waited too is not why one rank is later than they are.
     """
     evidence = finding.evidence
     if evidence.get("cause") not in _CAUSES or evidence.get("reason") not in _REASONS:
         return None
     named = evidence["where"].get("rank")
     most = max((wait for wait in waits if named in (None, wait.rank)), key=lambda wait: wait.share, default=None)
+    if most is None:
+        return None
+    others = [] if named is None else [wait.share for wait in waits if wait.rank != named]
     least = max(_LEAST_SHARE, (finding.gain_ns or 0) / max(step_ns, 1))
-    return most if most is not None and most.share >= least else None
+    return most if most.share - (median_low(others) if others else 0) >= least else None

@@ -215,6 +215,14 @@ class StepMatrix:
         np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
         return np.minimum(total, self.durations)
 
+    def waits_for(self, late: Int64) -> Int64:
+        """Parts of delays in which ranks waited for others that had run nothing in the step yet because they were so late before
+        their first ops, shape (windows, rows), ns.
+        """
+        held = self.held_by_starts
+        ns = np.minimum(held["ns"], late[held["window"], held["by"]])
+        return self.spread(held.with_columns({"ns": ns}))
+
     def spread(self, rows: Slice, name: str = "ns") -> Int64:
         """A column of a table with a row per op as a matrix (windows, rows); 0 where it has none."""
         matrix = np.zeros(self.durations.shape, dtype=np.int64)
@@ -239,9 +247,18 @@ class StepMatrix:
         if not self.has_collections:
             return self
         none = np.zeros_like(self.collected_before)
-        later = self.with_lateness(self.lateness - self.collected_before)
+        waited = self.waits_for(self.collected_before)
+        later = self.with_lateness(np.maximum(self.lateness - self.collected_before - waited, 0))
+        held = self.held_by_starts
+        left = held.with_columns({"ns": held["ns"] - waited[held["window"], held["row"]]})
         durations = self.durations - self.collected_inside
-        return replace(later, durations=durations, collected_before=none, collected_inside=none)
+        return replace(
+            later,
+            durations=durations,
+            collected_before=none,
+            collected_inside=none,
+            held_by_starts=left.where(left["ns"] > 0),
+        )
 
     def without_late_receives(self) -> StepMatrix:
         """The same costs as if kernels had received messages as soon as their senders were done."""

@@ -23,7 +23,7 @@ from pptrace.analysis.stragglers.reason import (
     time_by_rank,
     where_most,
 )
-from pptrace.model.tables import Bool, Int64
+from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 
 LATE_LAUNCHES, LATE_START, GARBAGE_COLLECTION = "late launches", "late start", "garbage collection"
@@ -143,14 +143,8 @@ def _late_firsts(costs: StepMatrix) -> Int64:
 
 def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:
     """The part of the delays that :func:`late_starts` is about: of ranks that come late, and of those that wait for them."""
-    of_plans = []
-    for costs in plans:
-        late = _late_firsts(costs)
-        is_late: Bool = np.any(late > 0, axis=1)
-        waits = costs.held_by_starts.where(is_late[costs.held_by_starts["window"]])
-        np.maximum.at(late, (waits["window"], waits["row"]), waits["ns"])
-        of_plans.append(late)
-    return of_plans
+    late = [_late_firsts(costs) for costs in plans]
+    return [np.maximum(ns, costs.waits_for(ns)) for costs, ns in zip(plans, late, strict=True)]
 
 
 def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
@@ -163,7 +157,7 @@ def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
 
 def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
     """Pauses, and what steps would get back without them; None where there are none."""
-    paused = pauses_of(plans)
+    paused = [_pauses(costs) for costs in plans]
     times = np.concatenate([pauses[pauses > 0] for pauses in paused])
     if not len(times):
         return None
@@ -176,24 +170,28 @@ def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
         where,
         "Pauses: {share} is lost where the host stands still now and then, on " + place,
         f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
-        gains_if_sooner(plans, paused),
+        gains_if_sooner(plans, pauses_of(plans)),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )
 
 
 def pauses_of(plans: Sequence[StepMatrix]) -> list[Int64]:
-    """The part of the delays that is pauses, beyond what is usual before an op, shape (windows, rows), ns, in each plan."""
-    of_plans = []
-    for costs, starts in zip(plans, late_firsts(plans), strict=True):
-        pauses = np.zeros_like(costs.lateness)
-        for windows in costs.of_pipelines():
-            if len(windows) >= FEWEST_WINDOWS:
-                delays = costs.lateness[windows]
-                # what is late in half of the steps is not so in most
-                excess = delays - np.sort(delays, axis=0)[(len(windows) - 1) // 2]
-                pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
-        of_plans.append(np.where(starts > 0, 0, pauses))
-    return of_plans
+    """The part of the delays that :func:`host_pauses` is about: of ranks that pause, and of those that wait for them."""
+    paused = [_pauses(costs) for costs in plans]
+    return [np.maximum(ns, costs.waits_for(ns)) for costs, ns in zip(plans, paused, strict=True)]
+
+
+def _pauses(costs: StepMatrix) -> Int64:
+    """Pauses beyond what is usual before an op, shape (windows, rows), ns; what is waiting for a rank that is late is not."""
+    pauses = np.zeros(costs.lateness.shape, dtype=np.int64)
+    own = costs.lateness - costs.waits_for(costs.lateness)
+    for windows in costs.of_pipelines():
+        if len(windows) >= FEWEST_WINDOWS:
+            delays = own[windows]
+            # what is late in half of the steps is not so in most
+            excess = delays - np.sort(delays, axis=0)[(len(windows) - 1) // 2]
+            pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
+    return np.where(late_firsts([costs])[0] > 0, 0, pauses)
 
 
 def garbage_collections(plans: Sequence[StepMatrix]) -> Reason | None:
