@@ -118,8 +118,10 @@ def test_microbatches_that_cost_more_on_all_stages_are_long_sequences(tmp_path: 
     work = random.uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))
     work *= of_step / work.mean(axis=(1, 2), keepdims=True)
     durations = np.rint(usual(table) * work[:, :, table.microbatch]).astype(np.int64)
-    report = report_of(tmp_path / "run", table, durations)
-    healthy = report_of(tmp_path / "healthy", table, np.rint(usual(table) * of_step).astype(np.int64))
+    hiccups = np.zeros_like(durations)
+    hiccups[0, 0, np.flatnonzero(table.kind == Kind.F.code)[:2]] = 12 * OP_NS
+    report = report_of(tmp_path / "run", table, durations + hiccups)
+    healthy = report_of(tmp_path / "healthy", table, np.rint(usual(table) * of_step).astype(np.int64) + hiccups)
     finding = assert_only(report, healthy, "jitter", {})
     assert finding.evidence["reason"] == "long sequences"
     assert finding.evidence["correlation"] > 0.95
