@@ -77,7 +77,8 @@ def test_what_compares_ranks_and_gains_less_than_the_clocks_may_be_off_by_is_lef
     every = [HOST, EXPOSED, link, outside]
     assert above_doubt(every, 0) == every
     assert above_doubt(every, 50) == [HOST, EXPOSED, outside]
-    assert above_doubt(every, 100) == [HOST, outside]
+    assert above_doubt(every, 100, has_devices=True) == [HOST, outside]
+    assert above_doubt(every, 100) == [outside], "without devices, ops are late by what others had sent"
     assert above_doubt(every, None) == every
 
 

@@ -32,14 +32,21 @@ _MUCH = 0.1
 """Part of a finding's gain from which on what the clocks may be off by is what it follows from."""
 
 
-def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None) -> list[Finding]:
-    """The findings without those that compare moments of ranks and gain less than their clocks may be off by, ns."""
+def above_doubt(
+    findings: Sequence[Finding], uncertainty_ns: int | None, *, has_devices: bool = False
+) -> list[Finding]:
+    """The findings without those that compare moments of ranks and gain less than their clocks may be off by, ns.
+
+    What hosts cost is known by their devices, or else by what other ranks had sent them.
+    """
     doubt = uncertainty_ns or 0
-    return [
-        finding
-        for finding in findings
-        if not _compares_moments(finding) or finding.gain_ns is None or finding.gain_ns > doubt
-    ]
+    kept = []
+    for finding in findings:
+        is_late = finding.evidence.get("cause") == "host" and not finding.evidence.keys() & {"reason", "steps", "step"}
+        is_in_doubt = _compares_moments(finding) or (is_late and not has_devices)
+        if not is_in_doubt or finding.gain_ns is None or finding.gain_ns > doubt:
+            kept.append(finding)
+    return kept
 
 
 def with_root_causes(
