@@ -20,6 +20,7 @@ from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
 from pptrace.slices import Slice, last_like, rows_among
@@ -130,7 +131,8 @@ def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.D
 
 def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:
     """Collectives that name no group, with the one that they are of for sure: that of their worker thread; of what autograd
-    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is.
+    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is. Light recordings do not
+    tell what autograd calls: sums are buckets there if all other groups are pipelines.
     """
     groups = metadata.get(GROUPS_KEY)
     known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
@@ -142,7 +144,10 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     reducing = [name for name, facts in known_groups.items() if facts.get(REDUCER_KEY)]
     reducing = reducing or [name for name, facts in known_groups.items() if facts.get("axis") == "dp"]
     if len(reducing) == 1:
-        of_reducer = unnamed & (calls["backward"] == 1) & (calls["functional"] == 0)
+        others = [describe_group(facts)["pg_desc"] for facts in known_groups.values() if not facts.get(REDUCER_KEY)]
+        is_only = len(others) < len(known_groups) and all(axis_of_description(text) == "pp" for text in others)
+        is_bucket = (calls["backward"] < 0) & (calls["kind"] == "all_reduce") & is_only
+        of_reducer = unnamed & ((calls["backward"] == 1) | is_bucket) & (calls["functional"] == 0)
         name_of = name_of.mask(of_reducer & name_of.isna(), reducing[0])
     if len(known_groups) == 1:
         name_of = name_of.mask(unnamed & name_of.isna(), next(iter(known_groups)))
