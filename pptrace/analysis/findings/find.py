@@ -22,7 +22,7 @@ from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
 from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, RankStep, ScheduleSummary, Severity, StepReport
-from pptrace.analysis.stragglers.alike import Place
+from pptrace.analysis.stragglers.alike import SLOW_RANK, Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
 from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, Reason, is_noise
@@ -82,6 +82,8 @@ def find(
     of_reasons = [_finding_of(reason, shares) for reason in study.reasons]
     if any("straggler" in reason.causes for reason in study.reasons) and not losses.get("straggler", _NO_LOSS).where:
         losses.pop("straggler", None)  # none of them more than others: not named besides a reason for it
+    if any(reason.name == SLOW_RANK for reason in study.reasons):
+        losses.pop("imbalance", None)  # that of its stages
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)

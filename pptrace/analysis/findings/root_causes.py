@@ -32,9 +32,7 @@ _MUCH = 0.1
 """Part of a finding's gain from which on what the clocks may be off by is what it follows from."""
 
 
-def above_doubt(
-    findings: Sequence[Finding], uncertainty_ns: int | None, *, has_devices: bool = False
-) -> list[Finding]:
+def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None, *, has_devices: bool = False) -> list[Finding]:
     """The findings without those that compare moments of ranks and gain less than their clocks may be off by, ns.
 
     What hosts cost is known by their devices, or else by what other ranks had sent them.

@@ -18,7 +18,9 @@ from pptrace.slices import group_sums
 
 Place = tuple[str, int | str]
 """("stage", its number) or ("rank", its number)."""
-LONG_OPS = "long ops"
+LONG_OPS, SLOW_RANK = "long ops", "slow rank"
+_LEAST_SLOWER = 0.15
+"""Part by which all stages of a rank take longer, and half as much as the slowest of them does: else it is a stage that does."""
 _FAR = 6.0
 """An op that takes this many scaled median deviations more than the median, and :data:`_LEAST_EXCESS` of it more, is long."""
 _LEAST_EXCESS = 0.5
@@ -54,6 +56,50 @@ def gain_of_place(plans: Sequence[StepMatrix], place: Place) -> Int64:
             return gains(plans, base)
     as_others = (_with_stage_as_others(*both, number) for both in zip(base, typical, strict=True))
     return gains(base, as_others)
+
+
+def slow_rank(plans: Sequence[StepMatrix]) -> Reason | None:
+    """The rank of which each stage takes longer than those of other ranks, and what steps would get back if none did.
+
+    None where ranks have one stage each, which may be heavier, and where there are replicas to compare a rank with.
+    """
+    if any(costs.table.num_stages == costs.table.pp or len(costs.of_pipelines()) > 1 for costs in plans):
+        return None
+    factors = [_of_slower_stages(costs) for costs in plans]
+    ranks = np.concatenate(
+        [costs.ranks[0, costs.table.rank[of[costs.table.stage] < 1]] for costs, of in zip(plans, factors, strict=True)]
+    )
+    if not all((of < 1).any() for of in factors) or len(np.unique(ranks)) > 1:
+        return None
+    rank, times = int(ranks[0]), 1 / float(np.concatenate([of[of < 1] for of in factors]).mean())
+    as_others = (
+        replace(costs, durations=np.rint(costs.durations * of[costs.table.stage]).astype(np.int64))
+        for costs, of in zip(plans, factors, strict=True)
+    )
+    return Reason(
+        SLOW_RANK,
+        ("imbalance",),
+        {"rank": rank},
+        "Slow rank: {share} is lost to " + f"rank {rank}, of which each stage takes longer than those of other ranks",
+        f"they take {times:.2f} times as long: look at its host, clocks and neighbours, if it has no more layers than others",
+        gains(plans, as_others),
+        {"times_usual": times},
+        is_cause=True,
+    )
+
+
+def _of_slower_stages(costs: StepMatrix) -> Floats:
+    """What shortens the stages of a rank to those of other ranks if each takes clearly longer, shape (stages,); else all 1."""
+    table, (_, of_row) = costs.table, costs.cells
+    taken = group_sums(costs.typical_cells[:1, of_row], table.stage, table.num_stages)[0]
+    rank = np.empty(table.num_stages, dtype=np.int64)
+    rank[table.stage] = table.rank
+    usual = np.array([np.median(taken[rank != of]) for of in rank])
+    for place in range(table.pp):
+        slower = taken[rank == place] / np.maximum(usual[rank == place], 1) - 1
+        if len(slower) > 1 and slower.min() > max(_LEAST_SLOWER, slower.max() / 2):
+            return np.where(rank == place, usual / np.maximum(taken, 1), 1.0)
+    return np.ones(table.num_stages)
 
 
 def long_ops(plans: Sequence[StepMatrix]) -> Reason | None:

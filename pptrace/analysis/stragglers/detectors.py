@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
+from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops, slow_rank
 from pptrace.analysis.stragglers.communication import HotSpot, late_member, late_receives, slow_link, unequal_routes
 from pptrace.analysis.stragglers.hosts import (
     garbage_collections,
@@ -110,6 +110,7 @@ SINGLE: tuple[Detector, ...] = (
     _only_names(long_sequences),
     _long_ops,
     _only_names(slow_link),
+    _only_names(slow_rank),
     _only_names(late_member),
     _later_than_clocks_tell(late_starts),
     _later_than_clocks_tell(host_pauses),

@@ -36,7 +36,9 @@ def long_sequences(plans: Sequence[StepMatrix]) -> Reason | None:
     if not factors:
         return None
     # by medians over stages, which single ops that are long for another reason do not change
-    correlation = _correlation([(np.median(part.forward, axis=1), np.median(part.backward, axis=1)) for part in factors])
+    correlation = _correlation(
+        [(np.median(part.forward, axis=1), np.median(part.backward, axis=1)) for part in factors]
+    )
     agreement = float(np.median([_correlation([pair]) for part in factors for pair in part.stage_and_others]))
     if correlation < _LEAST_CORRELATION or agreement < _LEAST_AGREEMENT:
         return None
