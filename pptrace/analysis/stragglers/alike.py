@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, Reason, gains, time_by_rank, where_most
 from pptrace.model.tables import Floats, Int64
@@ -54,6 +55,7 @@ def gain_of_place(plans: Sequence[StepMatrix], place: Place) -> Int64:
         base = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
         if kind == "rank":
             return gains(plans, base)
+        base = [with_following_waits(costs, other) for costs, other in zip(plans, base, strict=True)]
     as_others = (_with_stage_as_others(*both, number) for both in zip(base, typical, strict=True))
     return gains(base, as_others)
 
@@ -192,28 +194,7 @@ def _with_rank_as_replicas(costs: StepMatrix, typical: Floats, rank: int) -> Ste
     )
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
     durations = np.rint(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations)).astype(np.int64)
-    return _with_shorter_waits(costs, replace(costs, durations=durations), rank)
-
-
-def _with_shorter_waits(costs: StepMatrix, faster: StepMatrix, rank: int) -> StepMatrix:
-    """The costs with a ``faster`` rank, ops of other pipelines that wait for it in collectives shortened by as much as its own
-    pipeline is.
-    """
-    holds, place = costs.holds, costs.table.rank
-    waits = holds.where((holds["rank"] == rank) & (holds["is_late"] == 0))
-    if not len(waits):
-        return faster
-    is_own = (costs.ranks == rank).any(axis=1)
-    steps, number = np.unique(costs.step, return_inverse=True)
-    saved = np.zeros(len(steps), dtype=np.int64)
-    np.maximum.at(saved, number[is_own], (costs.window_lengths - faster.window_lengths)[is_own])
-    waited = np.zeros(costs.durations.shape, dtype=np.int64)
-    waited[waits["window"], waits["row"]] = costs.inner[waits["window"], waits["row"]]
-    waited[is_own] = 0
-    of_ranks = group_sums(waited, place, costs.table.pp)
-    part: Floats = np.minimum(saved[number][:, np.newaxis] / np.maximum(of_ranks, 1), 1.0)
-    taken: Floats = waited * part[:, place]
-    return replace(faster, durations=faster.durations - np.minimum(np.rint(taken).astype(np.int64), faster.durations))
+    return replace(costs, durations=durations)
 
 
 def _excess(costs: StepMatrix) -> Int64:

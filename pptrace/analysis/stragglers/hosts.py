@@ -59,7 +59,7 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
     who = f"because rank {where['rank']} begins it late" if where else "because several ranks begin it late"
     return Reason(
         LATE_START,
-        ("host", "unexplained"),
+        _causes(plans),
         where,
         f"Late start: {{share}} is lost {who}",
         f"{counted(len(times), 'time')} the first op of a rank in a step began late with all inputs there, typically by "
@@ -96,7 +96,7 @@ def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason
         return None
     return Reason(
         LATE_LAUNCHES,
-        ("host", "unexplained"),
+        _causes(plans),
         where,
         title,
         f"ops that have all they need typically begin {np.median(times) / 1e6:,.2f} ms late, by the median of all ranks "
@@ -105,6 +105,11 @@ def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason
         {"typical_ns": round(float(np.median(times))), "usual_ns": round(max(usual))},
         LEAST_SHARE if where else LEAST_ANYWHERE,
     )
+
+
+def _causes(plans: Sequence[StepMatrix]) -> tuple[str, ...]:
+    """The causes that late ops are part of: where others wait for them inside theirs, these are ops that vary."""
+    return ("host", "unexplained", *(["jitter"] if any(len(costs.waits) for costs in plans) else []))
 
 
 def _knows_messages(plans: Sequence[StepMatrix]) -> bool:
@@ -166,7 +171,7 @@ def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
     place = f"rank {where['rank']}" if where else f"{len(of_rank)} ranks"
     return Reason(
         PAUSES,
-        ("host", "unexplained"),
+        _causes(plans),
         where,
         "Pauses: {share} is lost where the host stands still now and then, on " + place,
         f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
 from pptrace.slices import group_sums, reduce_groups
@@ -105,7 +106,9 @@ def where_most(of_rank: Mapping[int, int]) -> dict[str, int | str]:
 
 def gains(plans: Iterable[StepMatrix], changed: Iterable[StepMatrix]) -> Int64:
     """The gain of each step of all plans if they were as in ``changed``, by replay, ns."""
-    return np.concatenate([costs.lengths - other.lengths for costs, other in zip(plans, changed, strict=True)])
+    return np.concatenate(
+        [costs.lengths - with_following_waits(costs, other).lengths for costs, other in zip(plans, changed, strict=True)]
+    )
 
 
 def gains_if_sooner(plans: Sequence[StepMatrix], removed: Sequence[Int64]) -> Int64:
