@@ -19,7 +19,7 @@ _NUM_ROUNDS = 3
 
 def with_following_waits(costs: StepMatrix, changed: StepMatrix) -> StepMatrix:
     """The costs as they were ``changed``, with what ops wait for in collectives as much less as the change makes it."""
-    waits, late_window = _with_late_windows(costs)
+    waits, late_window = waits_with_late_windows(costs)
     if not len(waits):
         return changed
     own, late = (waits["window"], waits["row"]), (late_window, waits["late_row"])
@@ -37,7 +37,7 @@ def with_following_waits(costs: StepMatrix, changed: StepMatrix) -> StepMatrix:
     return replace(following, inner=changed.inner - less, waits=left.where(left["ns"] > 0))
 
 
-def _with_late_windows(costs: StepMatrix) -> tuple[Slice, Int64]:
+def waits_with_late_windows(costs: StepMatrix) -> tuple[Slice, Int64]:
     """(the waits for ops in windows of the costs, these windows)."""
     waits, size = costs.waits, int(costs.ranks.max(initial=0)) + 1
     keys = (costs.step[:, np.newaxis] * size + costs.ranks).ravel()

@@ -117,18 +117,24 @@ class StepMatrix:
         return cells, of_row
 
     @cached_property
+    def own(self) -> Int64:
+        """The durations without what ops wait in collectives for those of other pipelines, shape (windows, rows), ns."""
+        if not len(self.waits):
+            return self.durations
+        waited = np.zeros(self.durations.shape, dtype=np.int64)
+        np.add.at(waited, (self.waits["window"], self.waits["row"]), self.waits["ns"])
+        return self.durations - np.minimum(waited, self.inner)
+
+    @cached_property
     def typical_cells(self) -> Floats:
         """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns.
 
         What ops wait for other members of collectives is not their cost.
         """
         cells, of_row = self.cells
-        own = self.durations
-        if len(self.holds):
-            own = own - self.held(self.holds["is_late"] == 0)
         typical = np.empty((len(self.step), len(cells)))
         for windows in self.of_pipelines():
-            durations = own[windows]
+            durations = self.own[windows]
             for cell in range(len(cells)):
                 typical[windows, cell] = np.median(durations[:, of_row == cell])
         return typical
@@ -295,7 +301,7 @@ class StepMatrix:
         waits = shorter - self.spread(self.routed, "compute")
         held = self.held(np.ones(len(self.holds), dtype=np.bool_))
         left = 1 - np.clip(self.spread(self.routed, "lead") / np.maximum(held, 1), 0, 1)
-        holds, waits = (
+        holds, left_waits = (
             rows.with_columns(
                 {
                     name: np.rint(rows[name] * left[rows["window"], rows["row"]]).astype(np.int64)
@@ -310,7 +316,7 @@ class StepMatrix:
             durations=self.durations - shorter,
             inner=np.clip(self.inner - waits, 0, self.durations - shorter),
             holds=holds.where(holds["ns"] > 0),
-            waits=waits.where(waits["ns"] > 0),
+            waits=left_waits.where(left_waits["ns"] > 0),
             routed=self.routed.where(slice(0)),
         )
 

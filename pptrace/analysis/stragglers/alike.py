@@ -162,7 +162,7 @@ def _with_stage_as_others(costs: StepMatrix, typical: Floats, stage: int) -> Ste
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
         np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
     )
-    return replace(costs, durations=np.rint(costs.durations * factor[of_row]).astype(np.int64))
+    return replace(costs, durations=costs.durations - np.rint(costs.own * (1 - factor[of_row])).astype(np.int64))
 
 
 def _replicas(costs: StepMatrix, typical: Floats) -> Floats:
@@ -193,8 +193,8 @@ def _with_rank_as_replicas(costs: StepMatrix, typical: Floats, rank: int) -> Ste
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
-    durations = np.rint(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations)).astype(np.int64)
-    return replace(costs, durations=durations)
+    saved = np.where(is_of_rank, costs.own * (1 - factor[:, of_row]), 0)
+    return replace(costs, durations=costs.durations - np.rint(saved).astype(np.int64))
 
 
 def _excess(costs: StepMatrix) -> Int64:
@@ -203,7 +203,7 @@ def _excess(costs: StepMatrix) -> Int64:
     typical = costs.typical_cells
     excess = np.zeros(costs.durations.shape, dtype=np.int64)
     for windows in costs.of_pipelines():
-        durations = costs.durations[windows]
+        durations = costs.own[windows]
         for cell in range(int(of_row.max()) + 1):
             rows = np.flatnonzero(of_row == cell)
             usual = typical[windows, cell][:, np.newaxis]

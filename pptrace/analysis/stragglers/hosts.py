@@ -9,10 +9,12 @@ pause but a gap: Python between ops, or a late start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from pptrace.analysis.matrix.following_waits import waits_with_late_windows
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
@@ -49,7 +51,8 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
 
     Nor where several do and no message is known: their first receives would look the same.
     """
-    late = [_late_firsts(costs) for costs in plans]
+    met = [_late_to_meet(costs) for costs in plans]
+    late = [np.maximum(_late_firsts(costs), ns) for costs, (ns, _) in zip(plans, met, strict=True)]
     times = np.concatenate([ns[ns > 0] for ns in late])
     if not len(times):
         return None
@@ -64,7 +67,16 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
         f"Late start: {{share}} is lost {who}",
         f"{counted(len(times), 'time')} the first op of a rank in a step began late with all inputs there, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
-        gains_if_sooner(plans, late_firsts(plans)),
+        gains(
+            plans,
+            (
+                replace(
+                    costs.with_lateness(costs.lateness - ns),
+                    durations=costs.durations - np.minimum(waited, costs.inner),
+                )
+                for costs, ns, (_, waited) in zip(plans, late_firsts(plans), met, strict=True)
+            ),
+        ),
         {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
     )
 
@@ -144,6 +156,22 @@ def _late_firsts(costs: StepMatrix) -> Int64:
             if np.median(excess) >= least:
                 late[windows, begin] = excess
     return late
+
+
+def _late_to_meet(costs: StepMatrix) -> tuple[Int64, Int64]:
+    """(how late the first ops of pipelines, which need nothing, came to collectives in them, what others waited there), shape
+    (windows, rows), ns; 0 where a pipeline is not late in most steps.
+    """
+    late, waited = np.zeros((2, *costs.durations.shape), dtype=np.int64)
+    waits, window = waits_with_late_windows(costs)
+    row, ns = waits["late_row"], waits["ns"] - waits["longer"]
+    is_first = costs.table.level[row] == 0
+    np.maximum.at(late, (window[is_first], row[is_first]), ns[is_first])
+    for windows in costs.of_pipelines():
+        late[windows] *= np.median(late[windows], axis=0) >= _LEAST_DELAY * costs.durations.mean()
+    is_late = is_first & (late[window, row] > 0)
+    np.add.at(waited, (waits["window"][is_late], waits["row"][is_late]), ns[is_late])
+    return late, waited
 
 
 def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:

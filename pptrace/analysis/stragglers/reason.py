@@ -107,7 +107,10 @@ def where_most(of_rank: Mapping[int, int]) -> dict[str, int | str]:
 def gains(plans: Iterable[StepMatrix], changed: Iterable[StepMatrix]) -> Int64:
     """The gain of each step of all plans if they were as in ``changed``, by replay, ns."""
     return np.concatenate(
-        [costs.lengths - with_following_waits(costs, other).lengths for costs, other in zip(plans, changed, strict=True)]
+        [
+            costs.lengths - with_following_waits(costs, other).lengths
+            for costs, other in zip(plans, changed, strict=True)
+        ]
     )
 
 
