@@ -166,7 +166,8 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         f"{'far ' * (worst.span_ns >= _FAR * worst.usual_ns)}longer than the others"
     )
     of_ops = "".join(
-        f"; most of the bubble that it has more is due to {op.kind} of microbatch {op.microbatch} on rank {op.rank} (stage {op.stage})"
+        f"; most of the bubble that it has more is due to {op.kind} of microbatch {op.microbatch} on rank {op.rank} "
+        f"(stage {op.stage})"
         for op in worst.ops
     )
     whose = "that rank's host" if worst.ops or (main and "rank" in main.where) else "the hosts"

@@ -200,7 +200,7 @@ class StepMatrix:
         return starts
 
     def _replayed(self, part: slice) -> tuple[Int64, Int64, Int64 | None]:
-        """What a replay of some windows takes: ops with what is before them, messages, and lateness of calls."""
+        """Times of some windows for their replay: of ops with what is before them, of messages, lateness of calls."""
         taken = self.durations[part].astype(np.int64) + self.delays[part]
         of_messages = np.maximum(self.transfers[part], 0).astype(np.int64)
         if self.graph is None:

@@ -93,7 +93,8 @@ def slow_rank(plans: Sequence[StepMatrix]) -> Reason | None:
 def _of_slower_stages(costs: StepMatrix) -> Floats:
     """What shortens the stages of a rank to those of other ranks if each takes clearly longer, shape (stages,); else all 1."""
     table, (_, of_row) = costs.table, costs.cells
-    taken = group_sums(costs.typical_cells[:1, of_row], table.stage, table.num_stages)[0]
+    typical = np.rint(costs.typical_cells[:1, of_row]).astype(np.int64)
+    taken = group_sums(typical, table.stage, table.num_stages)[0]
     rank = np.empty(table.num_stages, dtype=np.int64)
     rank[table.stage] = table.rank
     usual = np.array([np.median(taken[rank != of]) for of in rank])

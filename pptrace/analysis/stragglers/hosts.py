@@ -159,8 +159,8 @@ def _late_firsts(costs: StepMatrix) -> Int64:
 
 
 def _late_to_meet(costs: StepMatrix) -> tuple[Int64, Int64]:
-    """(how late the first ops of pipelines, which need nothing, came to collectives in them, what others waited there), shape
-    (windows, rows), ns; 0 where a pipeline is not late in most steps.
+    """Return (how late the first ops of pipelines, which need nothing, came to collectives in them, what others waited there),
+    shape (windows, rows), ns; 0 where a pipeline is not late in most steps.
     """
     late, waited = np.zeros((2, *costs.durations.shape), dtype=np.int64)
     waits, window = waits_with_late_windows(costs)

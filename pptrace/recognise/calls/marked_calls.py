@@ -133,8 +133,8 @@ def _with_groups_of_cpp(
     calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any], marks: MarkedRanges
 ) -> pd.DataFrame:
     """Collectives that name no group, with the one that they are of for sure: that of their worker thread; of what autograd
-    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is. Light recordings do not
-    tell what autograd calls: sums are buckets there if all other groups are pipelines.
+    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is. Light recordings
+    do not tell what autograd calls: sums are buckets there if all other groups are pipelines.
     """
     groups = metadata.get(GROUPS_KEY)
     known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
