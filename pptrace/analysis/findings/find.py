@@ -20,7 +20,7 @@ from pptrace.analysis.findings.plain import (
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
-from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
+from pptrace.analysis.part_words import IDLE_WORDS, SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, RankStep, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK, Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
@@ -118,7 +118,12 @@ def _finding_of(reason: Reason, shares: Shares) -> Finding:
     """The finding of a reason."""
     words, share = shares.text(reason.name, reason.gain)
     known = {"cause": reason.causes[0], "where": reason.where, "share": share, "reason": reason.name}
-    return finding_of(reason.gains, reason.title.format(share=words), reason.detail, {**known, **reason.evidence})
+    detail = reason.detail
+    for kind, of_it in reason.evidence.get("idle_spans", {}).items():
+        detail = (
+            f"{detail}; {of_it:.0%} of it while hosts {IDLE_WORDS[kind].takes}: {IDLE_WORDS[kind].advice}"
+        )
+    return finding_of(reason.gains, reason.title.format(share=words), detail, {**known, **reason.evidence})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

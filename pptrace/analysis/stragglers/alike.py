@@ -91,7 +91,7 @@ def slow_rank(plans: Sequence[StepMatrix]) -> Reason | None:
 
 
 def _of_slower_stages(costs: StepMatrix) -> Floats:
-    """What shortens the stages of a rank to those of other ranks if each takes clearly longer, shape (stages,); else all 1."""
+    """Factors of stages, shape (stages,): those of a rank become as short as the others' if each takes clearly longer; else 1."""
     table, (_, of_row) = costs.table, costs.cells
     typical = np.rint(costs.typical_cells[:1, of_row]).astype(np.int64)
     taken = group_sums(typical, table.stage, table.num_stages)[0]

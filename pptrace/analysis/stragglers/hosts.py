@@ -8,6 +8,7 @@ pause but a gap: Python between ops, or a late start.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ import numpy as np
 
 from pptrace.analysis.matrix.following_waits import waits_with_late_windows
 from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.outside import BEFORE
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
     LEAST_SHARE,
@@ -38,6 +40,8 @@ _ALWAYS = 0.1
 FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
 PAUSES = "pauses"
+_SPANS = ("DATA", "CHECKPOINT", "LOGGING")
+_LEAST_SPAN = 0.1
 _LEAST_PAUSE = 0.25
 """Share of a mean op: a shorter delay is no pause."""
 _ADVICE = (
@@ -77,8 +81,27 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
                 for costs, ns, (_, waited) in zip(plans, late_firsts(plans), met, strict=True)
             ),
         ),
-        {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
+        {
+            "num_late": len(times),
+            "typical_ns": round(float(np.median(times))),
+            **({"idle_spans": spans} if where and (spans := _spans_before(plans, late, int(where["rank"]))) else {}),
+        },
     )
+
+
+def _spans_before(plans: Sequence[StepMatrix], late: Sequence[Int64], rank: int) -> dict[str, float]:
+    """Shares of a tenth or more of what a rank is late by in which ranges say what its host did, the largest first."""
+    taken, total = Counter[str](), 0
+    for costs, ns in zip(plans, late, strict=True):
+        of_window = np.where(costs.ranks[:, costs.table.rank] == rank, ns, 0).max(axis=1)
+        total += int(of_window.sum())
+        spans = costs.outside.where(costs.outside["side"] == BEFORE)
+        spans = spans.where(costs.ranks[spans["window"], spans["pp_rank"]] == rank)
+        for kind in _SPANS:
+            of_kind = spans.where(spans["name"] == kind)
+            sums = np.bincount(of_kind["window"], of_kind["end"] - of_kind["start"], len(of_window))
+            taken[kind] += int(np.minimum(sums, of_window).sum())
+    return {kind: ns / total for kind, ns in taken.most_common() if ns >= _LEAST_SPAN * total}
 
 
 def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason | None:

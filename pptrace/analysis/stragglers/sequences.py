@@ -67,7 +67,7 @@ class _Microbatches:
 
     @property
     def stage_and_others(self) -> list[tuple[Floats, Floats]]:
-        """Of each stage its deviations, and the medians of those of the others."""
+        """Deviations of each stage, and the medians of those of the others."""
         both = self.forward + self.backward
         return [(both[:, at], np.median(np.delete(both, at, axis=1), axis=1)) for at in range(both.shape[1])]
 

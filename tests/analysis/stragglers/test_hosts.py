@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
+from pptrace.analysis.stragglers.detectors import study_steps
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
+from pptrace.analysis.stragglers.outside import BEFORE
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
+from pptrace.slices import Slice
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_late_calls import LATE_RANK, mean_span, report_of
 from tests.support.extent import by_turns
+from tests.support.measured import measured_costs
 from tests.support.programs import pptrace_here
 from tests.support.synthetic import Job, Recording, host_events, run_on_paper
 
@@ -91,3 +97,15 @@ def test_what_all_ranks_are_late_by_is_a_finding_from_a_twentieth_of_the_step_on
     found = [finding for finding in report.findings if finding.evidence["cause"] == "host"]
     assert [one.evidence["where"] for one in found] == [{}] * is_finding
     assert not of_reason(report, LATE_LAUNCHES)  # the cause says it
+
+
+def test_a_late_start_says_which_ranges_its_host_ran_before() -> None:
+    table = build("1f1b", 2, 4).table
+    delays = np.where((table.rank == 1) & (table.position == 0), 9000, 0)
+    costs = measured_costs(table, np.full((3, 1, len(table)), 1000), 0, np.tile(delays, (3, 1, 1)))
+    of_ranks = [(window, place, kind) for window in range(3) for place, kind in ((0, "LOGGING"), (1, "DATA"))]
+    window, place, name = (np.array(column) for column in zip(*of_ranks, strict=True))
+    spans = {"window": window, "pp_rank": place, "side": BEFORE + 0 * window, "name": name, "match": -1 - 0 * window}
+    outside = Slice({**spans, "start": 0 * window, "end": 6000 + 0 * window, "work": 6000 + 0 * window})
+    (reason,) = study_steps([replace(costs, outside=outside)]).reasons
+    assert (reason.name, reason.evidence["idle_spans"]) == (LATE_START, {"DATA": pytest.approx(2 / 3)})
