@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,12 @@ def test_what_all_ranks_wait_for_is_not_why_one_of_them_is_late() -> None:
     late = [finding("host", reason="late launches", where={"rank": rank}) for rank in (1, 2)]
     assert [wait_behind(one, waits, 2000) for one in late] == [None, CoreWait(2, 0.31)]
     assert wait_behind(finding("host"), waits, 2000) == CoreWait(2, 0.31)
+
+
+def test_a_wait_of_all_steps_is_not_why_single_ones_are_long() -> None:
+    of_steps = replace(finding("host"), gain_low_ns=50, gain_high_ns=300)
+    assert wait_behind(of_steps, WAITS, 2000) == CoreWait(1, 0.31)
+    assert wait_behind(replace(of_steps, gain_low_ns=49), WAITS, 2000) is None
 
 
 def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause() -> None:

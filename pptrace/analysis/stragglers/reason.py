@@ -47,7 +47,7 @@ def is_noise(of_steps: Int64) -> bool:
     return low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
 
 
-_LEAST_LOW = 0.25
+LEAST_LOW = 0.25
 """Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
 
 
@@ -78,7 +78,7 @@ class Reason:
     def is_finding(self, span: int) -> bool:
         """Return whether it is worth a line in steps of this length, ns: large, and not only by what happened in one of them."""
         low, _ = gain_interval(self.gains)
-        is_sure = low is None or low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
+        is_sure = low is None or low >= LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
         return self.gain >= self.least_share * span and self.gain > 0 and is_sure
 
 
