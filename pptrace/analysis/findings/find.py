@@ -26,6 +26,7 @@ from pptrace.analysis.stragglers.alike import SLOW_RANK, Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
 from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, Reason, is_noise
+from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
 from pptrace.analysis.whole_run import LATE_OPS, Cause, StepSeries
 from pptrace.model.tables import Int64
 
@@ -92,12 +93,14 @@ def find(
     candidates = [
         _finding(losses[name], shares, study.gains) for name, words in WORDS.items() if words.takes and name in losses
     ]
+    has_sequences = any(reason.name == LONG_SEQUENCES for reason in study.reasons)
     waited_for = [reason.where for reason in study.reasons if reason.name == LATE_MEMBER]
     named = []
     for finding in filter(None, candidates):
         cause, where = finding.evidence["cause"], finding.evidence["where"]
         by_chance = study.noise is not None and study.noise.explains(cause, where, finding.gain_ns or 0)
-        if by_chance or (cause == "straggler" and where in waited_for):
+        is_of_sequences = cause == "jitter" and not where and has_sequences  # the work of the long ones is no loss
+        if by_chance or is_of_sequences or (cause == "straggler" and where in waited_for):
             continue
         if cause == "imbalance" and where and any(STRAGGLER in kinds.findings for kinds in missing):
             finding = replace(finding, detail=f"{finding.detail}{SLOW_RANK_ALIKE}")
@@ -120,9 +123,7 @@ def _finding_of(reason: Reason, shares: Shares) -> Finding:
     known = {"cause": reason.causes[0], "where": reason.where, "share": share, "reason": reason.name}
     detail = reason.detail
     for kind, of_it in reason.evidence.get("idle_spans", {}).items():
-        detail = (
-            f"{detail}; {of_it:.0%} of it while hosts {IDLE_WORDS[kind].takes}: {IDLE_WORDS[kind].advice}"
-        )
+        detail = f"{detail}; {of_it:.0%} of it while hosts {IDLE_WORDS[kind].takes}: {IDLE_WORDS[kind].advice}"
     return finding_of(reason.gains, reason.title.format(share=words), detail, {**known, **reason.evidence})
 
 
