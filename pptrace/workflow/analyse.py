@@ -282,7 +282,7 @@ class Measured:
         shared = with_busy_shares(sharing, self.device)
         has_devices = any(each.has_devices for each in steps)
         sure = above_doubt(found, off_ns, has_devices=has_devices)
-        roots, findings = with_root_causes(sure, shared, waits, step_ns, doubts, off_ns)
+        roots, findings = with_root_causes(sure, shared, waits, step_ns, doubts, off_ns, len(steps))
         report = Report(
             pptrace_version=__version__,
             inputs=self.inputs,

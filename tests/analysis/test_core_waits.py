@@ -76,6 +76,7 @@ def test_a_wait_of_all_steps_is_not_why_single_ones_are_long() -> None:
     of_steps = replace(finding("host"), gain_low_ns=50, gain_high_ns=300)
     assert wait_behind(of_steps, WAITS, 2000) == CoreWait(1, 0.31)
     assert wait_behind(replace(of_steps, gain_low_ns=49), WAITS, 2000) is None
+    assert wait_behind(replace(of_steps, gain_low_ns=49), WAITS, 2000, num_steps=4), "too few steps to tell"
 
 
 def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause() -> None:

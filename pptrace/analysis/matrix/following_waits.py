@@ -13,7 +13,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
-_NUM_ROUNDS = 3
+_MOST_ROUNDS = 3
 """Waits that follow make others follow."""
 
 
@@ -26,13 +26,15 @@ def with_following_waits(costs: StepMatrix, changed: StepMatrix) -> StepMatrix:
     shorter = costs.durations.astype(np.int64) - changed.durations
     longer = np.clip(shorter[late] - shorter[own], 0, waits["longer"])
     already, saved, following = waits["ns"] - waits["longer"], longer, changed
-    for _ in range(_NUM_ROUNDS):
-        sooner = costs.starts - following.starts
+    for _ in range(_MOST_ROUNDS):
+        sooner, before = costs.starts - following.starts, saved
         saved = longer + np.clip(sooner[late] - sooner[own], 0, already)
         less = np.zeros(shorter.shape, dtype=np.int64)
         np.add.at(less, own, saved)
         less = np.minimum(less, np.minimum(changed.inner, changed.durations))
         following = replace(changed, durations=changed.durations - less)
+        if np.array_equal(saved, before):
+            break
     left = waits.with_columns({"ns": waits["ns"] - saved, "longer": waits["longer"] - longer})
     return replace(following, inner=changed.inner - less, waits=left.where(left["ns"] > 0))
 
