@@ -36,7 +36,8 @@ _LEAST_DELAY = 0.25
 _CLEARLY = 1.25
 """A rank is named if its ops are so many times as late as those of others."""
 _ALWAYS = 0.1
-"""Ops are always late if the median of their delays is this part of the mean, or more: else a few single ones are."""
+"""Ops are always late if this part of them is, or more, and the median of their delays is this part of the mean: else a few
+single ones are. Those that wait for something else are not late."""
 FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
 PAUSES = "pauses"
@@ -126,8 +127,8 @@ def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason
     else:
         removed, times = delays, np.concatenate([ns.ravel() for ns in delays])
         title, where = "Late ops: {share} goes to the ops of all ranks, which begin late", {}
-    times = times[times > 0]
-    if not len(times) or np.median(times) < _ALWAYS * times.mean():
+    num_ops, times = len(times), times[times > 0]
+    if len(times) < _ALWAYS * num_ops or not len(times) or np.median(times) < _ALWAYS * times.mean():
         return None
     return Reason(
         LATE_LAUNCHES,
