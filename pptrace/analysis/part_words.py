@@ -78,6 +78,7 @@ WORDS: Mapping[str, PartWords] = {
         "their inputs were there",
         "look at the Python between ops, and at other work on the machine's cores",
         takes="goes to ops that begin late though their inputs are there",
+        takes_at="goes to ops of {place} that begin late though their inputs are there",
         look="look at the Python between ops, and at other work on the machine's cores",
     ),
     LATE_MEMBER: PartWords(

@@ -34,8 +34,8 @@ _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
 _COMPARED = ("imbalance", "straggler")
 """Causes whose gain is that of a run in which one place costs what its like costs."""
-_MOST_OF_IT = 0.5
-"""A place with this share of a cause is named."""
+_MOST_OF_IT, _NEARLY_ALL = 0.5, 0.8
+"""A place with this share of a cause is named; with that, of one that all places have some of."""
 _SEVERITIES = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 _MOST_FINDINGS = 10
 _NOT_STUDIED = Study()
@@ -89,7 +89,9 @@ def find(
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
     if not any(step.has_devices for step in explained) and "host" in losses:
-        losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS, places={})
+        late = losses.pop("host")  # every rank has some of it
+        most = {place: ns for place, ns in late.places.items() if ns >= _NEARLY_ALL * max(late.total, 1)}
+        losses[LATE_OPS] = replace(late, name=LATE_OPS, places=most)
     candidates = [
         _finding(losses[name], shares, study.gains) for name, words in WORDS.items() if words.takes and name in losses
     ]

@@ -62,6 +62,8 @@ def test_a_single_stop_in_a_few_steps_is_not_a_rank_whose_ops_are_always_late(nu
     assert not of_reason(report, LATE_LAUNCHES)
     causes = [cause for cause in report.steps[0].causes or () if cause.cause == "host"]
     assert max(causes, key=lambda cause: cause.ns).where == {"rank": LATE_RANK}
+    (host,) = (finding for finding in report.findings if finding.evidence["cause"] == "host")
+    assert host.evidence["where"] == {"rank": LATE_RANK}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
