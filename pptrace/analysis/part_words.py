@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.stragglers.alike import LONG_OPS
+from pptrace.analysis.stragglers.alike import LONG_OPS, SLOW_RANK
 from pptrace.analysis.stragglers.communication import LATE_MEMBER, LATE_RECEIVES, SLOW_LINK
 from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
@@ -78,6 +78,7 @@ WORDS: Mapping[str, PartWords] = {
         "their inputs were there",
         "look at the Python between ops, and at other work on the machine's cores",
         takes="goes to ops that begin late though their inputs are there",
+        takes_at="goes to ops of {place} that begin late though their inputs are there",
         look="look at the Python between ops, and at other work on the machine's cores",
     ),
     LATE_MEMBER: PartWords(
@@ -105,6 +106,7 @@ WORDS: Mapping[str, PartWords] = {
         "ops of one rank that begin late",
         advice="look at the Python between ops there, and at other processes on that host",
     ),
+    SLOW_RANK: PartWords("slow rank", "a slow rank", advice="look at that rank's host, clocks and neighbours"),
     # Of these reasons the findings' titles are made where they are found (stragglers/).
     SLOW_LINK: PartWords("slow link", "slow link", advice="look at the network between the two ranks"),
     UNEQUAL_ROUTES: PartWords(

@@ -53,8 +53,8 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
     """The report with what recording did to the run.
 
     Where the step without it is hardly known, findings about hosts would be about the recorder: there is none. No finding gains
-    more than what the typical step is longer than its compute, spread evenly over the ranks; of what comes in some steps alone
-    the mean step counts.
+    more than what the typical step is longer than its compute, spread evenly over the ranks, but those on what computes longer
+    than it might; of what comes in some steps alone the mean step counts.
     """
     report, missing = replace(report, recording=recording), report.missing_evidence
     findings: Iterable[Finding] = report.findings
@@ -71,6 +71,9 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
     if most is not None and of_mean is not None:
         limited = []
         for finding in findings:
+            if finding.evidence.get("cause") in _COMPUTING:
+                limited.append(finding)
+                continue
             limit = of_mean if _OF_SOME_STEPS & finding.evidence.keys() else most
             gains = {name: getattr(finding, name) for name in ("gain_ns", "gain_low_ns", "gain_high_ns")}
             limited.append(replace(finding, **{name: min(ns, limit) for name, ns in gains.items() if ns is not None}))
@@ -93,6 +96,8 @@ def _reason(recording: RecordingReport) -> str:
     return f"how long the step is without its recording {known}, so that there are no findings about hosts: {cure}"
 
 
+_COMPUTING = ("imbalance", "straggler", "jitter")
+"""Causes in what ops compute: without them compute is shorter too."""
 _OF_SOME_STEPS = {"reason", "steps", "step"}
 """Evidence of findings on what may come in some steps alone."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from pptrace.analysis.result import Finding, RankDevice, StepReport
 from pptrace.analysis.stragglers.alike import LONG_OPS
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START, PAUSES
+from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_LOW
 from pptrace.analysis.whole_run import CoreWait
 from pptrace.intervals import Int64, intersect, length, union
 from pptrace.model.traces import HOST_NAME
@@ -193,14 +194,22 @@ def waiting_words(share: float) -> str:
     return f"{waited}, because of other work on the machine or more threads than cores"
 
 
-def wait_behind(finding: Finding, waits: Sequence[CoreWait], step_ns: int) -> CoreWait | None:
+def wait_behind(
+    finding: Finding, waits: Sequence[CoreWait], step_ns: int, num_steps: int = FEWEST_STEPS
+) -> CoreWait | None:
     """The wait for a core of the finding's rank, or of the rank that waited most, where it is long enough to be all of it in a
-    step of this length, ns; else None.
+    step of this length, ns; else None. What others waited too is not why one rank is later than they are, and what ranks waited
+    in all steps not why single ones are long, which the interval of so many steps shows.
     """
     evidence = finding.evidence
     if evidence.get("cause") not in _CAUSES or evidence.get("reason") not in _REASONS:
         return None
     named = evidence["where"].get("rank")
     most = max((wait for wait in waits if named in (None, wait.rank)), key=lambda wait: wait.share, default=None)
-    least = max(_LEAST_SHARE, (finding.gain_ns or 0) / max(step_ns, 1))
-    return most if most is not None and most.share >= least else None
+    low, gain = finding.gain_low_ns, finding.gain_ns or 0
+    is_of_single_steps = low is not None and low < LEAST_LOW * gain and num_steps >= FEWEST_STEPS
+    if most is None or is_of_single_steps:
+        return None
+    others = [] if named is None else [wait.share for wait in waits if wait.rank != named]
+    least = max(_LEAST_SHARE, gain / max(step_ns, 1))
+    return most if most.share - (median_low(others) if others else 0) >= least else None

@@ -155,7 +155,9 @@ class StepOutlier:
     #: causes that it has more of than the usual step, at their places, the most first; they sum to the difference of lengths;
     #: null where a step is not explained
     differences: tuple[Cause, ...] | None
-    ops: tuple[BlamedOp, ...]  #: the op that most of its bubble is charged to; empty where a step is not explained
+    ops: tuple[
+        BlamedOp, ...
+    ]  #: the op that most of its bubble beyond the usual step's is charged to; empty where none is
 
     @property
     def excess_ns(self) -> int:

@@ -280,7 +280,9 @@ class Measured:
         line = line_of_waits(waits)
         step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
         shared = with_busy_shares(sharing, self.device)
-        roots, findings = with_root_causes(above_doubt(found, off_ns), shared, waits, step_ns, doubts, off_ns)
+        has_devices = any(each.has_devices for each in steps)
+        sure = above_doubt(found, off_ns, has_devices=has_devices)
+        roots, findings = with_root_causes(sure, shared, waits, step_ns, doubts, off_ns, len(steps))
         report = Report(
             pptrace_version=__version__,
             inputs=self.inputs,

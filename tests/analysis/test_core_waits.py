@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,11 +38,11 @@ def test_shares_are_of_the_ranks_that_tell() -> None:
     [
         ("host", {}, CoreWait(1, 0.31)),
         ("jitter", {"where": {"rank": 1}}, CoreWait(1, 0.31)),
-        ("straggler", {"where": {"rank": 2}}, CoreWait(2, 0.05)),
+        ("straggler", {"where": {"rank": 2}}, None),
         ("unexplained", {"where": {"rank": 0}}, None),
         ("host", {"where": {"rank": 9}}, None),
         ("host", {"reason": "late launches"}, CoreWait(1, 0.31)),
-        ("host", {"reason": "late start", "where": {"rank": 2}}, CoreWait(2, 0.05)),
+        ("host", {"reason": "late start", "where": {"rank": 1}}, CoreWait(1, 0.31)),
         ("host", {"reason": "pauses"}, CoreWait(1, 0.31)),
         ("jitter", {"reason": "long ops"}, CoreWait(1, 0.31)),
         ("host", {"reason": "garbage collection"}, None),
@@ -61,6 +62,21 @@ def test_a_wait_shorter_than_what_a_finding_costs_is_not_behind_it() -> None:
     """It costs 200 ns; a rank waits for 0.31 of a step."""
     assert wait_behind(finding("host"), WAITS, 646) == CoreWait(1, 0.31)
     assert wait_behind(finding("host"), WAITS, 645) is None
+
+
+def test_what_all_ranks_wait_for_is_not_why_one_of_them_is_late() -> None:
+    """A rank that sleeps for a tenth of a step on a machine where all wait for a fifth of it."""
+    waits = (CoreWait(0, 0.2), CoreWait(1, 0.22), CoreWait(2, 0.31))
+    late = [finding("host", reason="late launches", where={"rank": rank}) for rank in (1, 2)]
+    assert [wait_behind(one, waits, 2000) for one in late] == [None, CoreWait(2, 0.31)]
+    assert wait_behind(finding("host"), waits, 2000) == CoreWait(2, 0.31)
+
+
+def test_a_wait_of_all_steps_is_not_why_single_ones_are_long() -> None:
+    of_steps = replace(finding("host"), gain_low_ns=50, gain_high_ns=300)
+    assert wait_behind(of_steps, WAITS, 2000) == CoreWait(1, 0.31)
+    assert wait_behind(replace(of_steps, gain_low_ns=49), WAITS, 2000) is None
+    assert wait_behind(replace(of_steps, gain_low_ns=49), WAITS, 2000, num_steps=4), "too few steps to tell"
 
 
 def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause() -> None:

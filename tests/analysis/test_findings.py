@@ -290,7 +290,8 @@ def test_outliers_are_mentioned_from_two_percent_of_all_steps_on_and_warned_of_i
 def test_the_op_to_blame_for_an_outlier_is_given() -> None:
     (finding,) = findings_with(outlier(5, 600, ops=(BlamedOp(3, "F", 1, 7, 500),)))
     assert finding.detail.startswith(
-        "step 5 takes 0.0 ms more than step 2; most of its bubble is due to F of microbatch 7 on rank 3 (stage 1); look at"
+        "step 5 takes 0.0 ms more than step 2; most of the bubble that it has more is due to F of microbatch 7 on rank 3 "
+        "(stage 1); look at"
     )
 
 

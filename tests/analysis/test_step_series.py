@@ -127,6 +127,15 @@ def test_one_long_op_in_a_run_is_an_outlier_with_its_op_its_place_and_what_it_co
     assert "rank 2" in finding.title
 
 
+def test_no_op_is_named_that_has_as_much_bubble_charged_to_it_in_every_step(tmp_path: Path) -> None:
+    durations = np.tile(USUAL, (30, 1))
+    durations[17] = 5 * USUAL // 4
+    report = report_of(tmp_path, durations)
+    (outlier,) = not_none(report.step_series).outliers
+    assert (outlier.step, outlier.ops) == (17, ())
+    assert not_none(report.steps[17].blame).ops[0].ns > 0
+
+
 def test_a_stage_that_gets_slower_within_the_run_is_a_change_from_that_step_on(tmp_path: Path) -> None:
     durations = np.tile(USUAL, (40, 1))
     durations[24:] = np.where(TABLE.stage == 1, 13 * USUAL // 10, USUAL)

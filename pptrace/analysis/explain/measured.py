@@ -52,11 +52,20 @@ def costs_of_windows(
         sender_is_last=times.sender_is_last,
         outside=outside,
         holds=holds_of(waits, ranks[:, times.table.rank]),
+        waits=_waits_of(waits, ranks[:, times.table.rank]),
         moved_together=_cells(together, "message", ns=times.recorded),
         held_by_starts=_cells(bindings.held != 0, "row", ns=bindings.held, by=bindings.held_by),
         receiving=receiving_of(times, bindings),
         **{name: getattr(times, name) for name in map(exposed_along, INNER_AXES)},
     )
+
+
+def _waits_of(waits: InnerWaits, ranks: Int64) -> Slice:
+    """The waits inside ops as rows of the matrix; ``ranks`` (windows, rows) are the global ranks of all ops."""
+    order = np.argsort(waits.step, kind="stable")
+    columns = {"window": waits.step, "row": waits.row, "ns": waits.ns, "longer": waits.longer}
+    columns |= {"rank": ranks[waits.late_step, waits.late_row], "late_row": waits.late_row}
+    return Slice({name: column[order] for name, column in columns.items()})
 
 
 def along_graph(

@@ -20,12 +20,13 @@ from pptrace.analysis.findings.plain import (
 from pptrace.analysis.findings.reasons import explained_steps, mean_length
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import Shares, finding_of, findings_of_series
-from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
+from pptrace.analysis.part_words import IDLE_WORDS, SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.result import Finding, MissingEvidence, RankStep, ScheduleSummary, Severity, StepReport
-from pptrace.analysis.stragglers.alike import Place
+from pptrace.analysis.stragglers.alike import SLOW_RANK, Place
 from pptrace.analysis.stragglers.communication import LATE_MEMBER
 from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, Reason, is_noise
+from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
 from pptrace.analysis.whole_run import LATE_OPS, Cause, StepSeries
 from pptrace.model.tables import Int64
 
@@ -33,8 +34,8 @@ _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
 _COMPARED = ("imbalance", "straggler")
 """Causes whose gain is that of a run in which one place costs what its like costs."""
-_MOST_OF_IT = 0.5
-"""A place with this share of a cause is named."""
+_MOST_OF_IT, _NEARLY_ALL = 0.5, 0.8
+"""A place with this share of a cause is named; with that, of one that all places have some of."""
 _SEVERITIES = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 _MOST_FINDINGS = 10
 _NOT_STUDIED = Study()
@@ -82,20 +83,26 @@ def find(
     of_reasons = [_finding_of(reason, shares) for reason in study.reasons]
     if any("straggler" in reason.causes for reason in study.reasons) and not losses.get("straggler", _NO_LOSS).where:
         losses.pop("straggler", None)  # none of them more than others: not named besides a reason for it
+    if any(reason.name == SLOW_RANK for reason in study.reasons):
+        losses.pop("imbalance", None)  # that of its stages
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
     if not any(step.has_devices for step in explained) and "host" in losses:
-        losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS, places={})
+        late = losses.pop("host")  # every rank has some of it
+        most = {place: ns for place, ns in late.places.items() if ns >= _NEARLY_ALL * max(late.total, 1)}
+        losses[LATE_OPS] = replace(late, name=LATE_OPS, places=most)
     candidates = [
         _finding(losses[name], shares, study.gains) for name, words in WORDS.items() if words.takes and name in losses
     ]
+    has_sequences = any(reason.name == LONG_SEQUENCES for reason in study.reasons)
     waited_for = [reason.where for reason in study.reasons if reason.name == LATE_MEMBER]
     named = []
     for finding in filter(None, candidates):
         cause, where = finding.evidence["cause"], finding.evidence["where"]
         by_chance = study.noise is not None and study.noise.explains(cause, where, finding.gain_ns or 0)
-        if by_chance or (cause == "straggler" and where in waited_for):
+        is_of_sequences = cause == "jitter" and not where and has_sequences  # the work of the long ones is no loss
+        if by_chance or is_of_sequences or (cause == "straggler" and where in waited_for):
             continue
         if cause == "imbalance" and where and any(STRAGGLER in kinds.findings for kinds in missing):
             finding = replace(finding, detail=f"{finding.detail}{SLOW_RANK_ALIKE}")
@@ -116,7 +123,10 @@ def _finding_of(reason: Reason, shares: Shares) -> Finding:
     """The finding of a reason."""
     words, share = shares.text(reason.name, reason.gain)
     known = {"cause": reason.causes[0], "where": reason.where, "share": share, "reason": reason.name}
-    return finding_of(reason.gains, reason.title.format(share=words), reason.detail, {**known, **reason.evidence})
+    detail = reason.detail
+    for kind, of_it in reason.evidence.get("idle_spans", {}).items():
+        detail = f"{detail}; {of_it:.0%} of it while hosts {IDLE_WORDS[kind].takes}: {IDLE_WORDS[kind].advice}"
+    return finding_of(reason.gains, reason.title.format(share=words), detail, {**known, **reason.evidence})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

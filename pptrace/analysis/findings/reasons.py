@@ -101,7 +101,11 @@ def _to_name(study: Study, explained: Sequence[StepReport]) -> list[Reason]:
         and not (reason.name == LATE_LAUNCHES and (has_devices or not reason.where))
         and not (
             reason.name == LATE_MEMBER
-            and any(int(study.gains[at].mean()) > reason.gain for at in reason.where.items() if at in study.gains)
+            and any(
+                int(study.gains[at].mean()) > reason.gain
+                for at in reason.where.items()
+                if at in study.gains and (study.noise is None or at in study.noise.slow)
+            )
         )
     ]
 

@@ -16,6 +16,7 @@ from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevi
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.stragglers.communication import FEWEST_ALIKE, LATE_RECEIVES, SLOW_LINK, num_links
 from pptrace.analysis.stragglers.hosts import FEWEST_WINDOWS
+from pptrace.analysis.stragglers.reason import FEWEST_STEPS
 from pptrace.analysis.whole_run import CLOCKS_OFF, CoreWait, Doubt, RootCause
 from pptrace.model.wording import as_ranges
 
@@ -32,14 +33,19 @@ _MUCH = 0.1
 """Part of a finding's gain from which on what the clocks may be off by is what it follows from."""
 
 
-def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None) -> list[Finding]:
-    """The findings without those that compare moments of ranks and gain less than their clocks may be off by, ns."""
+def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None, *, has_devices: bool = False) -> list[Finding]:
+    """The findings without those that compare moments of ranks and gain less than their clocks may be off by, ns.
+
+    What hosts cost is known by their devices, or else by what other ranks had sent them.
+    """
     doubt = uncertainty_ns or 0
-    return [
-        finding
-        for finding in findings
-        if not _compares_moments(finding) or finding.gain_ns is None or finding.gain_ns > doubt
-    ]
+    kept = []
+    for finding in findings:
+        is_late = finding.evidence.get("cause") == "host" and not finding.evidence.keys() & {"reason", "steps", "step"}
+        is_in_doubt = _compares_moments(finding) or (is_late and not has_devices)
+        if not is_in_doubt or finding.gain_ns is None or finding.gain_ns > doubt:
+            kept.append(finding)
+    return kept
 
 
 def with_root_causes(
@@ -49,10 +55,11 @@ def with_root_causes(
     step_ns: int,
     doubts: Sequence[Doubt] = (),
     uncertainty_ns: int | None = None,
+    num_steps: int = FEWEST_STEPS,
 ) -> tuple[tuple[RootCause, ...], tuple[Finding, ...]]:
     """(root causes from which findings follow, the findings, each with the first one that it follows from).
 
-    ``sharing`` are the GPUs that several ranks have, ``step_ns`` is the length of a mean step,
+    ``sharing`` are the GPUs that several ranks have, ``step_ns`` is the length of a mean step of ``num_steps``,
     ``uncertainty_ns`` what the clocks may be off by; ``doubts`` say whether that is much.
     """
     named = list(findings)
@@ -95,18 +102,21 @@ def with_root_causes(
                 "what that costs is known no better than the clocks are",
             )
         )
-    cores, named = _short_of_cores(named, waits, step_ns)
+    cores, named = _short_of_cores(named, waits, step_ns, num_steps)
     roots += [] if cores is None else [cores]
     following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
     return tuple(root for root in roots if root.name in following), tuple(named)
 
 
 def _short_of_cores(
-    findings: Sequence[Finding], waits: Sequence[CoreWait], step_ns: int
+    findings: Sequence[Finding], waits: Sequence[CoreWait], step_ns: int, num_steps: int
 ) -> tuple[RootCause | None, list[Finding]]:
     """(the root cause of findings that waits for processor cores may explain, the findings that follow from it marked so)."""
     named = list(findings)
-    behind = [None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns) for finding in named]
+    behind = [
+        None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns, num_steps)
+        for finding in named
+    ]
     short = {wait.rank: wait for wait in behind if wait is not None}
     for index, wait in enumerate(behind):
         if wait is not None:

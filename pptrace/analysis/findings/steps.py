@@ -166,15 +166,17 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         f"{'far ' * (worst.span_ns >= _FAR * worst.usual_ns)}longer than the others"
     )
     of_ops = "".join(
-        f"; most of its bubble is due to {op.kind} of microbatch {op.microbatch} on rank {op.rank} (stage {op.stage})"
+        f"; most of the bubble that it has more is due to {op.kind} of microbatch {op.microbatch} on rank {op.rank} "
+        f"(stage {op.stage})"
         for op in worst.ops
     )
+    whose = "that rank's host" if worst.ops or (main and "rank" in main.where) else "the hosts"
     recurs = len(outliers) > 1 or (low is not None and low > 0)  # once is not enough to say that it happens again
     return finding_of(
         excess,
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
         f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{of_ops}; "
-        "look at what that rank's host did then: input, checkpoints, garbage collection, neighbours",
+        f"look at what {whose} did then: input, checkpoints, garbage collection, neighbours",
         {
             "cause": main.cause if main else "unexplained",
             "where": dict(main.where) if main else {},

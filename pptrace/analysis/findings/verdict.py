@@ -10,6 +10,7 @@ from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
+from pptrace.analysis.stragglers.alike import SLOW_RANK
 from pptrace.analysis.whole_run import OUTSIDE
 from pptrace.model.known import all_known
 
@@ -305,6 +306,10 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
         cause.where["stage"]: cause.ns for cause in step.causes or () if cause.cause == name and "stage" in cause.where
     }
     stage = max(stages, key=stages.__getitem__, default=None)
+    for found in findings:
+        if found.evidence.get("reason") == SLOW_RANK:
+            rank = found.evidence["where"]["rank"]
+            return f"The bubble is not your problem: rank {rank} computes longer than the others. "
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
         return ""
     of_stage = [

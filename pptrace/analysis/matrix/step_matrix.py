@@ -16,6 +16,7 @@ from pptrace.schedule.message_graph import Graph, spans_of
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.replay_table import replay_table
 from pptrace.simulator import makespans
 from pptrace.slices import Slice
 
@@ -57,7 +58,8 @@ class StepMatrix:
 
     Tables, whose rows have the index of their ``window``, and none where nothing was found: ``outside``, what ranks did before
     and after their ops (:mod:`pptrace.analysis.stragglers.outside`); ``holds``, ops that waited in collectives
-    (:func:`pptrace.analysis.explain.inner_waits.holds_of`); ``moved_together``, what messages cost by the trace alone, where
+    (:func:`pptrace.analysis.explain.inner_waits.holds_of`); ``waits``, all of what they waited there for an op of another
+    pipeline; ``moved_together``, what messages cost by the trace alone, where
     several that were posted together are taken to be moved one by one; ``held_by_starts``, parts of delays in which an op's rank
     waited in a message for one that had run nothing in the step yet, whose first row is ``by``; ``receiving``, parts of delays in
     which a kernel still received what an op reads, whose sender was done; ``routed``, what would change of ops if all experts had
@@ -84,6 +86,7 @@ class StepMatrix:
     outside: Slice = field(default_factory=_no_rows(*OUTSIDE, texts=("name",)))
     holds: Slice = field(default_factory=_no_rows("window", "row", "rank", "ns", "is_late"))
     moved_together: Slice = field(default_factory=_no_rows("window", "message", "ns"))
+    waits: Slice = field(default_factory=_no_rows("window", "row", "ns", "longer", "rank", "late_row"))
     held_by_starts: Slice = field(default_factory=_no_rows("window", "row", "ns", "by"))
     receiving: Slice = field(default_factory=_no_rows("window", "row", "ns"))
     routed: Slice = field(default_factory=_no_rows("window", "row", "ns", "compute", "lead"))
@@ -114,18 +117,24 @@ class StepMatrix:
         return cells, of_row
 
     @cached_property
+    def own(self) -> Int64:
+        """The durations without what ops wait in collectives for those of other pipelines, shape (windows, rows), ns."""
+        if not len(self.waits):
+            return self.durations
+        waited = np.zeros(self.durations.shape, dtype=np.int64)
+        np.add.at(waited, (self.waits["window"], self.waits["row"]), self.waits["ns"])
+        return self.durations - np.minimum(waited, self.inner)
+
+    @cached_property
     def typical_cells(self) -> Floats:
         """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns.
 
         What ops wait for other members of collectives is not their cost.
         """
         cells, of_row = self.cells
-        own = self.durations
-        if len(self.holds):
-            own = own - self.held(self.holds["is_late"] == 0)
         typical = np.empty((len(self.step), len(cells)))
         for windows in self.of_pipelines():
-            durations = own[windows]
+            durations = self.own[windows]
             for cell in range(len(cells)):
                 typical[windows, cell] = np.median(durations[:, of_row == cell])
         return typical
@@ -171,17 +180,34 @@ class StepMatrix:
         """The length of each replayed window, ns. Along a graph, that says what messages keep their ranks from."""
         spans = np.empty(len(self.step), dtype=np.int64)
         for part in self.parts():
-            taken = self.durations[part].astype(np.int64) + self.delays[part]
-            of_messages = np.maximum(self.transfers[part], 0).astype(np.int64)
+            taken, messages, posted = self._replayed(part)
             if self.graph is None:
-                latencies = np.where(self.sender_is_last[part], of_messages, 0)
-                spans[part] = makespans(self.table, taken + self.moving[part], latencies)
-                continue
-            posted = None if self.posted is None else self.posted[part]
-            if self.before_posting is not None:
-                taken -= self.before_posting[part]
-            spans[part] = spans_of(self.table, self.graph, taken, of_messages, posted)
+                spans[part] = makespans(self.table, taken, messages)
+            else:
+                spans[part] = spans_of(self.table, self.graph, taken, messages, posted)
         return spans
+
+    @cached_property
+    def starts(self) -> Int64:
+        """The start of each replayed op, shape (windows, rows), ns."""
+        starts = np.empty(self.durations.shape, dtype=np.int64)
+        for part in self.parts():
+            taken, messages, posted = self._replayed(part)
+            if self.graph is None:
+                starts[part] = replay_table(self.table, taken, messages).end - self.durations[part]
+            else:
+                starts[part] = self.graph.ends(taken, messages, posted) - self.durations[part]
+        return starts
+
+    def _replayed(self, part: slice) -> tuple[Int64, Int64, Int64 | None]:
+        """Times of some windows for their replay: of ops with what is before them, of messages, lateness of calls."""
+        taken = self.durations[part].astype(np.int64) + self.delays[part]
+        of_messages = np.maximum(self.transfers[part], 0).astype(np.int64)
+        if self.graph is None:
+            return taken + self.moving[part], np.where(self.sender_is_last[part], of_messages, 0), None
+        if self.before_posting is not None:
+            taken -= self.before_posting[part]
+        return taken, of_messages, None if self.posted is None else self.posted[part]
 
     @cached_property
     def lateness(self) -> Int64:
@@ -215,6 +241,14 @@ class StepMatrix:
         np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
         return np.minimum(total, self.durations)
 
+    def waits_for(self, late: Int64) -> Int64:
+        """Parts of delays in which ranks waited for others that had run nothing in the step yet because they were so late before
+        their first ops, shape (windows, rows), ns.
+        """
+        held = self.held_by_starts
+        ns = np.minimum(held["ns"], late[held["window"], held["by"]])
+        return self.spread(held.with_columns({"ns": ns}))
+
     def spread(self, rows: Slice, name: str = "ns") -> Int64:
         """A column of a table with a row per op as a matrix (windows, rows); 0 where it has none."""
         matrix = np.zeros(self.durations.shape, dtype=np.int64)
@@ -239,9 +273,18 @@ class StepMatrix:
         if not self.has_collections:
             return self
         none = np.zeros_like(self.collected_before)
-        later = self.with_lateness(self.lateness - self.collected_before)
+        waited = self.waits_for(self.collected_before)
+        later = self.with_lateness(np.maximum(self.lateness - self.collected_before - waited, 0))
+        held = self.held_by_starts
+        left = held.with_columns({"ns": held["ns"] - waited[held["window"], held["row"]]})
         durations = self.durations - self.collected_inside
-        return replace(later, durations=durations, collected_before=none, collected_inside=none)
+        return replace(
+            later,
+            durations=durations,
+            collected_before=none,
+            collected_inside=none,
+            held_by_starts=left.where(left["ns"] > 0),
+        )
 
     def without_late_receives(self) -> StepMatrix:
         """The same costs as if kernels had received messages as soon as their senders were done."""
@@ -258,13 +301,22 @@ class StepMatrix:
         waits = shorter - self.spread(self.routed, "compute")
         held = self.held(np.ones(len(self.holds), dtype=np.bool_))
         left = 1 - np.clip(self.spread(self.routed, "lead") / np.maximum(held, 1), 0, 1)
-        holds = {**self.holds.columns}
-        holds["ns"] = np.rint(holds["ns"] * left[holds["window"], holds["row"]]).astype(np.int64)
+        holds, left_waits = (
+            rows.with_columns(
+                {
+                    name: np.rint(rows[name] * left[rows["window"], rows["row"]]).astype(np.int64)
+                    for name in ("ns", "longer")
+                    if name in rows.columns
+                }
+            )
+            for rows in (self.holds, self.waits)
+        )
         return replace(
             self,
             durations=self.durations - shorter,
             inner=np.clip(self.inner - waits, 0, self.durations - shorter),
-            holds=Slice(holds).where(holds["ns"] > 0),
+            holds=holds.where(holds["ns"] > 0),
+            waits=left_waits.where(left_waits["ns"] > 0),
             routed=self.routed.where(slice(0)),
         )
 

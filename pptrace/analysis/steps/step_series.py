@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from pptrace.analysis.result import StepReport, alike_steps
-from pptrace.analysis.whole_run import OUTSIDE, Cause, StepChange, StepOutlier, StepSeries
+from pptrace.analysis.whole_run import OUTSIDE, BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Floats, Int64
 
 FEWEST_OF_LEVEL = 5
@@ -54,8 +55,7 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
         typical = _typical(of_level)
         for step in (of_level[index] for index in _far_above(spans[first:last])):
             lengths = (step.step, step.length_ns or 0, typical.step, typical.length_ns or 0)
-            most_blamed = step.blame.ops[:1] if step.blame is not None else ()
-            outliers.append(StepOutlier(*lengths, _differences(step, typical), most_blamed))
+            outliers.append(StepOutlier(*lengths, _differences(step, typical), _most_blamed(step, typical)))
     changes = []
     for (begin, _), (first, last) in pairwise(levels):
         before, after = _typical(known[begin:first]), _typical(known[first:last])
@@ -121,6 +121,16 @@ def _typical(steps: Sequence[StepReport]) -> StepReport:
     """The step of median length, of two the shorter; of those that are explained, if there are any."""
     explained = [step for step in steps if step.causes is not None] or steps
     return sorted(explained, key=lambda step: step.length_ns or 0)[(len(explained) - 1) // 2]
+
+
+def _most_blamed(step: StepReport, usual: StepReport) -> tuple[BlamedOp, ...]:
+    """The op that is charged with most of the bubble that ``step`` has more than ``usual``; none where none is."""
+    if step.blame is None or usual.blame is None:
+        return ()
+    before = {replace(op, ns=0): op.ns for op in usual.blame.ops}
+    more = {op: op.ns - before.get(replace(op, ns=0), 0) for op in step.blame.ops}
+    excess = step.blame.total_ns - usual.blame.total_ns
+    return tuple(op for op, ns in more.items() if 2 * ns > excess > 0)[:1]
 
 
 def _differences(step: StepReport, usual: StepReport) -> tuple[Cause, ...] | None:

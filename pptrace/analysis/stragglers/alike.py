@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, Reason, gains, time_by_rank, where_most
 from pptrace.model.tables import Floats, Int64
@@ -18,7 +19,9 @@ from pptrace.slices import group_sums
 
 Place = tuple[str, int | str]
 """("stage", its number) or ("rank", its number)."""
-LONG_OPS = "long ops"
+LONG_OPS, SLOW_RANK = "long ops", "slow rank"
+_LEAST_SLOWER = 0.15
+"""Part by which all stages of a rank take longer, and half as much as the slowest of them does: else it is a stage that does."""
 _FAR = 6.0
 """An op that takes this many scaled median deviations more than the median, and :data:`_LEAST_EXCESS` of it more, is long."""
 _LEAST_EXCESS = 0.5
@@ -52,8 +55,54 @@ def gain_of_place(plans: Sequence[StepMatrix], place: Place) -> Int64:
         base = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
         if kind == "rank":
             return gains(plans, base)
+        base = [with_following_waits(costs, other) for costs, other in zip(plans, base, strict=True)]
     as_others = (_with_stage_as_others(*both, number) for both in zip(base, typical, strict=True))
     return gains(base, as_others)
+
+
+def slow_rank(plans: Sequence[StepMatrix]) -> Reason | None:
+    """The rank of which each stage takes longer than those of other ranks, and what steps would get back if none did.
+
+    None where ranks have one stage each, which may be heavier, and where there are replicas to compare a rank with.
+    """
+    if any(costs.table.num_stages == costs.table.pp or len(costs.of_pipelines()) > 1 for costs in plans):
+        return None
+    factors = [_of_slower_stages(costs) for costs in plans]
+    ranks = np.concatenate(
+        [costs.ranks[0, costs.table.rank[of[costs.table.stage] < 1]] for costs, of in zip(plans, factors, strict=True)]
+    )
+    if not all((of < 1).any() for of in factors) or len(np.unique(ranks)) > 1:
+        return None
+    rank, times = int(ranks[0]), 1 / float(np.concatenate([of[of < 1] for of in factors]).mean())
+    as_others = (
+        replace(costs, durations=np.rint(costs.durations * of[costs.table.stage]).astype(np.int64))
+        for costs, of in zip(plans, factors, strict=True)
+    )
+    return Reason(
+        SLOW_RANK,
+        ("imbalance",),
+        {"rank": rank},
+        "Slow rank: {share} is lost to " + f"rank {rank}, of which each stage takes longer than those of other ranks",
+        f"they take {times:.2f} times as long: look at its host, clocks and neighbours, if it has no more layers than others",
+        gains(plans, as_others),
+        {"times_usual": times},
+        is_cause=True,
+    )
+
+
+def _of_slower_stages(costs: StepMatrix) -> Floats:
+    """Factors of stages, shape (stages,): those of a rank become as short as the others' if each takes clearly longer; else 1."""
+    table, (_, of_row) = costs.table, costs.cells
+    typical = np.rint(costs.typical_cells[:1, of_row]).astype(np.int64)
+    taken = group_sums(typical, table.stage, table.num_stages)[0]
+    rank = np.empty(table.num_stages, dtype=np.int64)
+    rank[table.stage] = table.rank
+    usual = np.array([np.median(taken[rank != of]) for of in rank])
+    for place in range(table.pp):
+        slower = taken[rank == place] / np.maximum(usual[rank == place], 1) - 1
+        if len(slower) > 1 and slower.min() > max(_LEAST_SLOWER, slower.max() / 2):
+            return np.where(rank == place, usual / np.maximum(taken, 1), 1.0)
+    return np.ones(table.num_stages)
 
 
 def long_ops(plans: Sequence[StepMatrix]) -> Reason | None:
@@ -114,7 +163,7 @@ def _with_stage_as_others(costs: StepMatrix, typical: Floats, stage: int) -> Ste
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
         np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
     )
-    return replace(costs, durations=np.rint(costs.durations * factor[of_row]).astype(np.int64))
+    return replace(costs, durations=costs.durations - np.rint(costs.own * (1 - factor[of_row])).astype(np.int64))
 
 
 def _replicas(costs: StepMatrix, typical: Floats) -> Floats:
@@ -145,29 +194,8 @@ def _with_rank_as_replicas(costs: StepMatrix, typical: Floats, rank: int) -> Ste
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
-    durations = np.rint(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations)).astype(np.int64)
-    return _with_shorter_waits(costs, replace(costs, durations=durations), rank)
-
-
-def _with_shorter_waits(costs: StepMatrix, faster: StepMatrix, rank: int) -> StepMatrix:
-    """The costs with a ``faster`` rank, ops of other pipelines that wait for it in collectives shortened by as much as its own
-    pipeline is.
-    """
-    holds, place = costs.holds, costs.table.rank
-    waits = holds.where((holds["rank"] == rank) & (holds["is_late"] == 0))
-    if not len(waits):
-        return faster
-    is_own = (costs.ranks == rank).any(axis=1)
-    steps, number = np.unique(costs.step, return_inverse=True)
-    saved = np.zeros(len(steps), dtype=np.int64)
-    np.maximum.at(saved, number[is_own], (costs.window_lengths - faster.window_lengths)[is_own])
-    waited = np.zeros(costs.durations.shape, dtype=np.int64)
-    waited[waits["window"], waits["row"]] = costs.inner[waits["window"], waits["row"]]
-    waited[is_own] = 0
-    of_ranks = group_sums(waited, place, costs.table.pp)
-    part: Floats = np.minimum(saved[number][:, np.newaxis] / np.maximum(of_ranks, 1), 1.0)
-    taken: Floats = waited * part[:, place]
-    return replace(faster, durations=faster.durations - np.minimum(np.rint(taken).astype(np.int64), faster.durations))
+    saved = np.where(is_of_rank, costs.own * (1 - factor[:, of_row]), 0)
+    return replace(costs, durations=costs.durations - np.rint(saved).astype(np.int64))
 
 
 def _excess(costs: StepMatrix) -> Int64:
@@ -176,7 +204,7 @@ def _excess(costs: StepMatrix) -> Int64:
     typical = costs.typical_cells
     excess = np.zeros(costs.durations.shape, dtype=np.int64)
     for windows in costs.of_pipelines():
-        durations = costs.durations[windows]
+        durations = costs.own[windows]
         for cell in range(int(of_row.max()) + 1):
             rows = np.flatnonzero(of_row == cell)
             usual = typical[windows, cell][:, np.newaxis]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
+from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops, slow_rank
 from pptrace.analysis.stragglers.communication import HotSpot, late_member, late_receives, slow_link, unequal_routes
 from pptrace.analysis.stragglers.hosts import (
     garbage_collections,
@@ -79,14 +79,25 @@ def _long_ops(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
     return None if has_long_sequences else long_ops(plans), plans
 
 
-def _late_launches(plans: Plans, _: Known) -> tuple[Reason | None, Plans]:
+def _late_launches(plans: Plans) -> Reason | None:
     named = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
-    return late_launches(plans, named), plans
+    return late_launches(plans, named)
 
 
 def _only_names(find: Callable[[Plans], Reason | None]) -> Detector:
     """A detector that peels nothing."""
     return lambda plans, _: (find(plans), plans)
+
+
+def _later_than_clocks_tell(find: Callable[[Plans], Reason | None]) -> Detector:
+    """The same of what ranks are late by, by times of others: typically less than clocks may be off by, it names nobody."""
+
+    def detector(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
+        reason = find(plans)
+        is_in_doubt = reason is not None and reason.evidence["typical_ns"] <= (known.uncertainty_ns or 0)
+        return None if is_in_doubt else reason, plans
+
+    return detector
 
 
 SHARED: tuple[Detector, ...] = (_collections, _receives, _routes)
@@ -99,10 +110,11 @@ SINGLE: tuple[Detector, ...] = (
     _only_names(long_sequences),
     _long_ops,
     _only_names(slow_link),
+    _only_names(slow_rank),
     _only_names(late_member),
-    _only_names(late_starts),
-    _only_names(host_pauses),
-    _late_launches,
+    _later_than_clocks_tell(late_starts),
+    _later_than_clocks_tell(host_pauses),
+    _later_than_clocks_tell(_late_launches),
 )
 """Detectors of what single ops, links, ranks and hosts do, all in what those before have left. Long sequences come before long
 ops, as they make ops long: with them, ops have no reason of their own. Ops that are always late come last, without late starts

@@ -8,12 +8,16 @@ pause but a gap: Python between ops, or a late start.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from pptrace.analysis.matrix.following_waits import waits_with_late_windows
 from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.outside import BEFORE
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
     LEAST_SHARE,
@@ -23,7 +27,7 @@ from pptrace.analysis.stragglers.reason import (
     time_by_rank,
     where_most,
 )
-from pptrace.model.tables import Bool, Int64
+from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 
 LATE_LAUNCHES, LATE_START, GARBAGE_COLLECTION = "late launches", "late start", "garbage collection"
@@ -32,10 +36,13 @@ _LEAST_DELAY = 0.25
 _CLEARLY = 1.25
 """A rank is named if its ops are so many times as late as those of others."""
 _ALWAYS = 0.1
-"""Ops are always late if the median of their delays is this part of the mean, or more: else a few single ones are."""
+"""Ops are always late if this part of them is, or more, and the median of their delays is this part of the mean: else a few
+single ones are. Those that wait for something else are not late."""
 FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
 PAUSES = "pauses"
+_SPANS = ("DATA", "CHECKPOINT", "LOGGING")
+_LEAST_SPAN = 0.1
 _LEAST_PAUSE = 0.25
 """Share of a mean op: a shorter delay is no pause."""
 _ADVICE = (
@@ -49,7 +56,8 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
 
     Nor where several do and no message is known: their first receives would look the same.
     """
-    late = [_late_firsts(costs) for costs in plans]
+    met = [_late_to_meet(costs) for costs in plans]
+    late = [np.maximum(_late_firsts(costs), ns) for costs, (ns, _) in zip(plans, met, strict=True)]
     times = np.concatenate([ns[ns > 0] for ns in late])
     if not len(times):
         return None
@@ -59,14 +67,42 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
     who = f"because rank {where['rank']} begins it late" if where else "because several ranks begin it late"
     return Reason(
         LATE_START,
-        ("host", "unexplained"),
+        _causes(plans),
         where,
         f"Late start: {{share}} is lost {who}",
         f"{counted(len(times), 'time')} the first op of a rank in a step began late with all inputs there, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
-        gains_if_sooner(plans, late_firsts(plans)),
-        {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
+        gains(
+            plans,
+            (
+                replace(
+                    costs.with_lateness(costs.lateness - ns),
+                    durations=costs.durations - np.minimum(waited, costs.inner),
+                )
+                for costs, ns, (_, waited) in zip(plans, late_firsts(plans), met, strict=True)
+            ),
+        ),
+        {
+            "num_late": len(times),
+            "typical_ns": round(float(np.median(times))),
+            **({"idle_spans": spans} if where and (spans := _spans_before(plans, late, int(where["rank"]))) else {}),
+        },
     )
+
+
+def _spans_before(plans: Sequence[StepMatrix], late: Sequence[Int64], rank: int) -> dict[str, float]:
+    """Shares of a tenth or more of what a rank is late by in which ranges say what its host did, the largest first."""
+    taken, total = Counter[str](), 0
+    for costs, ns in zip(plans, late, strict=True):
+        of_window = np.where(costs.ranks[:, costs.table.rank] == rank, ns, 0).max(axis=1)
+        total += int(of_window.sum())
+        spans = costs.outside.where(costs.outside["side"] == BEFORE)
+        spans = spans.where(costs.ranks[spans["window"], spans["pp_rank"]] == rank)
+        for kind in _SPANS:
+            of_kind = spans.where(spans["name"] == kind)
+            sums = np.bincount(of_kind["window"], of_kind["end"] - of_kind["start"], len(of_window))
+            taken[kind] += int(np.minimum(sums, of_window).sum())
+    return {kind: ns / total for kind, ns in taken.most_common() if ns >= _LEAST_SPAN * total}
 
 
 def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason | None:
@@ -91,12 +127,12 @@ def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason
     else:
         removed, times = delays, np.concatenate([ns.ravel() for ns in delays])
         title, where = "Late ops: {share} goes to the ops of all ranks, which begin late", {}
-    times = times[times > 0]
-    if not len(times) or np.median(times) < _ALWAYS * times.mean():
+    num_ops, times = len(times), times[times > 0]
+    if len(times) < _ALWAYS * num_ops or not len(times) or np.median(times) < _ALWAYS * times.mean():
         return None
     return Reason(
         LATE_LAUNCHES,
-        ("host", "unexplained"),
+        _causes(plans),
         where,
         title,
         f"ops that have all they need typically begin {np.median(times) / 1e6:,.2f} ms late, by the median of all ranks "
@@ -105,6 +141,11 @@ def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason
         {"typical_ns": round(float(np.median(times))), "usual_ns": round(max(usual))},
         LEAST_SHARE if where else LEAST_ANYWHERE,
     )
+
+
+def _causes(plans: Sequence[StepMatrix]) -> tuple[str, ...]:
+    """The causes that late ops are part of: where others wait for them inside theirs, these are ops that vary."""
+    return ("host", "unexplained", *(["jitter"] if any(len(costs.waits) for costs in plans) else []))
 
 
 def _knows_messages(plans: Sequence[StepMatrix]) -> bool:
@@ -141,16 +182,26 @@ def _late_firsts(costs: StepMatrix) -> Int64:
     return late
 
 
+def _late_to_meet(costs: StepMatrix) -> tuple[Int64, Int64]:
+    """Return (how late the first ops of pipelines, which need nothing, came to collectives in them, what others waited there),
+    shape (windows, rows), ns; 0 where a pipeline is not late in most steps.
+    """
+    late, waited = np.zeros((2, *costs.durations.shape), dtype=np.int64)
+    waits, window = waits_with_late_windows(costs)
+    row, ns = waits["late_row"], waits["ns"] - waits["longer"]
+    is_first = costs.table.level[row] == 0
+    np.maximum.at(late, (window[is_first], row[is_first]), ns[is_first])
+    for windows in costs.of_pipelines():
+        late[windows] *= np.median(late[windows], axis=0) >= _LEAST_DELAY * costs.durations.mean()
+    is_late = is_first & (late[window, row] > 0)
+    np.add.at(waited, (waits["window"][is_late], waits["row"][is_late]), ns[is_late])
+    return late, waited
+
+
 def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:
     """The part of the delays that :func:`late_starts` is about: of ranks that come late, and of those that wait for them."""
-    of_plans = []
-    for costs in plans:
-        late = _late_firsts(costs)
-        is_late: Bool = np.any(late > 0, axis=1)
-        waits = costs.held_by_starts.where(is_late[costs.held_by_starts["window"]])
-        np.maximum.at(late, (waits["window"], waits["row"]), waits["ns"])
-        of_plans.append(late)
-    return of_plans
+    late = [_late_firsts(costs) for costs in plans]
+    return [np.maximum(ns, costs.waits_for(ns)) for costs, ns in zip(plans, late, strict=True)]
 
 
 def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
@@ -163,7 +214,7 @@ def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
 
 def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
     """Pauses, and what steps would get back without them; None where there are none."""
-    paused = pauses_of(plans)
+    paused = [_pauses(costs) for costs in plans]
     times = np.concatenate([pauses[pauses > 0] for pauses in paused])
     if not len(times):
         return None
@@ -172,28 +223,32 @@ def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
     place = f"rank {where['rank']}" if where else f"{len(of_rank)} ranks"
     return Reason(
         PAUSES,
-        ("host", "unexplained"),
+        _causes(plans),
         where,
         "Pauses: {share} is lost where the host stands still now and then, on " + place,
         f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
-        gains_if_sooner(plans, paused),
+        gains_if_sooner(plans, pauses_of(plans)),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )
 
 
 def pauses_of(plans: Sequence[StepMatrix]) -> list[Int64]:
-    """The part of the delays that is pauses, beyond what is usual before an op, shape (windows, rows), ns, in each plan."""
-    of_plans = []
-    for costs, starts in zip(plans, late_firsts(plans), strict=True):
-        pauses = np.zeros_like(costs.lateness)
-        for windows in costs.of_pipelines():
-            if len(windows) >= FEWEST_WINDOWS:
-                delays = costs.lateness[windows]
-                # what is late in half of the steps is not so in most
-                excess = delays - np.sort(delays, axis=0)[(len(windows) - 1) // 2]
-                pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
-        of_plans.append(np.where(starts > 0, 0, pauses))
-    return of_plans
+    """The part of the delays that :func:`host_pauses` is about: of ranks that pause, and of those that wait for them."""
+    paused = [_pauses(costs) for costs in plans]
+    return [np.maximum(ns, costs.waits_for(ns)) for costs, ns in zip(plans, paused, strict=True)]
+
+
+def _pauses(costs: StepMatrix) -> Int64:
+    """Pauses beyond what is usual before an op, shape (windows, rows), ns; what is waiting for a rank that is late is not."""
+    pauses = np.zeros(costs.lateness.shape, dtype=np.int64)
+    own = costs.lateness - costs.waits_for(costs.lateness)
+    for windows in costs.of_pipelines():
+        if len(windows) >= FEWEST_WINDOWS:
+            delays = own[windows]
+            # what is late in half of the steps is not so in most
+            excess = delays - np.sort(delays, axis=0)[(len(windows) - 1) // 2]
+            pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
+    return np.where(late_firsts([costs])[0] > 0, 0, pauses)
 
 
 def garbage_collections(plans: Sequence[StepMatrix]) -> Reason | None:

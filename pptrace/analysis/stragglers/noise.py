@@ -86,7 +86,7 @@ class _Medians:
         deviation = np.empty_like(median)
         count = np.array([len(windows) for windows in pipelines])[:, np.newaxis] * rows
         for index, windows in enumerate(pipelines):
-            durations = costs.durations[windows]
+            durations = costs.own[windows]
             for cell in range(len(cells)):
                 beyond = durations[:, of_row == cell] - median[index, cell]
                 deviation[index, cell] = DEVIATION * np.median(np.abs(beyond))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
 from pptrace.slices import group_sums, reduce_groups
@@ -46,7 +47,7 @@ def is_noise(of_steps: Int64) -> bool:
     return low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
 
 
-_LEAST_LOW = 0.25
+LEAST_LOW = 0.25
 """Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
 
 
@@ -77,7 +78,7 @@ class Reason:
     def is_finding(self, span: int) -> bool:
         """Return whether it is worth a line in steps of this length, ns: large, and not only by what happened in one of them."""
         low, _ = gain_interval(self.gains)
-        is_sure = low is None or low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
+        is_sure = low is None or low >= LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
         return self.gain >= self.least_share * span and self.gain > 0 and is_sure
 
 
@@ -105,7 +106,12 @@ def where_most(of_rank: Mapping[int, int]) -> dict[str, int | str]:
 
 def gains(plans: Iterable[StepMatrix], changed: Iterable[StepMatrix]) -> Int64:
     """The gain of each step of all plans if they were as in ``changed``, by replay, ns."""
-    return np.concatenate([costs.lengths - other.lengths for costs, other in zip(plans, changed, strict=True)])
+    return np.concatenate(
+        [
+            costs.lengths - with_following_waits(costs, other).lengths
+            for costs, other in zip(plans, changed, strict=True)
+        ]
+    )
 
 
 def gains_if_sooner(plans: Sequence[StepMatrix], removed: Sequence[Int64]) -> Int64:

@@ -23,7 +23,7 @@ LONG_SEQUENCES = "long sequences"
 _LEAST_CORRELATION = 0.9
 """Correlation of forwards and backwards, as in the study."""
 _LEAST_AGREEMENT = 0.7
-"""Correlation of a stage with the others."""
+"""Correlation of a stage with the others, the median over stages."""
 _DETAIL = (
     "the same microbatches take longer on all stages, forward and backward (correlation {correlation:.2f}): deal sequences out "
     "so that microbatches have equal work, which grows with the square of a sequence's length"
@@ -35,8 +35,11 @@ def long_sequences(plans: Sequence[StepMatrix]) -> Reason | None:
     factors = all_known(map(_of_microbatches, plans))
     if not factors:
         return None
-    correlation = _correlation([(part.forward, part.backward) for part in factors])
-    agreement = _correlation([part.stage_and_others for part in factors])
+    # by medians over stages, which single ops that are long for another reason do not change
+    correlation = _correlation(
+        [(np.median(part.forward, axis=1), np.median(part.backward, axis=1)) for part in factors]
+    )
+    agreement = float(np.median([_correlation([pair]) for part in factors for pair in part.stage_and_others]))
     if correlation < _LEAST_CORRELATION or agreement < _LEAST_AGREEMENT:
         return None
     evened = (replace(costs, durations=part.evened(costs)) for costs, part in zip(plans, factors, strict=True))
@@ -63,10 +66,10 @@ class _Microbatches:
     ratio: Floats
 
     @property
-    def stage_and_others(self) -> tuple[Floats, Floats]:
-        """The deviations of each stage, and the means of those of the others."""
+    def stage_and_others(self) -> list[tuple[Floats, Floats]]:
+        """Deviations of each stage, and the medians of those of the others."""
         both = self.forward + self.backward
-        return both, (both.sum(axis=1, keepdims=True) - both) / (both.shape[1] - 1)
+        return [(both[:, at], np.median(np.delete(both, at, axis=1), axis=1)) for at in range(both.shape[1])]
 
     def evened(self, costs: StepMatrix) -> Int64:
         """The costs of all rows if every microbatch were the mean one of its step.

@@ -17,7 +17,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.outside_pipeline import OTHER, OVERLAP, UNKNOWN_RANK, UNRECORDED
-from pptrace.analysis.stragglers.alike import Place, gain_of_place
+from pptrace.analysis.stragglers.alike import Place, gain_of_place, slow_rank
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
 from pptrace.analysis.stragglers.detectors import SHARED, Known, detect
 from pptrace.analysis.stragglers.reason import gain_interval
@@ -51,11 +51,13 @@ class MeasuredGains:
     def gains(self, ideal: Ideal) -> Int64 | None:
         """The gain of each step, ns; None of an ideal that only a replay of the plan tells."""
         if ideal.what in ("stage", "rank"):
-            place = self._place(ideal)
-            if place is None:
+            if not self.plans:
                 return None
             _, plans = detect(SHARED, self.plans, Known())
-            return gain_of_place(plans, place)
+            if (place := self._place(ideal)) is not None:
+                return gain_of_place(plans, place)
+            slow = slow_rank(plans) if ideal.what == "rank" else None  # its finding has the same gain
+            return slow.gains if slow is not None and slow.where["rank"] == ideal.place else None
         return self.of_parts.get(ideal.name)
 
     def _place(self, ideal: Ideal) -> Place | None:

@@ -20,6 +20,7 @@ from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
 from pptrace.slices import Slice, last_like, rows_among
@@ -52,7 +53,7 @@ def calls_with_marks(
     described_by = find_interval(*described_ns, host_ns, until=host_ns)
     outside = calls[(described_by < 0) & ~_are_late_works(calls, marks, marks.collectives, marks.links)]
     if not len(marks.calls):
-        return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
+        return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata, marks)
     watched = marks.calls.where(_innermost(marks))
     host_ns = outside["host_ns"].to_numpy()
     mark_of_call = find_interval(marks.start_ns[watched["at"]], marks.end_ns[watched["at"]], host_ns, until=host_ns)
@@ -73,7 +74,7 @@ def calls_with_marks(
     known = table[(table["worker"] >= 0) & (table["group_id"] != "")].groupby("worker")["group_id"]
     sure = known.first()[known.nunique() == 1]  # of worker threads with one group
     only_group = dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
-    unmarked = _with_groups_of_cpp(unmarked, only_group, metadata)
+    unmarked = _with_groups_of_cpp(unmarked, only_group, metadata, marks)
     parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
@@ -128,9 +129,12 @@ def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.D
     return calls.assign(**changed).astype({name: calls[name].dtype for name in changed}) if changed else calls
 
 
-def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:
+def _with_groups_of_cpp(
+    calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any], marks: MarkedRanges
+) -> pd.DataFrame:
     """Collectives that name no group, with the one that they are of for sure: that of their worker thread; of what autograd
-    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is.
+    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is. Light recordings
+    do not tell what autograd calls: sums are buckets there if all other groups are pipelines.
     """
     groups = metadata.get(GROUPS_KEY)
     known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
@@ -142,7 +146,12 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     reducing = [name for name, facts in known_groups.items() if facts.get(REDUCER_KEY)]
     reducing = reducing or [name for name, facts in known_groups.items() if facts.get("axis") == "dp"]
     if len(reducing) == 1:
-        of_reducer = unnamed & (calls["backward"] == 1) & (calls["functional"] == 0)
+        others = [describe_group(facts)["pg_desc"] for facts in known_groups.values() if not facts.get(REDUCER_KEY)]
+        is_only = len(others) < len(known_groups) and all(axis_of_description(text) == "pp" for text in others)
+        is_bucket = (calls["backward"] < 0) & (calls["kind"] == "all_reduce") & is_only
+        is_bucket &= unnamed
+        calls = calls.assign(end_ns=calls["end_ns"].mask(is_bucket, _ends_in_ops(calls, marks)))
+        of_reducer = unnamed & ((calls["backward"] == 1) | is_bucket) & (calls["functional"] == 0)
         name_of = name_of.mask(of_reducer & name_of.isna(), reducing[0])
     if len(known_groups) == 1:
         name_of = name_of.mask(unnamed & name_of.isna(), next(iter(known_groups)))
@@ -151,6 +160,14 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
         for column, value in _group_columns(name, known_groups.get(name, {})).items():
             filled.loc[name_of == name, column] = value
     return filled
+
+
+def _ends_in_ops(calls: pd.DataFrame, marks: MarkedRanges) -> Int64:
+    """Ends of calls, ns, at the latest those of the ops in which they begin: their threads get a core again only later."""
+    start, end = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
+    of_ops = marks.end_ns[marks.ops["at"]]
+    op = find_interval(marks.start_ns[marks.ops["at"]], of_ops, start, until=start)
+    return np.where(op >= 0, np.minimum(end, np.append(of_ops, 0)[op]), end)
 
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:

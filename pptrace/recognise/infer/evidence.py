@@ -24,6 +24,8 @@ from pptrace.recognise.ops.mark_ranges import DATA, found_ranges
 
 Bools = npt.NDArray[np.bool_]
 
+_LAST_OF_BACKWARD = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+"""Operator of DDP at the end of a backward, behind the waits for its buckets."""
 _COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
 _VIEW = re.compile(
     r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
@@ -45,7 +47,7 @@ def find_host_order(events: Events) -> pd.DataFrame:
         return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
 
     on_thread, is_operator = events.thread == thread, events.category == Category.CPU_OP
-    engine = named(lambda name: name.startswith(ENGINE))
+    engine = named(lambda name: name.startswith(ENGINE) or name == _LAST_OF_BACKWARD)
     rows = np.flatnonzero(is_operator & (engine | on_thread))
     outermost = [
         thread_rows[~events.intervals_of(thread_rows).are_inside_another()]

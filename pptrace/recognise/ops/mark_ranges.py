@@ -275,9 +275,9 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
         rows = _on_working_threads(events, rows)
     if not len(rows):
         return ops
-    # A step begins with its range, or where steps have none with its first op.
-    is_step = ops["kind"] == "STEP"
-    of_steps = ops[(is_step if is_step.any() else rows_among(ops["kind"], COMPUTE_KINDS)) & (ops["step"] >= 0)]
+    # A step begins with its range, or where steps have none with its first op, before which its data is loaded.
+    is_step, is_op = ops["kind"] == "STEP", rows_among(ops["kind"], COMPUTE_KINDS)
+    of_steps = ops[(is_step if is_step.any() and not (kind == DATA and is_op.any()) else is_op) & (ops["step"] >= 0)]
     begins = of_steps.groupby("step")["start_ns"].min().sort_values()
     if begins.empty:
         return ops

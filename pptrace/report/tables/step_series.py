@@ -61,8 +61,8 @@ def differences_table(series: StepSeries, step: int | None = None) -> ReportTabl
             head = ("new level", str(change.step), f"step {change.before_step}")
             rows += _rows(head, (change.after_ns, change.before_ns), change.differences, most)
     notes = [
-        f"step {outlier.step}: most of its bubble is charged to {op.kind} of microbatch {op.microbatch} on rank {op.rank}, stage "
-        f"{op.stage}: {units.milliseconds(op.ns)} ms"
+        f"step {outlier.step}: most of the bubble that it has more is charged to {op.kind} of microbatch {op.microbatch} "
+        f"on rank {op.rank}, stage {op.stage}: {units.milliseconds(op.ns)} ms"
         for outlier in series.outliers
         for op in outlier.ops[:1]
         if step in (None, outlier.step)

@@ -12,9 +12,13 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
 from tests.support.known import known
+from tests.support.synthetic import record
 
 
 def delays_of(table: PlanTable) -> Int64:
@@ -43,6 +47,28 @@ def test_the_gain_of_a_slow_stage_is_that_of_a_stage_like_the_others(only_findin
     finding, _ = only_finding(durations)
     assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"stage": 1})
     assert 0 < finding.evidence["gain_if_spread_ns"] < (finding.gain_ns or 0)
+
+
+@pytest.mark.parametrize(("name", "pp"), [("zbv", 2), ("interleaved-1f1b", 4), ("interleaved-zb", 2)])
+def test_a_rank_of_which_each_stage_takes_longer_is_slow_and_not_its_stages_heavy(name: str, pp: int) -> None:
+    plan = build(name, pp, 8)
+    of_rank = [stage for stage, rank in enumerate(plan.placement) if rank == 1]
+
+    def report_with(slow: list[int]) -> Report:
+        def cost(action: Action) -> int:
+            return (300 if action.stage in slow else 200) * (2 if action.kind is Kind.B else 1)
+
+        return analyse(record(plan, cost, 5, steps=STEPS).traces()).report
+
+    slow, clean, heavy = (report_with(stages) for stages in (of_rank, [], of_rank[:1]))
+    finding = slow.findings[0]
+    assert (finding.evidence["reason"], finding.evidence["where"]) == ("slow rank", {"rank": 1})
+    assert finding.evidence["times_usual"] == pytest.approx(1.5)
+    assert finding.gain_ns == pytest.approx((slow.steps[0].span_ns or 0) - (clean.steps[0].span_ns or 0), rel=0.02)
+    assert "imbalance" not in {one.evidence.get("cause") for one in slow.findings[1:]}
+    assert "rank 1 computes longer" in slow.verdict
+    assert heavy.findings[0].evidence["where"] == {"stage": of_rank[0]}
+    assert {one.evidence.get("reason") for one in (*clean.findings, *heavy.findings)} == {None}
 
 
 def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(only_finding: Only, table: PlanTable) -> None:

@@ -14,6 +14,7 @@ from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.detectors import study_steps
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
+from pptrace.slices import Slice
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
 from tests.support.measured import measured_costs
@@ -89,3 +90,24 @@ def test_pauses_besides_collections_stay_pauses(table: PlanTable) -> None:
     assert reasons["garbage collection"].where == {"rank": DP}
     assert reasons["pauses"].where == {"rank": DP + 1}
     assert {reason.name for reason in study_steps([costs]).reasons} == {"pauses"}
+
+
+@pytest.mark.parametrize(("name", "share"), [("garbage collection", 1), ("pauses", 0)])
+def test_what_another_rank_waits_for_one_that_stands_still_before_its_step_is_no_pause_of_its_own(
+    name: str, share: int, table: PlanTable
+) -> None:
+    """In two steps rank 1 stands still before its first op, for which rank 0's send of its first forward waits."""
+    (late,) = np.flatnonzero((table.rank == 1) & (table.position == 0))
+    (waits,) = np.flatnonzero((table.rank == 0) & (table.position == 1))
+    delays = np.zeros((STEPS, 1, len(table)), dtype=np.int64)
+    delays[1:3, 0, [late, waits]] = LONG
+    costs = measured_costs(table, usual(table)[:, :1], 0, delays)
+    held = {"window": [1, 2], "row": [waits] * 2, "ns": [LONG] * 2, "by": [late] * 2}
+    costs = replace(costs, held_by_starts=Slice({key: np.array(values) for key, values in held.items()}))
+    collected = np.zeros_like(costs.delays)
+    collected[:, late] = share * costs.delays[:, late]
+    (reason,) = study_steps([replace(costs, collected_before=collected)]).reasons
+    assert (reason.name, reason.where) == (name, {"rank": 1})
+    without = replace(costs, delays=np.zeros_like(costs.delays))
+    assert reason.gain == int((costs.lengths - without.lengths).mean())
+    assert study_steps([costs], uncertainty_ns=LONG).reasons == (), "clocks may be off by as much"

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
+from pptrace.analysis.stragglers.detectors import study_steps
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
+from pptrace.analysis.stragglers.outside import BEFORE
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
+from pptrace.slices import Slice
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_late_calls import LATE_RANK, mean_span, report_of
 from tests.support.extent import by_turns
+from tests.support.measured import measured_costs
 from tests.support.programs import pptrace_here
 from tests.support.synthetic import Job, Recording, host_events, run_on_paper
 
@@ -44,18 +50,20 @@ def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other
     assert left == (other_ns > 0)  # what both are late by
 
 
-@pytest.mark.parametrize("num_steps", [1, 2])
-def test_a_single_stop_in_a_few_steps_is_not_a_rank_whose_ops_are_always_late(num_steps: int) -> None:
+@pytest.mark.parametrize(("num_steps", "usual"), [(1, 1), (2, 1), (1, 0), (3, 0)])
+def test_a_single_stop_in_a_few_steps_is_not_a_rank_whose_ops_are_always_late(num_steps: int, usual: int) -> None:
     plan = build("1f1b", 4, 8)
 
     def once(rank: int, action: Action) -> int:
-        return 60_000 if rank == LATE_RANK and action.kind is Kind.RECV_F and action.microbatch == 4 else 1
+        return 60_000 if rank == LATE_RANK and action.kind is Kind.RECV_F and action.microbatch == 4 else usual
 
     run = run_on_paper(plan, lambda action: 20_000 if action.kind is Kind.B else 10_000, 50, before_calls=once)
     report = analyse(Recording(Job(plan, 1, num_steps), run, host_events).traces()).report
     assert not of_reason(report, LATE_LAUNCHES)
     causes = [cause for cause in report.steps[0].causes or () if cause.cause == "host"]
     assert max(causes, key=lambda cause: cause.ns).where == {"rank": LATE_RANK}
+    (host,) = (finding for finding in report.findings if finding.evidence["cause"] == "host")
+    assert host.evidence["where"] == {"rank": LATE_RANK}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
@@ -91,3 +99,15 @@ def test_what_all_ranks_are_late_by_is_a_finding_from_a_twentieth_of_the_step_on
     found = [finding for finding in report.findings if finding.evidence["cause"] == "host"]
     assert [one.evidence["where"] for one in found] == [{}] * is_finding
     assert not of_reason(report, LATE_LAUNCHES)  # the cause says it
+
+
+def test_a_late_start_says_which_ranges_its_host_ran_before() -> None:
+    table = build("1f1b", 2, 4).table
+    delays = np.where((table.rank == 1) & (table.position == 0), 9000, 0)
+    costs = measured_costs(table, np.full((3, 1, len(table)), 1000), 0, np.tile(delays, (3, 1, 1)))
+    of_ranks = [(window, place, kind) for window in range(3) for place, kind in ((0, "LOGGING"), (1, "DATA"))]
+    window, place, name = (np.array(column) for column in zip(*of_ranks, strict=True))
+    spans = {"window": window, "pp_rank": place, "side": BEFORE + 0 * window, "name": name, "match": -1 - 0 * window}
+    outside = Slice({**spans, "start": 0 * window, "end": 6000 + 0 * window, "work": 6000 + 0 * window})
+    (reason,) = study_steps([replace(costs, outside=outside)]).reasons
+    assert (reason.name, reason.evidence["idle_spans"]) == (LATE_START, {"DATA": pytest.approx(2 / 3)})

@@ -148,6 +148,18 @@ def test_what_autograd_calls_without_a_functional_operator_is_of_the_group_whose
         assert recognise_rank(trace).calls["group_id"].tolist() == ["0", group]
 
 
+def test_sums_of_cpp_in_light_recordings_are_buckets_where_all_other_groups_are_pipelines() -> None:
+    reducing = {"ranks": [0, 1], "axis": "", "description": "mesh_dp", "reducer": True}
+    for other, axis in (("mesh_pp", "dp"), ("mesh_tp", "unknown")):
+        groups = {"1": {"ranks": [0, 2], "axis": "", "description": other}, "2": reducing}
+        facts = {**FACTS, "world_size": 4, "groups": groups}
+        events = [
+            marked(SpanMark(SpanKind.STEP, 3), START, START + 1000),
+            Event(Category.ANNOTATION, "gloo:all_reduce", START + 315, START + 380, thread=WORKER),
+        ]
+        assert recognise([make_trace(events, 0, {"rank": 0, **facts})]).comms["axis"].tolist() == [axis]
+
+
 def test_the_end_of_a_script_is_no_step() -> None:
     steps = recognise_rank(watched_trace(0, {**FACTS, "teardown": 4})).ops
     assert steps.loc[steps["kind"] == "STEP", "step"].tolist() == [3]

@@ -41,6 +41,7 @@ class Program:
     evaluates: bool = False
     numbers: bool = True
     receives_without_grad: bool = False
+    buckets: bool = False
     order: tuple[int, ...] = ()
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -96,6 +97,8 @@ class _Rank:
         self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
         if kind is Kind.F:
             self.operator("aten::detach", start + 7000, start + 7010)
+        elif self.program.buckets and microbatch == self.program.plan.num_microbatches - 1:
+            self.operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", start + 8000, start + 8100)
 
     def maybe_noise(self, start: int, most: int) -> None:
         if self.random.random() < self.program.noise:
@@ -199,6 +202,13 @@ def test_every_op_is_found_whatever_runs_between_the_ops(
     steps = run.ops.loc[run.ops["kind"].isin(COMPUTE_KINDS), "step"]
     assert set(steps) == {0, 1}
     assert run.schedule.name == plan.name or plan.num_microbatches < 3
+
+
+def test_the_last_backward_of_ddp_ends_where_its_buckets_are_there() -> None:
+    program = Program(build("1f1b", 2, 4), buckets=True)
+    ops = found_ops(recognise(program.traces()))
+    assert {end - start for (_, start, end), name in ops.items() if name.endswith("B3")} == {5100}
+    assert len(ops) == len(program.truth)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])

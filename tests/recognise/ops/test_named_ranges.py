@@ -26,14 +26,18 @@ NAMES = {
 }
 
 
+@pytest.mark.parametrize("kind_of_ops", ["OPTIMIZER", "F"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_says_what_its_range_is(name: str) -> None:
+def test_a_name_says_what_its_range_is(name: str, kind_of_ops: str) -> None:
+    """Data is that of the step whose first op comes next; of steps without ops, of the one that begins next."""
     steps = [("STEP", step, 100 * step, 100 * step + 80) for step in range(3)]
+    steps += [(kind_of_ops, step, 100 * step + 30, 100 * step + 60) for step in range(3)]
     kinds, numbers, starts, ends = zip(*steps, strict=True)
-    unknown = {column: [-1] * 3 for column in ("rank", "stage", "chunk", "microbatch")}
-    texts = {"phase": [""] * 3, "clock": ["host"] * 3, "source": ["label"] * 3, "pair": [""] * 3}
+    unknown = {column: [-1] * 6 for column in ("rank", "stage", "chunk", "microbatch")}
+    texts = {"phase": [""] * 6, "clock": ["host"] * 6, "source": ["label"] * 6, "pair": [""] * 6}
     ops = make_table(OPS, {**unknown, **texts, "kind": kinds, "step": numbers, "start_ns": starts, "end_ns": ends})
-    events = make_trace([Event(Category.ANNOTATION, name, 185, 195, thread=1)]).events
-    found = with_named_ranges(ops, events).iloc[3:]
-    expected = [(NAMES[name], 2 if NAMES[name] == "DATA" else 1, 185, 195)] if NAMES[name] else []
+    events = make_trace([Event(Category.ANNOTATION, name, 110, 120, thread=1)]).events
+    found = with_named_ranges(ops, events).iloc[6:]
+    is_of_next = NAMES[name] == "DATA" and kind_of_ops == "OPTIMIZER"
+    expected = [(NAMES[name], 2 if is_of_next else 1, 110, 120)] if NAMES[name] else []
     assert list(zip(found["kind"], found["step"], found["start_ns"], found["end_ns"], strict=True)) == expected

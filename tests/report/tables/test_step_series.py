@@ -24,7 +24,9 @@ def test_the_largest_differences_of_every_outlier_and_change_are_listed() -> Non
         ("new level", "9", "step 3", "not known"),
     ]
     assert table.rows[0][4:] == ("60.00", "20.00", "+9.00", "22.5%")
-    assert table.notes == ("step 7: most of its bubble is charged to B of microbatch 5 on rank 2, stage 1: 4.00 ms",)
+    assert table.notes == (
+        "step 7: most of the bubble that it has more is charged to B of microbatch 5 on rank 2, stage 1: 4.00 ms",
+    )
 
 
 def test_of_one_step_all_differences_are_listed_and_of_an_ordinary_one_none() -> None:

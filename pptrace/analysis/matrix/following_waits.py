@@ -1,0 +1,51 @@
+"""Waits inside ops that follow: pipelines of a step meet in collectives inside their ops (tp, buckets of DDP, FSDP).
+
+Where an op waits there for one of another pipeline, and that one begins sooner or computes less, it waits so much less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.model.tables import Int64
+from pptrace.slices import Slice
+
+_MOST_ROUNDS = 3
+"""Waits that follow make others follow."""
+
+
+def with_following_waits(costs: StepMatrix, changed: StepMatrix) -> StepMatrix:
+    """The costs as they were ``changed``, with what ops wait for in collectives as much less as the change makes it."""
+    waits, late_window = waits_with_late_windows(costs)
+    if not len(waits):
+        return changed
+    own, late = (waits["window"], waits["row"]), (late_window, waits["late_row"])
+    shorter = costs.durations.astype(np.int64) - changed.durations
+    longer = np.clip(shorter[late] - shorter[own], 0, waits["longer"])
+    already, saved, following = waits["ns"] - waits["longer"], longer, changed
+    for _ in range(_MOST_ROUNDS):
+        sooner, before = costs.starts - following.starts, saved
+        saved = longer + np.clip(sooner[late] - sooner[own], 0, already)
+        less = np.zeros(shorter.shape, dtype=np.int64)
+        np.add.at(less, own, saved)
+        less = np.minimum(less, np.minimum(changed.inner, changed.durations))
+        following = replace(changed, durations=changed.durations - less)
+        if np.array_equal(saved, before):
+            break
+    left = waits.with_columns({"ns": waits["ns"] - saved, "longer": waits["longer"] - longer})
+    return replace(following, inner=changed.inner - less, waits=left.where(left["ns"] > 0))
+
+
+def waits_with_late_windows(costs: StepMatrix) -> tuple[Slice, Int64]:
+    """(the waits for ops in windows of the costs, these windows)."""
+    waits, size = costs.waits, int(costs.ranks.max(initial=0)) + 1
+    keys = (costs.step[:, np.newaxis] * size + costs.ranks).ravel()
+    order = np.argsort(keys, kind="stable")
+    wanted = costs.step[waits["window"]] * size + waits["rank"]
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), max(len(keys) - 1, 0))
+    found = order[at] if len(keys) else at
+    is_known = keys[found] == wanted if len(keys) else np.zeros(0, dtype=np.bool_)
+    return waits.where(is_known), found[is_known] // costs.ranks.shape[1]
