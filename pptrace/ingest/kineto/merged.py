@@ -1,0 +1,70 @@
+"""Divide a file that the traces of several ranks were merged into, as scripts for viewers do, by the processes of its events.
+
+    process = name of the process, or its id, that names a rank or its coordinates: "RANK 3 - GPU", "PP rank 1, TP rank 0"
+            | id that begins as those of one rank and no other do: "[TP00-PP01] 1234"
+            | id of a process that ran operators, where no device's work is in the file
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pptrace.errors import TraceError
+from pptrace.ingest.common.json_texts import Scalar
+from pptrace.ingest.common.rank_names import coordinates_of_label, natural_order, rank_of_labels
+from pptrace.ingest.kineto.event_columns import Collected
+from pptrace.ingest.kineto.event_types import Event, Skipped
+
+_NUMBERED = re.compile(r"(.*?)\W*\d+")
+_STRAY = 0.05
+"""Part of the operators of the process with most up to which another's are no rank's: their process is damaged."""
+
+
+def is_merged(collected: Collected) -> bool:
+    """Return whether several ranks are among the processes: by their names, or since several of them ran operators."""
+    named = {_name_in([label]) for label in collected.labels} - {""}
+    few = _STRAY * max(collected.hosts.values(), default=0)
+    hosts = {pid: _NUMBERED.fullmatch(str(pid)) for pid, count in collected.hosts.items() if count > few and pid != -1}
+    return len(named) > 1 or len({match[1] or match[0] for match in hosts.values() if match}) > 1
+
+
+def ranks_in(path: Path, batches: Iterable[list[Event]]) -> list[Collected]:
+    """The events of each rank, its number among the labels where it is known, in order of what names it.
+
+    Raises:
+        TraceError: nothing tells of which rank the events of a process are.
+    """
+    parts: dict[Scalar, Collected] = {}
+    for events in batches:
+        by_process: dict[Scalar, list[Event]] = {}
+        for event in events:
+            if not isinstance(event, Skipped):
+                by_process.setdefault(getattr(event, "pid", None), []).append(event)
+        for pid, own in by_process.items():
+            parts.setdefault(pid, Collected()).add(own)
+    parts = {pid: part for pid, part in parts.items() if part.has_work}
+    has_device = any(not part.hosts for part in parts.values())
+    ranks: dict[str, Collected] = {}
+    for pid, part in parts.items():
+        name, match = _name_in([*part.labels, str(pid)]), _NUMBERED.fullmatch(str(pid))
+        if not name and match:
+            name = match[1] or ("" if has_device else match[0])
+        if not name:
+            raise TraceError(
+                f"{path}: several ranks in one file, and nothing tells of which of them the events of process {str(pid)[:40]!r} "
+                "are; expected the file of each rank, from which this one was made"
+            )
+        whole = ranks.setdefault(name, Collected())
+        whole.extend(part)
+        whole.labels = {name}
+    return [ranks[name] for name in sorted(ranks, key=natural_order)]
+
+
+def _name_in(labels: Sequence[str]) -> str:
+    """What the labels of one process call its rank; "" where they do not."""
+    if coordinates := coordinates_of_label(", ".join(labels)):
+        return " ".join(f"{axis} {coordinate}" for axis, coordinate in sorted(coordinates.items()))
+    number = rank_of_labels(labels)
+    return "" if number is None else f"rank {number}"
