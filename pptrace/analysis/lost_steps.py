@@ -22,8 +22,8 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
     ``ops`` and ``work`` are on the ranks' own clocks.
 
     A step is from its first op on the device to the first one of the next step: what is lost may be its last ops. The last step
-    goes on for a tenth of its length: behind that, a step was cut off. Without ops of a pipeline a step is the host's range. Where
-    steps are not in their order, what was lost has moved others: then all of the rank's steps are.
+    goes on for a tenth of its length: behind that, a step was cut off. Without ops of a pipeline a step is the host's range.
+    Where steps are not in their order, what was lost has moved others: then all of the rank's steps are.
     """
     losing = {rank: of_rank.lost for rank, of_rank in work.items() if is_much(of_rank.lost)}
     unlaunched = {

@@ -252,9 +252,14 @@ PROFILE_SUFFIXES = tuple(suffix for known in FORMATS if known.priority is Priori
 SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.suffixes))
 
 
+def entry_of(start: bytes) -> Format | None:
+    """The entry that reads a file that begins with these (decompressed) bytes; None where no reader knows it."""
+    return next((known for known in FORMATS if known.sniff(start)), None)
+
+
 def detect(start: bytes) -> InputFormat | None:
     """The format of a file that begins with these (decompressed) bytes; None where no reader knows it."""
-    return next((known.name for known in FORMATS if known.sniff(start)), None)
+    return known.name if (known := entry_of(start)) else None
 
 
 def readers_of(name: InputFormat | None) -> tuple[Format, ...]:
@@ -330,8 +335,8 @@ def _refuse_others(path: Path) -> None:
         raise TraceError(f"{path}: {what}")
     if path.name.endswith(_PERFETTO):
         raise TraceError(
-            f"{path}: a trace of Perfetto, which is not read; expected what its recorder writes besides (rocprofv3 --output-format "
-            "rocpd, torch.profiler's JSON)"
+            f"{path}: a trace of Perfetto, which is not read; expected what its recorder writes besides, as rocprofv3 does with "
+            "--output-format rocpd"
         )
 
 

@@ -1,8 +1,8 @@
 """Divide a file that the traces of several ranks were merged into, as scripts for viewers do, by the processes of its events.
 
-    process = name of the process, or its id, that names a rank or its coordinates: "RANK 3 - GPU", "PP rank 1, TP rank 0"
-            | id that begins as those of one rank and no other do: "[TP00-PP01] 1234"
-            | id of a process that ran operators, where no device's work is in the file
+process = name of the process, or its id, that names a rank or its coordinates: "RANK 3 - GPU", "PP rank 1, TP rank 0"
+        | id that begins as those of one rank and no other do: "[TP00-PP01] 1234"
+        | id of a process that ran operators, where no device's work is in the file
 """
 
 from __future__ import annotations

@@ -260,7 +260,11 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
     with Database(path, EXPECTED_INPUT) as db:
         suffixes = suffixes_of(db)
         if not suffixes:
-            what = "of rocmProfileData (RPD), which is not read" if "rocpd_api" in db.tables else "without the tables of rocpd"
+            what = (
+                "of rocmProfileData (RPD), which is not read"
+                if "rocpd_api" in db.tables
+                else "without the tables of rocpd"
+            )
             raise TraceError(f"{path}: an SQLite database {what}; {EXPECTED_INPUT}")
         warnings: list[str] = []
         processes = [process for suffix in suffixes for process in _processes(db, suffix, warnings)]

@@ -94,7 +94,7 @@ def test_kernels_that_were_launched_and_are_not_there_are_lost(tmp_path: Path) -
     assert report.recording is not None
     (entry,) = (entry for entry in report.recording.audit if entry.kind == Damage.LOST_KERNELS)
     assert entry.count == 10
-    assert all(rank.compute_ns is None for step in report.steps for rank in step.ranks)
+    assert [step.step for step in report.steps for rank in step.ranks if rank.compute_ns is not None] == [0]
 
 
 def test_large_tables_have_the_launches_of_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +159,10 @@ def test_it_is_told_from_other_databases(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     assert detect(first_bytes(other)) is InputFormat.NSYS_SQLITE
     with pytest.raises(TraceError, match="without the tables of rocpd; expected"):
+        read_rocpd(other)
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE rocpd_api (id INTEGER PRIMARY KEY)")
+    with pytest.raises(TraceError, match=r"of rocmProfileData \(RPD\), which is not read; expected"):
         read_rocpd(other)
 
 
