@@ -159,9 +159,9 @@ class Format:
     takes_cores: bool = False
 
 
-def on_use(module: str, function: str) -> Callable[[Path], tuple[Trace, ...]]:
+def on_use(module: str, function: str, file: str = "reader") -> Callable[[Path], tuple[Trace, ...]]:
     """A reader that is imported for such a file alone: nearly all runs are of one format."""
-    return lambda path: getattr(import_module(f"pptrace.ingest.{module}.reader"), function)(path)
+    return lambda path: getattr(import_module(f"pptrace.ingest.{module}.{file}"), function)(path)
 
 
 _read_chrome = on_use("chrome", "read_chrome")
@@ -190,6 +190,13 @@ def _read_kineto(path: Path, cores: int, on_progress: ReadProgress | None) -> tu
 
 _NSYS_MAGIC = (SQLITE_MAGIC, *RECORDED_MAGIC)
 FORMATS: tuple[Format, ...] = (
+    Format(
+        InputFormat.ROCPD,
+        lambda start: opens_json(start) and b'"rocprofiler-sdk-tool"' in start,
+        on_use("rocpd", "read_json", "json_output"),
+        Priority.PROFILE,
+        (".json",),
+    ),
     Format(
         InputFormat.ROCPD,
         lambda start: start.startswith(SQLITE_MAGIC) and b"rocpd_" in start,  # in the first pages: a name of a table

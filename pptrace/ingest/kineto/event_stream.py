@@ -230,13 +230,7 @@ def _is_json(text: bytes | bytearray) -> bool:
 EXECUTION_TRACE = (
     "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace of the same run"
 )
-_OTHERS = (
-    (
-        {"rocprofiler-sdk-tool"},
-        "rocprofv3's own JSON, which is not read; expected its database, which --output-format rocpd writes",
-    ),
-    ({"schema", "nodes"}, EXECUTION_TRACE),
-)
+_OTHERS = (({"schema", "nodes"}, EXECUTION_TRACE),)
 """Kinds of files of other tools by keys of theirs, and what to give in their place."""
 
 

@@ -13,6 +13,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.sqlite_pages import PageReader
 from pptrace.ingest.formats import detect
+from pptrace.ingest.rocpd.json_output import read_json
 from pptrace.ingest.rocpd.reader import read_rocpd
 from pptrace.model.damage import KINDS, Damage
 from pptrace.model.traces import Category, Events, InputFormat
@@ -20,7 +21,7 @@ from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
-from tests.ingest.rocpd.rocpd_files import SECRET, Entry, Recording, write
+from tests.ingest.rocpd.rocpd_files import SECRET, Entry, Recording, write, write_json
 
 STEP = Recording(
     regions=(
@@ -70,6 +71,21 @@ def test_kernels_copies_calls_and_ranges_of_every_schema(tmp_path: Path, has_tra
     (row,) = _rows(events, "Cijk_MT64")
     assert (events.device[row], events.stream[row], events.start_ns[row], events.dur_ns[row]) == (1, 1, 10_000, 20_000)
     assert events.thread[_rows(events, "hsa_signal_wait")[0]] == 501
+
+
+def test_the_json_of_the_same_recording_gives_the_same_events(tmp_path: Path) -> None:
+    (expected,) = read_rocpd(write(tmp_path / "rank3.db", STEP))
+    path = write_json(tmp_path / "rank3.json", STEP)
+    assert detect(first_bytes(path)) is InputFormat.ROCPD
+    (trace,) = read_json(path)
+    for name in ("category", "name_id", "start_ns", "dur_ns", "device", "stream", "thread", "correlation", "names"):
+        assert list(getattr(trace.events, name)) == list(getattr(expected.events, name)), name
+    assert (trace.rank, trace.metadata["host_name"]) == (3, "node-7")
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(TraceError, match=r"damaged or truncated JSON of rocprofv3 .*; expected"):
+        read_json(path)
+    with pytest.raises(TraceError, match="no kernel, copy, call or range; expected"):
+        read_json(write_json(path, Recording()))
 
 
 def test_device_time_and_launches_are_those_written(tmp_path: Path) -> None:
