@@ -199,6 +199,13 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         InputFormat.ROCPD,
+        lambda start: start.startswith(SQLITE_MAGIC) and b'"rocpd_api_ops"' in start,
+        on_use("rocpd", "read_rpd", "rpd"),
+        Priority.PROFILE,
+        (".rpd",),
+    ),
+    Format(
+        InputFormat.ROCPD,
         lambda start: start.startswith(SQLITE_MAGIC) and b"rocpd_" in start,  # in the first pages: a name of a table
         on_use("rocpd", "read_rocpd"),
         Priority.PROFILE,

@@ -78,7 +78,7 @@ class _EventTable:
         if not db.has(table, "id", "stack_id", "category_id"):
             none = np.zeros(0, dtype=np.int64)
             return cls(none, none, none, {})
-        key, stack, category = _keyed(db, table, ("stack_id", "category_id"))
+        key, stack, category = keyed(db, table, ("stack_id", "category_id"))
         order = np.argsort(key, kind="stable")
         source = (f"rocpd_info_category{suffix}", "name")
         if not db.has(source[0], "id", "name"):
@@ -125,7 +125,7 @@ def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
     if not db.has(table, "id"):
         return {name: np.full(len(track), NONE) for name in _PLACES}
     present = [name for name in _PLACES if db.has(table, name)]
-    key, *columns = _keyed(db, table, present)
+    key, *columns = keyed(db, table, present)
     if not len(key):
         return {name: np.full(len(track), NONE) for name in _PLACES}
     order = np.argsort(key, kind="stable")
@@ -135,7 +135,7 @@ def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
     return {name: found.get(name, np.full(len(track), NONE)) for name in _PLACES}
 
 
-def _keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
+def keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
     """The ids of a table's rows, and columns. SQLite reads them: an id that is its own number of the row is in no record."""
     chunks = [tuple(map(as_integers, chunk)) for chunk in db.rows(table, ("id", *columns))]
     none = tuple(np.zeros(0, dtype=np.int64) for _ in range(len(columns) + 1))
@@ -259,12 +259,7 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
     with Database(path, EXPECTED_INPUT) as db:
         suffixes = suffixes_of(db)
         if not suffixes:
-            what = (
-                "of rocmProfileData (RPD), which is not read"
-                if "rocpd_api" in db.tables
-                else "without the tables of rocpd"
-            )
-            raise TraceError(f"{path}: an SQLite database {what}; {EXPECTED_INPUT}")
+            raise TraceError(f"{path}: an SQLite database without the tables of rocpd; {EXPECTED_INPUT}")
         warnings: list[str] = []
         processes = [process for suffix in suffixes for process in _processes(db, suffix, warnings)]
         version = dict(db.all_rows(f"rocpd_metadata{suffixes[0]}", ("tag", "value"))).get("schema_version")

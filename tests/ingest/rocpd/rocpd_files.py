@@ -173,3 +173,29 @@ def write_json(path: Path, recording: Recording) -> Path:
     }
     path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
     return path
+
+
+def write_rpd(path: Path, recording: Recording) -> Path:
+    """The same as a database of rocmProfileData, whose devices count from 0 on."""
+    db = sqlite3.connect(path)
+    key = '"id" integer NOT NULL PRIMARY KEY AUTOINCREMENT'
+    db.execute(f'CREATE TABLE "rocpd_string" ({key}, "string")')
+    db.execute(f'CREATE TABLE "rocpd_api" ({key}, "pid", "tid", "start", "end", "apiName_id", "args_id")')
+    db.execute(f'CREATE TABLE "rocpd_op" ({key}, "gpuId", "queueId", "start", "end", "description_id", "opType_id")')
+    db.execute(f'CREATE TABLE "rocpd_api_ops" ({key}, "api_id", "op_id")')
+
+    def string(text: str) -> int | None:
+        return db.execute("INSERT INTO rocpd_string (string) VALUES (?)", [text]).lastrowid
+
+    for entry in recording.regions:
+        name = string("UserMarker" if entry.message else entry.name)
+        row = (entry.stack, recording.pid, entry.tid, entry.start, entry.end, name, string(entry.message))
+        db.execute("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    work = [(entry, entry.name, "KernelExecution") for entry in recording.kernels]
+    for entry, name, kind in [*work, *((entry, "", "CopyHostToDevice") for entry in recording.copies)]:
+        op = (entry.agent - 4, entry.stream, entry.start, entry.end, string(name), string(kind))
+        number = db.execute("INSERT INTO rocpd_op VALUES (NULL, ?, ?, ?, ?, ?, ?)", op).lastrowid
+        db.execute("INSERT INTO rocpd_api_ops VALUES (NULL, ?, ?)", (entry.stack, number))
+    db.commit()
+    db.close()
+    return path
