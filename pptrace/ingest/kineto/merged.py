@@ -63,7 +63,7 @@ def ranks_in(path: Path, batches: Iterable[list[Event]]) -> list[Collected]:
 
 
 def _name_in(labels: Sequence[str]) -> str:
-    """What the labels of one process call its rank; "" where they do not."""
+    """The name that the labels of one process give its rank; "" where they give none."""
     if coordinates := coordinates_of_label(", ".join(labels)):
         return " ".join(f"{axis} {coordinate}" for axis, coordinate in sorted(coordinates.items()))
     number = rank_of_labels(labels)
