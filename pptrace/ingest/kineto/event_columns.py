@@ -186,8 +186,13 @@ class Collected:
     @property
     def has_work(self) -> bool:
         """Return whether operators or a device's work are among the events."""
-        category = self._columns[0].values
+        category = self.columns.category
         return bool(((category == Category.CPU_OP) | (category > Category.HOST_LIMIT)).any())
+
+    @property
+    def columns(self) -> EventColumns:
+        """Views of the columns of the complete events."""
+        return EventColumns(*(column.values for column in self._columns))
 
     def take(self) -> EventColumns:
         """Move out the columns of the complete events."""

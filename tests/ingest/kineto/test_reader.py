@@ -310,6 +310,7 @@ def test_the_rank_comes_from_the_best_witness(
             [None, None],
         ),
         (((10, 0), (11, 1)), ("PP rank 1, TP rank 0", "PP rank 0, TP rank 0"), [None, None]),
+        (((10, 0), (11, 1)), ("python", "python"), [None, None]),
         (((10, ...), (11, ...)), ("python", "python"), [None, None]),
     ],
 )
@@ -319,8 +320,12 @@ def test_of_several_ranks_merged_into_one_file_each_has_its_own_events(
     """The first one in the file has two kernels, the second one; both numbered from 1 on."""
     content: list[dict[str, Any]] = []
     for (host, device), label, number in zip(pids, labels, (2, 1), strict=True):
+        content += [
+            op("cudaLaunchKernel", 0, 1, cat="cuda_runtime", pid=host, args={"correlation": at + 1})
+            for at in range(number)
+        ]
         content += [op(pid=host), {"ph": "i", "name": "[memory]", "pid": host, "ts": 1, "args": {"Bytes": number}}]
-        kernels = [kernel(correlation=at) | {"pid": device} for at in range(number)]
+        kernels = [kernel(correlation=at + 1) | {"pid": device} for at in range(number)]
         content += kernels if device is not ... else [op(f"aten::{at}", pid=host) for at in range(number)]
         for pid in (host, device):
             content.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label.format("GPU")}})
@@ -332,9 +337,9 @@ def test_of_several_ranks_merged_into_one_file_each_has_its_own_events(
     }
     traces = read_ranks(write(content, "rank7.json", before))
     assert [trace.rank for trace in traces] == ranks
-    last = int(device is ...)  # without devices in order of the processes' ids
-    assert [trace.num_events for trace in traces] == ([3, 2] if last else [2, 3])
-    assert [trace.memory["allocated_bytes"].tolist() for trace in traces] == ([[2], [1]] if last else [[1], [2]])
+    is_first = [2, 1] if labels[0] == "python" and isinstance(pids[0][0], int) else [1, 2]  # in order of the ids
+    assert [trace.num_events for trace in traces] == [1 + 2 * number for number in is_first]
+    assert [trace.memory["allocated_bytes"].tolist() for trace in traces] == [[number] for number in is_first]
     assert all((trace.distributed, trace.metadata) == ({"world_size": 2}, {}) for trace in traces)
     assert [len(trace.warnings) for trace in traces] == [1, 0]
     assert "several ranks in one file, divided by" in traces[0].warnings[0]
