@@ -23,7 +23,7 @@ from pptrace.model.traces import Category
 
 _NUMBERED = re.compile(r"(.*?)\W*\d+")
 _LONGEST = 64  # id of a process
-_STRAY = 0.05
+_STRAY = 0.1
 """Part of the operators of the process with most up to which another's are no rank's: their process is damaged."""
 
 

@@ -229,12 +229,14 @@ def test_wrong_types_cost_only_the_field(write: Write, op: Op) -> None:
         op(ts=3, args=None),
         op(ts=4, cat=None),
         op(ts=5, name=None, tid=[1]),
+        {"ph": "i", "name": "[memory]", "pid": [1], "ts": 1, "args": {"Bytes": 8}},
     ]
     content += [kernel(ts=6, stream={"a": 1}, correlation="12"), kernel(ts=7, correlation=2**64 - 1)]
     trace = read_kineto(write(content))
     assert names_of(trace.events) == ["", "aten::mm", "aten::mm", "aten::mm", "", "gemm", "gemm"]
     assert trace.events.correlation.tolist() == [-1, -1, -1, -1, -1, 12, -1]
     assert [line.partition(":")[2] for line in trace.warnings] == [" 'none'"]
+    assert trace.memory["allocated_bytes"].tolist() == [8]
 
 
 def test_nodes_of_autograd_and_messages_keep_their_sequence_numbers(write: Write, op: Op) -> None:
