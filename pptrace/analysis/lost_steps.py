@@ -22,8 +22,8 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
     ``ops`` and ``work`` are on the ranks' own clocks.
 
     A step is from its first op on the device to the first one of the next step: what is lost may be its last ops. The last step
-    goes on for a tenth of its length: behind that, a step was cut off. Where steps are not in their order, what was lost has
-    moved others: then all of the rank's steps are.
+    goes on for a tenth of its length: behind that, a step was cut off. Without ops of a pipeline a step is the host's range.
+    Where steps are not in their order, what was lost has moved others: then all of the rank's steps are.
     """
     losing = {rank: of_rank.lost for rank, of_rank in work.items() if is_much(of_rank.lost)}
     unlaunched = {
@@ -36,8 +36,10 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
     chosen = ops[ops["rank"].isin([*losing, *unlaunched]) & (ops["step"] >= 0)]
     on_device = (chosen["clock"] == "device").to_numpy()
     bare = ~on_device & rows_among(chosen["kind"], COMPUTE_KINDS)
-    chosen = chosen.assign(on_device=on_device.astype(np.int64), bare=bare.astype(np.int64))
-    rows = slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns", "on_device", "bare"))
+    whole = (chosen["kind"] == "STEP").to_numpy()
+    marks = {"on_device": on_device, "bare": bare, "whole": whole}
+    chosen = chosen.assign(**{name: mark.astype(np.int64) for name, mark in marks.items()})
+    rows = slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns", *marks))
     found = {rank: _steps_with(lost, rows[rank]) for rank, lost in losing.items() if rank in rows}
     found |= {rank: _steps_before(last, rows[rank]) for rank, last in unlaunched.items() if rank in rows}
     return {rank: steps for rank, steps in found.items() if steps}
@@ -46,9 +48,11 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
 def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
     """The steps of one rank in which something may have been lost, and those that have ops of which nothing ran on the device."""
     every, is_chosen = np.unique(ops["step"]), ops["on_device"] == 1
+    bare = np.unique(ops["step"][ops["bare"] == 1])
+    if not is_chosen.any() and not len(bare):
+        is_chosen = ops["whole"] == 1
     if not is_chosen.any():
         return frozenset(every.tolist())  # of no op is it known when the device ran it
-    bare = np.unique(ops["step"][ops["bare"] == 1])
     steps, number = np.unique(ops["step"][is_chosen], return_inverse=True)
     first = reduce_groups(np.minimum, ops["start_ns"][is_chosen], number, len(steps))
     last = reduce_groups(np.maximum, ops["end_ns"][is_chosen], number, len(steps))

@@ -20,7 +20,7 @@ from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
-from pptrace.model.wording import listed
+from pptrace.model.wording import as_ranges, listed
 from pptrace.recognise.infer.candidates import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_among, rows_where, slices_by_int
@@ -216,15 +216,14 @@ def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
         yield f"{what} of step {listed(numbers, _FEW)}: the figures of that step do not include them"
 
 
-def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
-    return sorted(
-        {
-            rank.rank
-            for step in steps
-            for rank in step.ranks
-            if rank.bubble_ns is None and rank.compute_ns is not None and step.span_ns is not None
-        }
-    )
+def _without_bubble(steps: Sequence[StepReport]) -> list[tuple[int, int]]:
+    """(rank, step) of bubbles that are not known, of steps whose length and computing are."""
+    return [
+        (rank.rank, step.step)
+        for step in steps
+        for rank in step.ranks
+        if rank.bubble_ns is None and rank.compute_ns is not None and step.span_ns is not None
+    ]
 
 
 def _odd_steps(steps: Sequence[StepReport]) -> Iterator[str]:
@@ -274,10 +273,15 @@ def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
 
 
 def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
-    ranks = _ranks_without_bubble(steps)
-    if not ranks:
+    unknown = _without_bubble(steps)
+    if not unknown:
         return
+    ranks, numbers = (sorted(set(column)) for column in zip(*unknown, strict=True))
+    of_steps = "" if len(numbers) == len(steps) else f" in step {as_ranges(numbers)}"
+    losing = {number for of_rank in lost_steps(run.ops, run.work).values() for number in of_rank}
     why = "the other side of their messages is not in the traces"
+    if losing.issuperset(numbers):
+        why = "the ranks on the other side of their messages lost kernels"
     lacking = run.comms[run.comms["rank"].isin(ranks) & (run.comms["match"] < 0)]
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
     if run.framework == OP_TABLE and not is_group_known and not rows_among(lacking["kind"], P2P).any():
@@ -288,8 +292,8 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
         else ""
     )
     yield (
-        f"bubble and exposed communication of rank {listed(ranks, _FEW)} are not known: {why}, so that waiting cannot be "
-        "separated from transfer"
+        f"bubble and exposed communication of rank {listed(ranks, _FEW)} are not known{of_steps}: {why}, so that waiting cannot "
+        "be separated from transfer"
         f"{waits}"
     )
 
@@ -403,7 +407,7 @@ def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stra
         fields.append("peak memory (the traces hold no memory events)")
     if any(comm.bytes is None for comm in comms):
         fields.append("sizes and bandwidths of messages (the calls record no sizes)")
-    if (unknown_waits := _unknown_waits(steps)) and not _ranks_without_bubble(steps):
+    if (unknown_waits := _unknown_waits(steps)) and not _without_bubble(steps):
         fields.append(
             f"how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed (other members of the calls have no "
             "trace, or are unknown)"

@@ -24,8 +24,9 @@ from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
+from pptrace.ingest.kineto.event_stream import EXECUTION_TRACE
 from pptrace.ingest.kineto.event_types import has_kineto_members
-from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
+from pptrace.ingest.kineto.reader import ReadProgress, read_ranks
 from pptrace.ingest.nsight.reader import RECORDED_MAGIC, RECORDED_SUFFIXES
 from pptrace.ingest.op_tables.files import sniff_pptrace_json
 from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
@@ -102,6 +103,15 @@ _ARCHIVES = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
 }
+_OTHERS = (
+    (
+        re.compile(rb"\x80[\x02-\x05].{0,32}?segments", re.DOTALL),
+        "a snapshot of torch's memory, without the times of what ran; expected torch.profiler's trace of the same run",
+    ),
+    (re.compile(rb".{0,32}?schema.{0,8}-chakra", re.DOTALL), EXECUTION_TRACE),
+)
+"""Files of other tools that are no JSON by their beginnings, and what to give in their place."""
+_PERFETTO = (".pftrace", ".perfetto-trace")
 _TAR_OFFSET, _TAR_MAGIC = 257, b"ustar"
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
@@ -126,7 +136,7 @@ class Format:
     ``name`` is what the report calls it, and several readers may share one. ``sniff`` sees the first decompressed bytes of a
     file; ``read`` gives a trace for each rank that the file holds, at least one, or ready ops. Of the entries whose ``sniff``
     agrees, the first in :data:`FORMATS` reads. A reader that ``takes_cores`` takes their number, and a callback for the part that
-    has been read, as well (:func:`read_kineto`).
+    has been read, as well (:func:`read_ranks`).
 
     ``suffixes`` are those that its files usually have, ``own_suffixes`` those that no other file has. ``companions`` are the
     files that are read with one of these, and ``other_forms`` those that hold the same recording. A format that
@@ -149,9 +159,9 @@ class Format:
     takes_cores: bool = False
 
 
-def on_use(module: str, function: str) -> Callable[[Path], tuple[Trace, ...]]:
+def on_use(module: str, function: str, file: str = "reader") -> Callable[[Path], tuple[Trace, ...]]:
     """A reader that is imported for such a file alone: nearly all runs are of one format."""
-    return lambda path: getattr(import_module(f"pptrace.ingest.{module}.reader"), function)(path)
+    return lambda path: getattr(import_module(f"pptrace.ingest.{module}.{file}"), function)(path)
 
 
 _read_chrome = on_use("chrome", "read_chrome")
@@ -170,16 +180,30 @@ def _sniff_kineto(start: bytes) -> bool:
 def _read_kineto(path: Path, cores: int, on_progress: ReadProgress | None) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path, cores, on_progress)
+        traces = read_ranks(path, cores, on_progress)
     except TraceError:
         if has_pairs(path):
             return _read_chrome(path)
         raise
-    return _read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
+    return _read_chrome(path) if traces[0].producer == "chrome trace" and has_pairs(path) else traces
 
 
 _NSYS_MAGIC = (SQLITE_MAGIC, *RECORDED_MAGIC)
 FORMATS: tuple[Format, ...] = (
+    Format(
+        InputFormat.ROCPD,
+        lambda start: opens_json(start) and b'"rocprofiler-sdk-tool"' in start,
+        on_use("rocpd", "read_json", "json_output"),
+        Priority.PROFILE,
+        (".json",),
+    ),
+    Format(
+        InputFormat.ROCPD,
+        lambda start: start.startswith(SQLITE_MAGIC) and b'"rocpd_api_ops"' in start,
+        on_use("rocpd", "read_rpd", "rpd"),
+        Priority.PROFILE,
+        (".rpd",),
+    ),
     Format(
         InputFormat.ROCPD,
         lambda start: start.startswith(SQLITE_MAGIC) and b"rocpd_" in start,  # in the first pages: a name of a table
@@ -242,9 +266,14 @@ PROFILE_SUFFIXES = tuple(suffix for known in FORMATS if known.priority is Priori
 SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.suffixes))
 
 
+def entry_of(start: bytes) -> Format | None:
+    """The entry that reads a file that begins with these (decompressed) bytes; None where no reader knows it."""
+    return next((known for known in FORMATS if known.sniff(start)), None)
+
+
 def detect(start: bytes) -> InputFormat | None:
     """The format of a file that begins with these (decompressed) bytes; None where no reader knows it."""
-    return next((known.name for known in FORMATS if known.sniff(start)), None)
+    return known.name if (known := entry_of(start)) else None
 
 
 def readers_of(name: InputFormat | None) -> tuple[Format, ...]:
@@ -303,12 +332,26 @@ def read_file(
     Raises:
         TraceError: the file gives nothing to analyse.
     """
-    if name is None and (archive := archive_of(first_bytes(path))):
-        raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
+    if name is None:
+        _refuse_others(path)
     reader = format_of(path, name or format_by_suffix(path) or InputFormat.KINETO)
     read = reader.read(path, cores, on_progress) if reader.takes_cores else reader.read(path)
     traces = traces_of(path, read) if isinstance(read, Tables) else read
     return tuple(with_sequential_streams(with_host_clock(trace)) for trace in traces)
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuse a file that is known, and no trace that can be read."""
+    start = first_bytes(path)
+    if archive := archive_of(start):
+        raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
+    if what := next((what for known, what in _OTHERS if known.match(start)), None):
+        raise TraceError(f"{path}: {what}")
+    if path.name.endswith(_PERFETTO):
+        raise TraceError(
+            f"{path}: a trace of Perfetto, which is not read; expected what its recorder writes besides, as rocprofv3 does with "
+            "--output-format rocpd"
+        )
 
 
 def format_by_suffix(path: Path) -> InputFormat | None:

@@ -58,7 +58,8 @@ def audit_of(report: Report) -> tuple[AuditEntry, ...] | None:
 def audit_text(report: Report, warnings: Sequence[str]) -> RenderableType:
     """The whole audit: what is damaged, what it affects, what cures it; then the ``warnings`` of the report."""
     audit = audit_of(report)
-    ranks = f"{counted(len(report.inputs), 'file')} of {counted(report.mesh.num_ranks, 'rank')}"
+    num_files = len({entry.path for entry in report.inputs})
+    ranks = f"{counted(num_files, 'file')} of {counted(report.mesh.num_ranks, 'rank')}"
     head = Text(f"{ranks}, {counted(len(report.steps), 'step')}", style="dim")
     if audit is None:
         return Group(head, Text("not audited: tables of ops and dumps do not say what a recorder got wrong"))

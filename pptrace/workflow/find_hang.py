@@ -14,6 +14,7 @@ from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.hang_diagnosis.verdict import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import sniff_flight
+from pptrace.ingest.formats import entry_of
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.regular import read_regular
 
@@ -39,7 +40,7 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
             return _of_run(path, run)
     dumps = [dump for path in paths for dump in _dumps_of(path)]
     dumped = read_dumped_ranks(dumps, is_all=all(path.is_dir() for path in paths))
-    if not dumped.dumps and not dumped.unreadable:
+    if not dumped.dumps:
         raise TraceError("; ".join(dumped.warnings) or _no_dumps_message(paths))
     diagnosis = diagnose_dumps(dumped)
     ranks = tuple(sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable}))
@@ -78,6 +79,10 @@ def _dumps_of(path: Path) -> list[Path]:
         return dump_paths(path, _dumps_in(path))
     if not path.is_file():
         raise TraceError(f"{path}: not found; expected a flight-recorder dump, or a directory with one per rank")
+    if (known := entry_of(first_bytes(path))) is not None and not known.is_dump:
+        raise TraceError(
+            f"{path}: no flight-recorder dump, but what `pptrace analyze` reads; expected files such as nccl_trace_rank_0"
+        )
     return [path]
 
 

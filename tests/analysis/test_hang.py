@@ -119,6 +119,10 @@ def test_what_holds_no_dump_ends_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     assert "no flight-recorder dump in it" in one_line(pptrace_here("hang", tmp_path), 1)
     assert "not found" in one_line(pptrace_here("hang", tmp_path / "absent"), 1)
+    (tmp_path / "rank0.json").write_text('{"traceEvents": [{"ph": "X", "ts": 1, "dur": 1}]}')
+    assert "but what `pptrace analyze` reads" in one_line(pptrace_here("hang", tmp_path / "rank0.json"), 1)
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x02}q\x00X\x09\x00\x00\x00pg_config")
+    assert "damaged dump" in one_line(pptrace_here("hang", tmp_path / "nccl_trace_rank_0"), 1)
 
 
 def test_a_run_directory_says_what_the_launcher_saw(tmp_path: Path) -> None:

@@ -231,6 +231,14 @@ def test_steps_out_of_order_and_ops_that_ran_on_no_device_are_hit_and_what_was_c
     assert steps_with(210, swapped) == frozenset({0, 1, 2})
 
 
+def test_where_steps_are_ranges_of_the_host_those_with_lost_work_are_hit() -> None:
+    """The loading of data for a step runs in the one before."""
+    rows = [(step, "STEP", 100 * step, 100 * step + 99) for step in range(3)] + [(2, "DATA", 5, 9)]
+    ops = pd.DataFrame(rows, columns=["step", "kind", "start_ns", "end_ns"]).assign(rank=0, clock="host")
+    work = replace(device_work(make_trace(EVENTS).events), lost=LostKernels(np.array([210]), np.array([220]), 4))
+    assert lost_steps(ops, {0: work}) == {0: frozenset({2})}
+
+
 def test_an_op_without_work_before_work_that_no_call_launched_makes_its_step_unknown() -> None:
     """Launches of work that ran in the first step may have been before the recording."""
     launched = [kernel(at, correlation) for at, correlation in ((120, 1), (150, 2), (220, 3))]

@@ -13,7 +13,7 @@ from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.whole_run import Bubble, InDoubt, Stragglers, Waterfall
 from pptrace.clock import Clock, ClockMethod
-from pptrace.model.device import DeviceBreakdown, DeviceWork
+from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
@@ -291,7 +291,16 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
     assert "of cp all_reduce, dp all_reduce, ep all_reduce, pp all_reduce, tp all_reduce waits" in line
     several = [step_of(rank_step(8, None)), step_of(rank_step(1, None), rank_step(8, None), step=1)]
     (line,) = those_with("bubble and exposed communication of rank", lines_of(run_of(), several))
-    assert line.startswith("bubble and exposed communication of rank 1, 8 are not known")
+    assert line.startswith("bubble and exposed communication of rank 1, 8 are not known:")
+    one_of_two, lost = (
+        [step_of(rank_step(1, None)), step_of(rank_step(1), step=1)],
+        LostKernels(*np.array([[5], [6]]), 4),
+    )
+    run = run_of([op(0, "STEP", step=0)])
+    for work, why in ((run.work, other_side), ({**run.work, 0: replace(run.work[0], lost=lost)}, "lost kernels")):
+        (line,) = those_with("bubble and exposed", lines_of(replace(run, work=work), one_of_two))
+        assert "of rank 1 are not known in step 0: " in line
+        assert f"{why}, so that" in line
     unseen = [step_of(rank_step(1, None, waiting(total=None)))]
     (line,) = those_with("bubble and exposed communication of rank", lines_of(run_of(), unseen))
     assert line.endswith("separated from transfer")

@@ -84,13 +84,13 @@ class CategoryCodes(dict[str | None, int]):
     """Category code by the producer's name, case-insensitive; ``unknown`` collects the names that are not in the list."""
 
     def __init__(self) -> None:
-        super().__init__({None: int(Category.OTHER), "": int(Category.OTHER)})
+        super().__init__()
         self.unknown: set[str] = set()
 
     def __missing__(self, name: str | None) -> int:
         category = _CATEGORY_BY_NAME.get((name or "").lower())
         if category is None:
-            self.unknown.add(str(name))
+            self.unknown.add(name or "none")
             category = Category.OTHER
         self[name] = int(category)
         return int(category)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.byte_source import SQLITE_MAGIC, unreadable
+from pptrace.ingest.common.byte_source import GZIP_MAGIC, SQLITE_MAGIC, unreadable
 from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.sqlite_pages import PageReader
 from pptrace.model.tables import Int32, Int64
@@ -219,6 +219,8 @@ def _checked_size(path: Path, expected_input: str) -> tuple[int, int]:
     if not start:
         raise TraceError(f"{path}: an empty file; {expected_input}")
     if start != SQLITE_MAGIC:
+        if start.startswith(GZIP_MAGIC):
+            raise TraceError(f"{path}: an SQLite database packed by gzip; {expected_input}; unpack it")
         shown = start.decode("latin-1")
         raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {expected_input}")
     page_bytes = int.from_bytes(head[16:18])

@@ -6,6 +6,7 @@ Columns are growing numpy arrays, so that no event object outlives its batch.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -18,7 +19,7 @@ from msgspec.structs import astuple
 from msgspec.structs import replace as structs_replace
 
 from pptrace.ingest.common.codes import CategoryCodes, Codes
-from pptrace.ingest.common.json_texts import Integers, nanoseconds
+from pptrace.ingest.common.json_texts import Integers, Scalar, nanoseconds
 from pptrace.ingest.common.sort_events import EventColumns
 from pptrace.ingest.kineto.comm_args import SHAPED, CommRow
 from pptrace.ingest.kineto.event_types import (
@@ -108,14 +109,18 @@ class _GrowingArray:
         self._values[self._length : end] = values
         self._length = end
 
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        return self._values[: self._length]
+
     def take(self) -> npt.NDArray[Any]:
-        values = self._values[: self._length]
+        values = self.values
         self._values, self._length = self._values[:0].copy(), 0
         return values
 
     def __getstate__(self) -> npt.NDArray[Any]:
         """Pickle the used part only."""
-        return self._values[: self._length]
+        return self.values
 
     def __setstate__(self, values: npt.NDArray[Any]) -> None:
         self._values, self._length = values, len(values)
@@ -125,7 +130,8 @@ class _GrowingArray:
 class Collected:
     """The complete events so far, unsorted, with times as in the file; memory instants, and the labels of processes.
 
-    ``flops`` are parts of the column of :class:`~pptrace.model.traces.Events`, by row in the file.
+    ``flops`` are parts of the column of :class:`~pptrace.model.traces.Events`, by row in the file. ``hosts`` counts the
+    operators of each process: of one, but for a file into which several ranks were merged.
     """
 
     names: _NameCodes = field(default_factory=_NameCodes)
@@ -134,6 +140,7 @@ class Collected:
     memory: list[Int64] = field(default_factory=list)
     flops: list[Int64] = field(default_factory=list)
     labels: set[str] = field(default_factory=set)
+    hosts: Counter[Scalar] = field(default_factory=Counter)
     num_rows: int = 0
     num_begin: int = 0
     num_events: int = 0
@@ -171,9 +178,21 @@ class Collected:
         self.memory += other.memory
         self.flops += [part + np.array([[self.num_rows], [0]]) for part in other.flops]
         self.labels |= other.labels
+        self.hosts += other.hosts
         self.num_rows += other.num_rows
         self.num_begin += other.num_begin
         self.num_events += other.num_events
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether operators or a device's work are among the events."""
+        category = self.columns.category
+        return bool(((category == Category.CPU_OP) | (category > Category.HOST_LIMIT)).any())
+
+    @property
+    def columns(self) -> EventColumns:
+        """Views of the columns of the complete events."""
+        return EventColumns(*(column.values for column in self._columns))
 
     def take(self) -> EventColumns:
         """Move out the columns of the complete events."""
@@ -183,6 +202,7 @@ class Collected:
         cats, names, pids, tids, ts, dur, args = zip(*map(astuple, events), strict=True)
         category = np.fromiter(map(self.categories.__getitem__, cats), np.int8, len(cats))
         name_id = self.names.of(names)
+        self.hosts.update(compress(pids, (category == Category.CPU_OP).tolist()))
         if self.names.ranges:
             category[(category == Category.CPU_OP) & np.isin(name_id, self.names.ranges)] = Category.ANNOTATION
         for code, of_mtia in self.names.of_mtia.items():

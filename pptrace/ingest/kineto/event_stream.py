@@ -227,16 +227,10 @@ def _is_json(text: bytes | bytearray) -> bool:
     return False
 
 
-_OTHERS = (
-    (
-        {"rocprofiler-sdk-tool"},
-        "rocprofv3's own JSON, which is not read; expected its database, which --output-format rocpd writes",
-    ),
-    (
-        {"schema", "nodes"},
-        "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace of the same run",
-    ),
+EXECUTION_TRACE = (
+    "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace of the same run"
 )
+_OTHERS = (({"schema", "nodes"}, EXECUTION_TRACE),)
 """Kinds of files of other tools by keys of theirs, and what to give in their place."""
 
 

@@ -101,6 +101,7 @@ class Complete(Struct, gc=False, tag="X", tag_field="ph"):
 
 class Instant(Struct, gc=False, tag="i", tag_field="ph"):
     name: str | None = ""
+    pid: Scalar = -1
     ts: Raw = ABSENT
     args: MemoryArgs | None = NO_MEMORY_ARGS
 

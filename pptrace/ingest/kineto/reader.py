@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from pptrace.ingest.kineto.decode_pool import MIN_TEXT_BYTES, DecodePool, Worker
 from pptrace.ingest.kineto.event_columns import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.event_types import memory_table
+from pptrace.ingest.kineto.merged import is_merged, ranks_in
 from pptrace.ingest.kineto.salvage import repaired_text
 from pptrace.marks import METADATA_KEY
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
@@ -47,7 +49,14 @@ ReadProgress = Callable[[float], None]
 
 
 def read_kineto(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> Trace:
-    """Read one rank's trace. A large file is decoded on several ``cores``, in worker processes.
+    """The first of :func:`read_ranks`: the only one, but for files into which several ranks were merged."""
+    return read_ranks(path, cores, on_progress)[0]
+
+
+def read_ranks(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> tuple[Trace, ...]:
+    """Read the trace of each rank in a file: of one, but for files into which several were merged.
+
+    A large file is decoded on several ``cores``, in worker processes.
 
     ``on_progress`` is called repeatedly with the fraction of the file that has been read, 0 to 1.
 
@@ -66,7 +75,7 @@ def read_kineto(path: Path, cores: int = 1, on_progress: ReadProgress | None = N
         return _read(path, 0, on_progress)
 
 
-def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> Trace:
+def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> tuple[Trace, ...]:
     """Read the file; with workers only an undamaged one.
 
     Raises:
@@ -85,13 +94,26 @@ def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> Tra
             stream.damage.repaired += damage.repaired
         if not collected.num_rows:
             raise TraceError(f"{path}: {_no_rows(collected, stream)}; {EXPECTED_INPUTS}")
-        return _trace(path, source, stream, collected)
+        if not is_merged(collected):
+            return (_trace(path, source, stream, collected),)
+    with ByteSource(path) as source:
+        stream = EventStream(source)
+        ranks = ranks_in(path, stream.batches())
+        first, *others = (_trace(path, source, stream, collected, of_merged=True) for collected in ranks)
+        names = listed((name.strip("[( ") for rank in ranks for name in rank.labels), 8)
+        how = f"several ranks in one file, divided by what its processes are called: {names}"
+    return (replace(first, warnings=(how, *first.warnings)), *(replace(trace, warnings=()) for trace in others))
 
 
-def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Collected) -> Trace:
+def _trace(
+    path: Path, source: ByteSource, stream: EventStream, collected: Collected, *, of_merged: bool = False
+) -> Trace:
+    """The trace of what was collected; of the members of a merged file those that are of one of its ranks are left out."""
     members, trailing, is_complete = _read_members(stream)
-    metadata = _facts(members)
+    metadata = {} if of_merged else _facts(members)
     distributed = _mapping(members.get("distributedInfo"))
+    if of_merged:
+        distributed = {name: value for name, value in distributed.items() if name not in ("rank", "pg_config")}
     base_ns, base_warning = _base_ns(members.get("baseTimeNanoseconds"))
     ordered = sorted_events([collected.take()], collected.names.texts, base_ns)
     if not len(ordered.without_comm_args):
@@ -101,7 +123,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, collected: Colle
         rank_of_value(metadata.get("rank")),
         rank_of_value(distributed.get("rank")),
         rank_of_labels(collected.labels),
-        rank_of_file_name(path.name),
+        None if of_merged else rank_of_file_name(path.name),
         rank_of_comms(comm_rows),
     )
     rank = next((rank for rank in ranks if rank is not None), None)

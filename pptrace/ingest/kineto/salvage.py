@@ -132,7 +132,7 @@ def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
         dur, args = fields.get("dur", Raw(b"")), fields.get("args", Raw(b""))
         return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, args)
     if phase in ("i", "I", "C"):
-        return Instant(name, ts, _struct(MemoryArgs, raw_args))
+        return Instant(name, pid, ts, _struct(MemoryArgs, raw_args))
     if phase == "M":
         return Metadata(name, pid, _struct(MetadataArgs, raw_args), _decoded(fields, "tid", int | str, -1))
     if phase == "B":

@@ -218,7 +218,7 @@ def _require_content(
 def _rank_pids(
     blocks: Sequence[EventColumns], names: Codes, facts: Mapping[int, Any], warnings: list[str]
 ) -> list[int]:
-    """The pids of ranks: those with kernels or marks of pptrace, else with other device work, else with ranges; else all pids.
+    """The pids of ranks: those with kernels or marks of pptrace, else with other device work, else with ranges, else with calls.
 
     A launcher has none of these. In order of device if each has a different one, as launchers assign them; else of pid.
     """
@@ -228,9 +228,11 @@ def _rank_pids(
     with_device_work: set[int] = set()
     devices: dict[int, set[int]] = {}
     present: set[int] = set()
+    with_calls: set[int] = set()
     for block in blocks:
         pids = set(np.unique(block.process).tolist())
         present |= pids
+        with_calls |= pids if block.category[0] != Category.OVERHEAD else set()
         if block.category[0] in _DEVICE_WORK:
             (with_kernels if block.category[0] == Category.KERNEL else with_device_work).update(pids)
             for pid in pids:
@@ -239,7 +241,7 @@ def _rank_pids(
             with_ranges |= pids
             if marks.any():
                 with_kernels |= set(np.unique(block.process[marks[block.name]]).tolist())
-    ranks = sorted(with_kernels & present or with_device_work or with_ranges or present)
+    ranks = sorted(with_kernels & present or with_device_work or with_ranges or with_calls)
     device_of_rank = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
     if len(set(device_of_rank)) == len(ranks):
         ranks = [pid for _, pid in sorted(zip(device_of_rank, ranks, strict=True))]
@@ -251,6 +253,8 @@ def _rank_pids(
             else "device work"
             if with_kernels or with_device_work
             else "ranges"
+            if with_ranges
+            else "CUDA calls"
         )
         warnings.append(f"left out {processes} without {missing}")
     return ranks

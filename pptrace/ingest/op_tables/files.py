@@ -197,7 +197,7 @@ def _csv(path: Path, content: bytes) -> Frame:
     first = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=first.count)
     if not names:
-        if first.startswith('"Kind","Agent_Id"'):
+        if '"Correlation_Id"' in first and '_Timestamp"' in first:
             raise TraceError(
                 f"{path}: rocprofv3's own CSV, which is not read; expected its database, which --output-format rocpd writes"
             )

@@ -78,7 +78,7 @@ class _EventTable:
         if not db.has(table, "id", "stack_id", "category_id"):
             none = np.zeros(0, dtype=np.int64)
             return cls(none, none, none, {})
-        key, stack, category = _keyed(db, table, ("stack_id", "category_id"))
+        key, stack, category = keyed(db, table, ("stack_id", "category_id"))
         order = np.argsort(key, kind="stable")
         source = (f"rocpd_info_category{suffix}", "name")
         if not db.has(source[0], "id", "name"):
@@ -125,7 +125,7 @@ def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
     if not db.has(table, "id"):
         return {name: np.full(len(track), NONE) for name in _PLACES}
     present = [name for name in _PLACES if db.has(table, name)]
-    key, *columns = _keyed(db, table, present)
+    key, *columns = keyed(db, table, present)
     if not len(key):
         return {name: np.full(len(track), NONE) for name in _PLACES}
     order = np.argsort(key, kind="stable")
@@ -135,7 +135,7 @@ def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
     return {name: found.get(name, np.full(len(track), NONE)) for name in _PLACES}
 
 
-def _keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
+def keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
     """The ids of a table's rows, and columns. SQLite reads them: an id that is its own number of the row is in no record."""
     chunks = [tuple(map(as_integers, chunk)) for chunk in db.rows(table, ("id", *columns))]
     none = tuple(np.zeros(0, dtype=np.int64) for _ in range(len(columns) + 1))
@@ -210,7 +210,7 @@ def _work(
     if columns is None or not len(columns["start"]):
         return None
     if is_copy:  # its device is where it goes to, or from where it comes if that is the host
-        name = db.text_codes(f"rocpd_string{suffix}", "string", columns["name_id"], names, _copy_name)
+        name = db.text_codes(f"rocpd_string{suffix}", "string", columns["name_id"], names, copy_name)
         source, target = columns["src_agent_id"], columns["dst_agent_id"]
         agent = np.where(np.isin(target, list(devices)), target, source)
     else:
@@ -225,15 +225,14 @@ def _work(
         columns["start"],
         columns["end"] - columns["start"],
         np.array([devices.get(key, -1) for key in agents.tolist()], dtype=np.int32)[of_agent],
-        _streams(columns),
+        streams_of(columns["stream_id"], columns["queue_id"]),
         _positive(events.of_rows(events.stack, events.rows_of(columns["event_id"]))),
         np.where(columns["pid"] == NONE, -1, columns["pid"]),
     )
 
 
-def _streams(columns: Mapping[str, Int64]) -> Int64:
+def streams_of(stream: Int64, queue: Int64) -> Int64:
     """The stream of each row; the queue where HIP's streams were not recorded, that is where all rows are of one."""
-    stream, queue = columns["stream_id"], columns["queue_id"]
     chosen = queue if len(np.unique(stream)) == 1 < len(np.unique(queue)) else stream
     return np.where(chosen < 0, -1, chosen)
 
@@ -242,7 +241,7 @@ def _positive(values: Int64) -> Int64:
     return np.where(values > 0, values, -1)
 
 
-def _copy_name(text: str) -> str:
+def copy_name(text: str) -> str:
     """The name that Kineto gives such a copy."""
     match = _COPY.fullmatch(text)
     return text if match is None else f"Memcpy {match[1][0]}to{match[2][0]} ({_ENDS[match[1]]} -> {_ENDS[match[2]]})"
@@ -263,16 +262,32 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
             raise TraceError(f"{path}: an SQLite database without the tables of rocpd; {EXPECTED_INPUT}")
         warnings: list[str] = []
         processes = [process for suffix in suffixes for process in _processes(db, suffix, warnings)]
-        most = max((process.worth for process in processes), default=0)
-        chosen = [process for process in processes if process.worth == most > 0]
-        if not chosen:
-            what = f" ({'; '.join(db.damage)})" if db.damage else ""
-            raise TraceError(f"{path}: no kernel, copy, call or range{what}; {EXPECTED_INPUT} with --sys-trace")
-        if others := len(processes) - len(chosen):
-            warnings.append(f"left out {counted(others, 'process', 'processes')} without {_MISSING[chosen[0].worth]}")
-        warnings += db.damage
         version = dict(db.all_rows(f"rocpd_metadata{suffixes[0]}", ("tag", "value"))).get("schema_version")
     producer = f"rocpd (schema {version})" if isinstance(version, str) and len(version) < 20 else "rocpd"
+    return traces_of(path, processes, warnings, producer, EXPECTED_INPUT, db.damage)
+
+
+def traces_of(
+    path: Path,
+    processes: Sequence[Process],
+    warnings: list[str],
+    producer: str,
+    expected: str,
+    damage: Sequence[str] = (),
+) -> tuple[Trace, ...]:
+    """A trace for each process with kernels, else with copies, else with calls or ranges.
+
+    Raises:
+        TraceError: there are no events.
+    """
+    most = max((process.worth for process in processes), default=0)
+    chosen = [process for process in processes if process.worth == most > 0]
+    if not chosen:
+        what = f" ({'; '.join(damage)})" if damage else ""
+        raise TraceError(f"{path}: no kernel, copy, call or range{what}; {expected} with --sys-trace")
+    if others := len(processes) - len(chosen):
+        warnings.append(f"left out {counted(others, 'process', 'processes')} without {_MISSING[chosen[0].worth]}")
+    warnings += damage
     if len(chosen) == 1 and chosen[0].rank is None:
         chosen[0].rank = rank_of_file_name(path.name)
     traces: list[Trace] = []
@@ -288,11 +303,11 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
                 memory=empty_table(MEMORY),
                 metadata=process.facts,
                 warnings=(*(() if traces else warnings), *ordered.warnings),
-                damage=ordered.damage_with(is_cut=bool(db.damage)),
+                damage=ordered.damage_with(is_cut=bool(damage)),
             )
         )
     if not any(trace.num_events for trace in traces):
-        raise TraceError(f"{path}: no event has a usable time; {EXPECTED_INPUT}")
+        raise TraceError(f"{path}: no event has a usable time; {expected}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 
 
@@ -300,7 +315,7 @@ _MISSING = {3: "kernels", 2: "device work", 1: "events"}
 
 
 @dataclass(slots=True)
-class _Process:
+class Process:
     """The events of a process, and what the file says of it. ``worth``: 3 with kernels, 2 with copies, 1 with others, 0."""
 
     rows: Sequence[EventColumns]
@@ -314,7 +329,7 @@ class _Process:
         return 3 if Category.KERNEL in kinds else 2 if Category.MEMCPY in kinds else 1 if kinds else 0
 
 
-def _processes(db: Database, suffix: str, warnings: list[str]) -> list[_Process]:
+def _processes(db: Database, suffix: str, warnings: list[str]) -> list[Process]:
     """The processes of which the tables of one suffix are: one, as a rule."""
     names = Codes()
     tables = read_tables(db, suffix, names, warnings)
@@ -341,5 +356,5 @@ def _processes(db: Database, suffix: str, warnings: list[str]) -> list[_Process]
             facts[ONE_CLOCK] = f"{HOST}{node}"
         if hosts.get(node):
             facts[HOST_NAME] = str(hosts[node])
-        found.append(_Process([rows for rows in own_rows if len(rows)], names.texts, rank, facts))
+        found.append(Process([rows for rows in own_rows if len(rows)], names.texts, rank, facts))
     return found

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -81,6 +82,23 @@ def test_an_archive_is_to_be_unpacked(write: Write, op: Op, tmp_path: Path, suff
         read_traces(open_inputs([packed]), 1)
     beside = packed.rename(tmp_path / "job" / packed.name)
     assert opened(tmp_path / "job")[1] == (f"{tmp_path / 'job'}: skipped {beside.name} (a {kind} archive; unpack it)",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("snapshot.pickle", pickle.dumps({"segments": [], "device_traces": []}), "a snapshot of torch's memory"),
+        (
+            "rank.0.et",
+            b"\x2a\x12\x1d\n\x06schema\xea\x01\x121.0.2-chakra.0.0.4",
+            "an execution trace of torch or Chakra",
+        ),
+        ("a.pftrace", b"\n\x10\x0a", "a trace of Perfetto"),
+    ],
+)
+def test_a_file_of_another_tool_says_what_it_is(write: Write, name: str, content: bytes, what: str) -> None:
+    with pytest.raises(TraceError, match=f"{what}.*; expected"):
+        read_traces(open_inputs([write(content, name)]), 1)
 
 
 @pytest.mark.parametrize("content", [b"<!doctype html><html></html>", b"\x7fELF\x02\x01", b"hello"])

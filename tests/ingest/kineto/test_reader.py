@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import pptrace
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
+from pptrace.ingest.kineto.reader import read_ranks
 from pptrace.model.tables import COMM_ARGS, MEMORY
 from pptrace.model.traces import Category, Events, InputFormat
 from pptrace.report.recording import damage_in
@@ -152,7 +153,8 @@ def test_unknown_categories_are_kept_and_named(write: Write, op: Op) -> None:
     trace = read_kineto(write([op(cat="quantum_op"), op(cat=...)]))
     assert trace.events.category.tolist() == [Category.OTHER] * 2
     assert trace.warnings == (
-        "events of unknown categories are read as host events, so that device work among them does not count: 'quantum_op'",
+        "events of unknown categories are read as host events, so that device work among them does not count: "
+        "'none', 'quantum_op'",
     )
 
 
@@ -227,12 +229,14 @@ def test_wrong_types_cost_only_the_field(write: Write, op: Op) -> None:
         op(ts=3, args=None),
         op(ts=4, cat=None),
         op(ts=5, name=None, tid=[1]),
+        {"ph": "i", "name": "[memory]", "pid": [1], "ts": 1, "args": {"Bytes": 8}},
     ]
     content += [kernel(ts=6, stream={"a": 1}, correlation="12"), kernel(ts=7, correlation=2**64 - 1)]
     trace = read_kineto(write(content))
     assert names_of(trace.events) == ["", "aten::mm", "aten::mm", "aten::mm", "", "gemm", "gemm"]
     assert trace.events.correlation.tolist() == [-1, -1, -1, -1, -1, 12, -1]
-    assert trace.warnings == ()
+    assert [line.partition(":")[2] for line in trace.warnings] == [" 'none'"]
+    assert trace.memory["allocated_bytes"].tolist() == [8]
 
 
 def test_nodes_of_autograd_and_messages_keep_their_sequence_numbers(write: Write, op: Op) -> None:
@@ -296,6 +300,61 @@ def test_the_rank_comes_from_the_best_witness(
 ) -> None:
     label = {"ph": "M", "name": "process_labels", "pid": 10, "tid": 0, "ts": 0, "args": {"labels": labels}}
     assert read_kineto(write([label, op()], name, before)).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("pids", "labels", "ranks"),
+    [
+        (((10, 0), (11, 1)), ("RANK 5 - {}", "RANK 2 - {}"), [2, 5]),
+        (
+            (("[TP00-PP01] 10", "[TP00-PP01] 0"), ("[TP00-PP00] 10", "[TP00-PP00] 0")),
+            ("python", "python"),
+            [None, None],
+        ),
+        (((10, 0), (11, 1)), ("PP rank 1, TP rank 0", "PP rank 0, TP rank 0"), [None, None]),
+        (((10, 0), (11, 1)), ("python", "python"), [None, None]),
+        (((10, ...), (11, ...)), ("python", "python"), [None, None]),
+    ],
+)
+def test_of_several_ranks_merged_into_one_file_each_has_its_own_events(
+    write: Write, op: Op, pids: Sequence[Sequence[Any]], labels: Sequence[str], ranks: list[int | None]
+) -> None:
+    """The first one in the file has two kernels, the second one; both numbered from 1 on."""
+    content: list[dict[str, Any]] = []
+    for (host, device), label, number in zip(pids, labels, (2, 1), strict=True):
+        content += [
+            op("cudaLaunchKernel", 0, 1, cat="cuda_runtime", pid=host, args={"correlation": at + 1})
+            for at in range(number)
+        ]
+        content += [op(pid=host), {"ph": "i", "name": "[memory]", "pid": host, "ts": 1, "args": {"Bytes": number}}]
+        kernels = [kernel(correlation=at + 1) | {"pid": device} for at in range(number)]
+        content += kernels if device is not ... else [op(f"aten::{at}", pid=host) for at in range(number)]
+        for pid in (host, device):
+            content.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label.format("GPU")}})
+    content = [event for event in content if event["pid"] is not ...] + [op(cat="Trace", pid="Spans")]
+    before = {
+        "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": []},
+        "host_name": "a",
+        "pptrace": {"rank": 0},
+    }
+    traces = read_ranks(write(content, "rank7.json", before))
+    assert [trace.rank for trace in traces] == ranks
+    is_first = [2, 1] if labels[0] == "python" and isinstance(pids[0][0], int) else [1, 2]  # in order of the ids
+    assert [trace.num_events for trace in traces] == [1 + 2 * number for number in is_first]
+    assert [trace.memory["allocated_bytes"].tolist() for trace in traces] == [[number] for number in is_first]
+    assert all((trace.distributed, trace.metadata) == ({"world_size": 2}, {}) for trace in traces)
+    assert [len(trace.warnings) for trace in traces] == [1, 0]
+    assert "several ranks in one file, divided by" in traces[0].warnings[0]
+
+
+def test_ranks_in_one_file_of_which_nothing_tells_whose_kernels_are_whose_are_refused(write: Write, op: Op) -> None:
+    content = [op(), op(pid=11), kernel(), kernel() | {"pid": 1}]
+    with pytest.raises(
+        TraceError, match=r"several ranks in one file, and nothing tells .* expected the file of each rank"
+    ):
+        read_ranks(write(content))
+    (trace,) = read_ranks(write([*[op()] * 20, op(pid=11), kernel()]))  # one operator of another process is damage
+    assert trace.num_events == 22
 
 
 def comms(path: Path) -> list[dict[str, Any]]:
@@ -449,7 +508,6 @@ def test_memory_of_old_traces_counts_from_the_first_event(write: Write, op: Op) 
         (b"hello", "begins with 'hello'"),
         (b"\x00\x01\x02", "begins with"),
         (b'{"a": 1, "b": 2}', 'a JSON object with "a", "b"'),
-        (b'{"rocprofiler-sdk-tool": []}', "rocprofv3's own JSON, which is not read; expected its database"),
         (b'{"schema": "1.0.1", "pid": 1, "nodes": []}', "an execution trace of torch or Chakra"),
         (b'{"a": {"traceEvents": [1]}}', 'a JSON object with "a"'),
         (b'{"traceEvents": null}', 'a JSON object with "traceEvents"'),

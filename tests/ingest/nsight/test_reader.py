@@ -681,6 +681,12 @@ def test_a_launcher_without_ranges_is_no_rank_beside_ranks_that_have_them(tmp_pa
     ) == 2
 
 
+def test_a_process_with_nothing_but_the_work_of_nsys_in_it_is_no_rank(tmp_path: Path) -> None:
+    calls = Process(31, [call(0, 5, 1)])
+    (trace,) = read_nsight(add_overhead(write_report(Report([calls]), tmp_path / "a.sqlite"), 29, 30, 31))
+    assert "left out 2 processes without CUDA calls" in trace.warnings
+
+
 def test_a_recording_of_nothing_but_nsys_itself_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     path = add_overhead(write_report(Report([Process(9, [])]), tmp_path / "a.sqlite"), 9)
     with pytest.raises(

@@ -814,10 +814,9 @@ def test_an_empty_column_of_microbatches_is_read_as_none(tmp_path: Path) -> None
     assert set(read[0]) == {0, 1, 2}
 
 
-def test_a_table_of_rocprofv3_says_what_to_record_instead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ['"Kind","Agent_Id","Queue_Id","Kernel_Name"', '"Domain","Function","Process_Id"'])
+def test_a_table_of_rocprofv3_says_what_to_record_instead(tmp_path: Path, first: str) -> None:
     path = tmp_path / "7_kernel_trace.csv"
-    path.write_text(
-        '"Kind","Agent_Id","Queue_Id","Kernel_Name","Start_Timestamp"\n"KERNEL_DISPATCH","Agent 4",1,"f",1\n'
-    )
+    path.write_text(f'{first},"Correlation_Id","Start_Timestamp"\n"KERNEL_DISPATCH","Agent 4",1,"f",1\n')
     with pytest.raises(TraceError, match="rocprofv3's own CSV, which is not read; expected its database"):
         load([path])

@@ -132,3 +132,70 @@ def _write_one(db: sqlite3.Connection, recording: Recording, *, has_tracks: bool
     for entry in recording.copies:
         add("rocpd_memory_copy", **place(entry, on_device=True), start=entry.start, end=entry.end, name_id=string(entry.name),
             dst_agent_id=entry.agent, src_agent_id=1, size=64, event_id=event(entry, "MEMORY_COPY"))  # fmt: skip
+
+
+def write_json(path: Path, recording: Recording) -> Path:
+    """The same as rocprofv3's JSON."""
+    entries = (*recording.regions, *recording.kernels, *recording.copies)
+    names = list(dict.fromkeys(entry.name for entry in entries))
+    lists: dict[str, list[object]] = {}
+
+    def add(kind: str, entry: Entry, **more: object) -> None:
+        record = {
+            "kind": 0,
+            "operation": names.index(entry.name),
+            "correlation_id": {"internal": entry.stack, "external": 0},
+        }
+        times = {"start_timestamp": entry.start, "end_timestamp": entry.end, "thread_id": entry.tid}
+        lists.setdefault(kind, []).append({"size": 64, **record, **times, **more})
+
+    for entry in recording.regions:
+        kinds = {"RCCL_API": "rccl_api", "HSA_CORE_API": "hsa_api", "MARKER_CORE_RANGE_API": "marker_api"}
+        add(kinds.get(entry.category, "hip_api"), entry)
+    for entry in recording.kernels:
+        where = {
+            "agent_id": {"handle": entry.agent},
+            "queue_id": {"handle": entry.queue},
+            "kernel_id": names.index(entry.name),
+        }
+        add("kernel_dispatch", entry, dispatch_info=where, stream_id={"handle": entry.stream})
+    for entry in recording.copies:
+        ends = {"src_agent_id": {"handle": 1}, "dst_agent_id": {"handle": entry.agent}}
+        add("memory_copy", entry, stream_id={"handle": entry.stream}, **ends)
+    messages = [{"key": entry.stack, "value": entry.message} for entry in entries if entry.message]
+    process = {
+        "metadata": {"pid": recording.pid, "node": {"hostname": "node-7"}, "config": {"token": SECRET}},
+        "agents": [{"id": {"handle": 1}, "type": 1}]
+        + [{"id": {"handle": 4 + number}, "type": 2, "product_name": "MI300X"} for number in range(2)],
+        "strings": {"buffer_records": [{"kind": "ANY", "operations": names}], "marker_api": messages},
+        "kernel_symbols": [{"kernel_id": index, "formatted_kernel_name": name} for index, name in enumerate(names)],
+        "buffer_records": lists,
+    }
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
+    return path
+
+
+def write_rpd(path: Path, recording: Recording) -> Path:
+    """The same as a database of rocmProfileData, whose devices count from 0 on."""
+    db = sqlite3.connect(path)
+    key = '"id" integer NOT NULL PRIMARY KEY AUTOINCREMENT'
+    db.execute(f'CREATE TABLE "rocpd_string" ({key}, "string")')
+    db.execute(f'CREATE TABLE "rocpd_api" ({key}, "pid", "tid", "start", "end", "apiName_id", "args_id")')
+    db.execute(f'CREATE TABLE "rocpd_op" ({key}, "gpuId", "queueId", "start", "end", "description_id", "opType_id")')
+    db.execute(f'CREATE TABLE "rocpd_api_ops" ({key}, "api_id", "op_id")')
+
+    def string(text: str) -> int | None:
+        return db.execute("INSERT INTO rocpd_string (string) VALUES (?)", [text]).lastrowid
+
+    for entry in recording.regions:
+        name = string("UserMarker" if entry.message else entry.name)
+        row = (entry.stack, recording.pid, entry.tid, entry.start, entry.end, name, string(entry.message))
+        db.execute("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    work = [(entry, entry.name, "KernelExecution") for entry in recording.kernels]
+    for entry, name, kind in [*work, *((entry, "", "CopyHostToDevice") for entry in recording.copies)]:
+        op = (entry.agent - 4, entry.stream, entry.start, entry.end, string(name), string(kind))
+        number = db.execute("INSERT INTO rocpd_op VALUES (NULL, ?, ?, ?, ?, ?, ?)", op).lastrowid
+        db.execute("INSERT INTO rocpd_api_ops VALUES (NULL, ?, ?)", (entry.stack, number))
+    db.commit()
+    db.close()
+    return path

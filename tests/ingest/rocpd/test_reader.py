@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sqlite3
 from dataclasses import replace
@@ -13,14 +14,16 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.sqlite_pages import PageReader
 from pptrace.ingest.formats import detect
+from pptrace.ingest.rocpd.json_output import read_json
 from pptrace.ingest.rocpd.reader import read_rocpd
+from pptrace.ingest.rocpd.rpd import read_rpd
 from pptrace.model.damage import KINDS, Damage
 from pptrace.model.traces import Category, Events, InputFormat
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
-from tests.ingest.rocpd.rocpd_files import SECRET, Entry, Recording, write
+from tests.ingest.rocpd.rocpd_files import SECRET, Entry, Recording, write, write_json, write_rpd
 
 STEP = Recording(
     regions=(
@@ -51,6 +54,11 @@ def _rows(events: Events, name: str) -> list[int]:
     return [row for row, code in enumerate(events.name_id.tolist()) if events.names[code] == name]
 
 
+def columns_of(events: Events) -> dict[str, list[object]]:
+    names = ("category", "name_id", "start_ns", "dur_ns", "device", "stream", "thread", "correlation", "names")
+    return {name: list(getattr(events, name)) for name in names}
+
+
 @pytest.mark.parametrize("has_tracks", [False, True])
 def test_kernels_copies_calls_and_ranges_of_every_schema(tmp_path: Path, has_tracks: bool) -> None:
     (trace,) = read_rocpd(write(tmp_path / "77_results.db", STEP, has_tracks=has_tracks))
@@ -70,6 +78,37 @@ def test_kernels_copies_calls_and_ranges_of_every_schema(tmp_path: Path, has_tra
     (row,) = _rows(events, "Cijk_MT64")
     assert (events.device[row], events.stream[row], events.start_ns[row], events.dur_ns[row]) == (1, 1, 10_000, 20_000)
     assert events.thread[_rows(events, "hsa_signal_wait")[0]] == 501
+
+
+def test_the_json_of_the_same_recording_gives_the_same_events(tmp_path: Path) -> None:
+    (expected,) = read_rocpd(write(tmp_path / "rank3.db", STEP))
+    path = write_json(tmp_path / "rank3.json", STEP)
+    assert detect(first_bytes(path)) is InputFormat.ROCPD
+    (trace,) = read_json(path)
+    assert columns_of(trace.events) == columns_of(expected.events)
+    assert (trace.rank, trace.metadata["host_name"]) == (3, "node-7")
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(TraceError, match=r"damaged or truncated JSON of rocprofv3 .*; expected"):
+        read_json(path)
+    with pytest.raises(TraceError, match="no kernel, copy, call or range; expected"):
+        read_json(write_json(path, Recording()))
+
+
+def test_a_database_of_rocmprofiledata_gives_the_same_events(tmp_path: Path) -> None:
+    calls = replace(STEP, regions=[entry for entry in STEP.regions if entry.category[:4] in ("", "MARK")])
+    (expected,) = read_rocpd(write(tmp_path / "a.db", calls))
+    path = write_rpd(tmp_path / "rank3.rpd", calls)
+    assert detect(first_bytes(path)) is InputFormat.ROCPD
+    (trace,) = read_rpd(path)
+    assert (columns_of(trace.events), trace.rank) == (columns_of(expected.events), 3)
+    packed = tmp_path / "a.rpd.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(TraceError, match=r"an SQLite database packed by gzip; expected .*; unpack it"):
+        read_rpd(packed)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE rocpd_op")
+    with pytest.raises(TraceError, match="without a whole table rocpd_op; expected"):
+        read_rpd(path)
 
 
 def test_device_time_and_launches_are_those_written(tmp_path: Path) -> None:
@@ -94,7 +133,7 @@ def test_kernels_that_were_launched_and_are_not_there_are_lost(tmp_path: Path) -
     assert report.recording is not None
     (entry,) = (entry for entry in report.recording.audit if entry.kind == Damage.LOST_KERNELS)
     assert entry.count == 10
-    assert all(rank.compute_ns is None for step in report.steps for rank in step.ranks)
+    assert [step.step for step in report.steps for rank in step.ranks if rank.compute_ns is not None] == [0]
 
 
 def test_large_tables_have_the_launches_of_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
