@@ -23,6 +23,7 @@ from pptrace.ingest.common.json_texts import LIMIT_NS, exact_nanoseconds
 from pptrace.ingest.common.rank_names import coordinates_of_label, rank_of_value
 from pptrace.ingest.kineto.event_stream import EventStream
 from pptrace.ingest.kineto.event_types import Decoders
+from pptrace.model.wording import counted
 
 Id = str | int
 _EXPECTED = "expected begin/end or complete events of a Chrome trace"
@@ -142,11 +143,11 @@ def pair(events: Sequence[RawEvent]) -> ChromeRanges:
         result.warnings.append(f'left out {untimed} events whose "ts" or "dur" is no time in µs')
     if unclosed:
         result.warnings.append(
-            f"{unclosed} ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
-            "so that its op may be too long"
+            f"{counted(unclosed, 'range')} without an end (B without E): read as ending with the enclosing range or the "
+            "thread, so that an op may be too long"
         )
     if orphans:
-        result.warnings.append(f"left out {orphans} ends of ranges that never began (E without B)")
+        result.warnings.append(f"left out {counted(orphans, 'end')} of ranges that never began (E without B)")
     return result
 
 

@@ -81,8 +81,8 @@ def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
     result = pair(raw)
     assert [(entry.name, entry.end_ns) for entry in result.ranges] == [("run", 5000), ("lost", 5000), ("open", 6000)]
     assert result.warnings == [
-        "2 ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
-        "so that its op may be too long"
+        "2 ranges without an end (B without E): read as ending with the enclosing range or the thread, "
+        "so that an op may be too long"
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def test_a_database_of_rocmprofiledata_gives_the_same_events(tmp_path: Path) -> 
     packed.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(TraceError, match=r"an SQLite database packed by gzip; expected .*; unpack it"):
         read_rpd(packed)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP TABLE rocpd_op")
     with pytest.raises(TraceError, match="without a whole table rocpd_op; expected"):
         read_rpd(path)
@@ -194,7 +195,7 @@ def test_it_is_told_from_other_databases(tmp_path: Path) -> None:
     path = write(tmp_path / "results.db", STEP)
     assert detect(first_bytes(path)) is InputFormat.ROCPD
     other = tmp_path / "other.db"
-    with sqlite3.connect(other) as connection:
+    with closing(sqlite3.connect(other)) as connection, connection:
         connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     assert detect(first_bytes(other)) is InputFormat.NSYS_SQLITE
     with pytest.raises(TraceError, match="without the tables of rocpd; expected"):
