@@ -147,7 +147,7 @@ def pair(events: Sequence[RawEvent]) -> ChromeRanges:
             "thread, so that an op may be too long"
         )
     if orphans:
-        result.warnings.append(f"left out {counted(orphans, 'end')} of ranges that never began (E without B)")
+        result.warnings.append(f"left out {counted(orphans, 'end')} of ranges without a begin (E without B)")
     return result
 
 
