@@ -59,6 +59,7 @@
       this.alignment = null; // ns by which each rank is shifted, and why
       this.chosen = null; // the bar that was clicked
       this.kept = []; // bars whose details stay
+      this.newest = {}; // the question of each kind that was asked last
       this.left = LABELS;
       this.scale = T.scale();
       this.build();
@@ -166,7 +167,7 @@
           const [at, start] = this.found.bars[this.found.index] || [];
           if (at !== undefined) query.set("hit", `${at}.${start}`);
         }
-        if (this.summed) query.set("sum", [...this.measured.map(Math.round), ...(this.measured.ranks || [])].join("."));
+        if (this.summed) query.set("sum", [...this.summed.range, ...(this.summed.ranks || [])].join("."));
         if (this.change) query.set("whatif", this.change.fields);
         history.replaceState(history.state, "", `${location.pathname}?${query}`);
       }, 120);
@@ -689,8 +690,8 @@
 
     async select(rank, microbatch, step) {
       const source = this.sources.includes("measured") ? "measured" : this.sources[0];
-      const hops = await T.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []);
-      if (!hops.length) return;
+      const hops = await this.ask("bar", T.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []));
+      if (!hops || !hops.length) return;
       this.journey = { rank, microbatch, step, source, hops, focus: null };
       this.fillSide();
       this.redraw();
@@ -710,8 +711,21 @@
       if (row.y + row.height > this.scroll + height) this.scroll = row.y + row.height - height;
     }
 
+    /* The answer to a question; undefined where another one of its kind was asked meanwhile, or it was taken back. */
+    async ask(kind, question) {
+      this.newest[kind] = question;
+      const answer = await question;
+      return this.newest[kind] === question ? answer : undefined;
+    }
+
+    takeBack(...kinds) {
+      for (const kind of kinds) this.newest[kind] = null;
+    }
+
     async loadCritical() {
-      const { ops, reason } = await T.json(`critical/${this.about.token}/${this.step}`).catch(() => ({ ops: [], reason: "" }));
+      const question = T.json(`critical/${this.about.token}/${this.step}`).catch(() => ({ ops: [], reason: T.NO_ANSWER }));
+      const { ops, reason } = (await this.ask("critical", question)) || {};
+      if (!ops) return;
       this.critical = ops;
       this.say(reason ? `Critical path: ${reason}` : "");
       this.redraw();
@@ -719,7 +733,10 @@
 
     toggleCritical() {
       this.isCritical = !this.isCritical;
-      if (!this.isCritical) this.say("");
+      if (!this.isCritical) {
+        this.takeBack("critical");
+        this.say("");
+      }
       this.updateTools();
       this.redraw();
       this.write();
@@ -730,17 +747,19 @@
       this.searchBox.value = text;
       const ask = () => {
         const query = new URLSearchParams({ q: text, from: Math.round(this.t0), events: [...this.withEvents].join(".") });
-        return T.json(`find/${this.about.token}?${query}`).catch(() => ({ total: 0, found: [], unknown: [] }));
+        return this.ask("find", T.json(`find/${this.about.token}?${query}`).catch(() => ({ total: 0, found: [], unknown: [], isMissing: true })));
       };
-      let { total, found, unknown, first } = await ask();
-      if (unknown.length && !this.isRestoring && !this.withEvents.size && this.haveEvents.size) { // it may be the name of a kernel
+      let answer = await ask();
+      if (answer && answer.unknown.length && !this.isRestoring && !this.withEvents.size && this.haveEvents.size) { // it may be the name of a kernel
         await this.openEvents(this.ranksShown().slice(0, MOST_SEARCHED));
-        ({ total, found, unknown, first } = await ask());
-        if (unknown.length) this.toggleEvents();
+        answer = await ask();
+        if (answer && answer.unknown.length) this.toggleEvents();
       }
+      if (!answer) return;
+      const { total, found, unknown, first, isMissing } = answer;
       const index = hit ? found.findIndex(([at, start]) => `${at}.${start}` === hit) - 1 : -1;
       this.found = text ? { text, bars: found, index: Math.max(index, -1), total, first } : null;
-      this.foundNote.textContent = !text ? "" : unknown.length ? `not known here: ${unknown.join(", ")}` : total ? `${total.toLocaleString("en")} found` : "none";
+      this.foundNote.textContent = !text ? "" : isMissing ? T.NO_ANSWER : unknown.length ? `not known here: ${unknown.join(", ")}` : total ? `${total.toLocaleString("en")} found` : "none";
       if (found.length) this.nextFound(1);
       else this.redraw();
       this.write();
@@ -760,6 +779,8 @@
       const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
       if (step && step[0] !== this.step) {
         this.step = step[0];
+        this.critical = null;
+        if (this.isCritical) this.loadCritical();
         this.tellStep();
       }
       this.redraw();
@@ -786,6 +807,7 @@
     escape() {
       this.hideTip();
       if (!this.help.hidden) return this.toggleHelp(); // what lies above goes first, and nothing else with it
+      this.takeBack("bar", "find");
       this.journey = null;
       this.chosen = null;
       this.unsum();
@@ -815,7 +837,9 @@
       this.sources = without(this.sources);
       this.change = null;
       if (fields) {
-        const answer = await T.json(`whatif/${this.about.token}?${fields}`).catch(() => ({ reason: "the server did not answer" }));
+        this.say("What-if: predicting …");
+        const answer = await this.ask("whatif", T.json(`whatif/${this.about.token}?${fields}`).catch(() => ({ reason: T.NO_ANSWER })));
+        if (!answer) return;
         if (answer.reason) this.say(`What-if: ${answer.reason}`);
         else {
           this.say("");
@@ -823,7 +847,10 @@
           this.about.sources.push("whatif");
           if (isShown) this.sources.push("whatif");
         }
-      } else this.say("");
+      } else {
+        this.takeBack("whatif");
+        this.say("");
+      }
       if (!this.sources.length) this.sources = ["measured"];
       this.changed();
     }

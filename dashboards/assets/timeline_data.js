@@ -18,6 +18,8 @@
     return sections;
   };
 
+  T.NO_ANSWER = "the server did not answer";
+
   T.json = async (path, signal) => {
     const answer = await fetch(BASE + path, { signal });
     if (!answer.ok) throw new Error(`${answer.status}`);
@@ -78,6 +80,7 @@
         const [kind, ...rest] = path.split("/");
         const answer = await fetch(`${BASE}${kind}/${this.token}/${rest.join("/")}`);
         if (answer.status === 409) this.onStale();
+        if (answer.status >= 500) throw new TypeError("no answer"); // as of a server, or what is before it, that comes again
         if (answer.ok) tile = { sections: decode(await answer.arrayBuffer()) };
         this.tell(false);
       } catch (error) {

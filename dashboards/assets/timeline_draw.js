@@ -858,7 +858,7 @@
     ctx.fillRect(0, T.AXIS - 1, size.width, 1);
   };
 
-  /* The whole run's shares of each class of ops over all ranks, drawn once for a width. */
+  /* The whole run's shares of each class of ops over all ranks, up to the largest of them all, drawn once for a width. */
   const profile = (view, tile, width, height) => {
     if (tile.profile && tile.profile.width === width) return tile.profile;
     const canvas = document.createElement("canvas");
@@ -869,12 +869,14 @@
     const fills = view.about.opClasses.map((kind) => T.kindColour(view.about, kind, 0)[0]);
     const sums = new Float64Array(1024 * CLASSES);
     for (let group = 0; group < num; group += 1) for (let at = 0; at < sums.length; at += 1) sums[at] += shares[group * sums.length + at];
+    let most = 0; // of many ranks few may ever compute at once
+    for (let at = 0; at < sums.length; at += CLASSES) most = Math.max(most, sums.subarray(at, at + CLASSES).reduce((all, one) => all + one));
     for (let x = 0; x < width; x += 1) {
       const bucket = Math.min(Math.floor((x / width) * buckets), buckets - 1);
       let y = height;
       for (let kind = 0; kind < CLASSES; kind += 1) {
-        const part = (sums[bucket * CLASSES + kind] / num / 255) * height;
-        if (part <= 0) continue;
+        const part = (sums[bucket * CLASSES + kind] / most) * height;
+        if (!(part > 0)) continue;
         ctx.fillStyle = fills[kind];
         ctx.fillRect(x, y - part, 1, part);
         y -= part;

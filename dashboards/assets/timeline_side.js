@@ -31,14 +31,14 @@
     },
 
     /* What the server knows of a bar; null where there is none in this place. */
-    async ask(place) {
+    async askOf(place) {
       if (place.source === "whatif" && !this.change) return null;
       const known = await T.json(`at/${this.pathOfBar(place)}`).catch(() => null);
       return known && { ...known, source: place.source, table: place.table, rank: place.rank, ofStep: known.step, step: place.step };
     },
 
     async restoreBars(asked) {
-      const bars = (name) => (asked.get(name) || "").split(",").filter(Boolean).slice(0, MOST_KEPT).map((text) => this.ask(this.placeOfText(text)));
+      const bars = (name) => (asked.get(name) || "").split(",").filter(Boolean).slice(0, MOST_KEPT).map((text) => this.askOf(this.placeOfText(text)));
       this.kept = (await Promise.all(bars("kept"))).filter(Boolean);
       this.chosen = (await bars("bar")[0]) || null;
       if (asked.get("align")) await this.align(this.placeOfText(asked.get("align")));
@@ -46,8 +46,11 @@
     },
 
     async choose(hit) {
+      this.takeBack("bar");
       if (!hit || hit.cell !== undefined) return this.journey || this.chosen ? this.escape() : null;
-      this.chosen = await this.ask(this.placeOfHit(hit));
+      const chosen = await this.ask("bar", this.askOf(this.placeOfHit(hit)));
+      if (chosen === undefined) return null;
+      this.chosen = chosen;
       this.journey = null;
       this.fillSide();
       this.redraw();
@@ -61,8 +64,8 @@
     async keep(place) {
       if (!place || this.kept.length >= MOST_KEPT) return;
       if (this.kept.some((bar) => this.textOf(bar) === this.textOf(place))) return this.unkeep(place);
-      const bar = await this.ask(place);
-      if (bar) this.kept.push(bar);
+      const bar = await this.askOf(place);
+      if (bar && !this.kept.some((other) => this.textOf(other) === this.textOf(bar))) this.kept.push(bar); // while it was asked
       this.fillSide();
       this.redraw();
       this.write();
@@ -95,13 +98,14 @@
 
     async align(place) {
       if (!CAN_ALIGN.includes(place.table) || (place.source === "whatif" && !this.change)) return;
-      const answer = await T.json(`align/${this.pathOfBar(place)}`).catch(() => null);
+      const answer = await this.ask("align", T.json(`align/${this.pathOfBar(place)}`).catch(() => null));
       if (!answer) return;
       this.alignment = { ...place, name: answer.name, shifts: new Map(answer.shifts), missing: new Set(answer.missing) };
       this.tellAlignment();
     },
 
     unalign() {
+      this.takeBack("align");
       this.alignment = null;
       this.tellAlignment();
     },

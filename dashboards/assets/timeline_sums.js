@@ -17,13 +17,15 @@
     async sum(range, ranks) {
       const [begin, end] = [Math.min(...range), Math.max(...range)];
       if (this.alignment) return this.say("Sums are of one range of time: undo the alignment first.");
-      this.measured = Object.assign([Math.round(begin), Math.round(end)], { ranks });
+      const measured = [Math.round(begin), Math.round(end)];
+      this.measured = Object.assign(measured, { ranks });
       const source = this.sources.includes("measured") ? "measured" : this.sources[0];
       const query = new URLSearchParams({ events: [...this.withEvents].join("."), ...(ranks && { ranks: ranks.join(".") }) });
       const path = `${this.about.token}/${this.nameOf(source)}/${source === "measured" ? 0 : (this.step ?? 0)}`;
-      const sections = await T.json(`sums/${path}/${this.measured[0]}/${this.measured[1]}?${query}`).catch(() => null);
+      const sections = await this.ask("sum", T.json(`sums/${path}/${measured.join("/")}?${query}`).catch(() => null));
+      if (sections === undefined) return null;
       if (!sections) return this.say("The sums of this range cannot be had.");
-      this.summed = { source, sections };
+      this.summed = { source, sections, range: measured, ranks };
       this.fillSide();
       this.redraw();
       return this.write();
@@ -39,6 +41,7 @@
     },
 
     unsum() {
+      this.takeBack("sum");
       this.measured = null;
       this.summed = null;
       this.fillSide();
@@ -46,8 +49,7 @@
     },
 
     sumCard() {
-      const [begin, end] = this.measured;
-      const { ranks } = this.measured;
+      const { range: [begin, end], ranks } = this.summed;
       const number = ranks ? ranks.length : this.about.ranks.length;
       const whole = (end - begin) * number;
       const where = number === 1 ? `rank ${this.about.ranks[ranks ? ranks[0] : 0].rank}` : `${ranks ? "" : "all "}${number} ranks`;

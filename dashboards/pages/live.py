@@ -50,6 +50,7 @@ def register(app: Dash, store: Store, _answers: Answers) -> None:
         Output("live-tick", "disabled"),
         Input("live-tick", "n_intervals"),
         State("live-shown", "data"),
+        running=[(Output("live-tick", "max_intervals"), 0, -1)],  # a question drops the answer of the one before
     )
     def show(_tick: int | None, shown: str | None) -> Any:
         window = live.get()

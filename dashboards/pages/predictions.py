@@ -51,6 +51,7 @@ def register(app: Dash, answers: Answers) -> None:
         Input("whatif-stop", "n_clicks"),
         *(Input(try_change.field(name), "value") for name in ASSUMED),
         State("whatif-shown", "data"),
+        running=[(Output("whatif-tick", "max_intervals"), 0, -1)],  # a question drops the answer of the one before
     )
     def show(_tick: int | None, clicks: int | None, *values: Any) -> Any:
         *assumed, shown = values
