@@ -18,7 +18,7 @@ from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
-from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.ingest.inputs.resolve import FACTS_OF_RANKS, RUN_FILE
 from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
@@ -186,6 +186,8 @@ def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:
             problem = _problem(path, formats[resolved])
         elif path.name == RUN_FILE:
             problem = "" if run_of(path) is not None else "no JSON object"
+        elif path.match(FACTS_OF_RANKS):
+            problem = ""
         else:
             problem = _problem(path, None) if not formats and path.suffix in _SUFFIXES_OF_TRACES else ""
         files.append(InputFile(path.name, _num_bytes(path), problem))

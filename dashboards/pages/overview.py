@@ -30,6 +30,7 @@ from pptrace.report.tables import (
     unknown_line,
     warning_lines,
 )
+from pptrace.report.tables.step_series import length_of
 
 _ELSEWHERE: Mapping[str, str] = {
     "blame": "Bubbles",
@@ -121,7 +122,8 @@ def _steps(report: Report, step: StepReport) -> list[Node]:
     figure = steps_line(report, step.step)
     if figure is None:
         return []
-    number = f"{len(report.steps):,} steps, {milliseconds(step.length_ns)} ms the chosen one; click another one"
+    length, what = length_of(step, report.step_series)
+    number = f"{len(report.steps):,} steps, {what}{milliseconds(length)} ms the chosen one; click another one"
     names: Any = {"aria-label": "Length of every step"}
     return [panel("Steps", html.Div(still_picture(figure, "overview-steps"), role="figure", **names), note=number)]
 

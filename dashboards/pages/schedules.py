@@ -31,6 +31,7 @@ _NUMBERS = (Value.WHOLE, Value.DEPTH, Value.TIMES, Value.MILLISECONDS)
 _OPTIONS = {**PLAN, **SIZES, **SEVERAL}
 """The options of all fields by their names, as an address has them."""
 _REFUSED = "plan-refused"
+_BLANK = "no such plan, pointing at it says why"
 _SEVERAL = "Several values each (2,4,8 or 1..8:x2), for what fits; what is empty here is as above"
 
 
@@ -203,7 +204,7 @@ def _bubbles(form: OnPaper) -> list[Node]:
     title = "Bubble ratio of all schedules"
     return [
         _with_both_files(
-            panel(title, still_picture(figure, "plan-bubbles"), note=f"{sizes}, the same costs"),
+            panel(title, still_picture(figure, "plan-bubbles"), note=f"{sizes}, the same costs; blank: {_BLANK}"),
             "plan-bubbles",
             "plan-bubbles",
             form,

@@ -12,10 +12,13 @@ from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.steps import steps_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step_line, steps_table
+from pptrace.report.tables.step_series import NO_LENGTH, differences_table, length_of, step_line, steps_table
 
 _FOR_OUTLIERS, _FOR_CHANGES = 5, 10
 """Fewest steps of which outliers and changes of level are known."""
+
+
+_SPANS = "the whole length of one of them is not known"
 
 
 def layout(_loaded: Loaded, _answers: Answers) -> Node:
@@ -37,11 +40,14 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         return [no_steps("No steps in these traces", report, advice)]
     series = report.step_series
     help_line = html.P("Click a step to choose it: the other pages then show it too.", className="help")
-    picture = chart("Length of every step", steps_chart(report, step.step), "steps-chart", NO_LENGTH)
+    title, note = (
+        ("Pipeline span of every step", _SPANS) if length_of(step, series)[1] else ("Length of every step", "")
+    )
+    picture = chart(title, steps_chart(report, step.step), "steps-chart", NO_LENGTH, note=note)
     picture.children.append(help_line)
     tiles, differences, findings = [], [], []
     if series is not None:
-        tiles = [_tiles(series)]
+        tiles = [_tiles(series, " of pipeline spans" if length_of(step, series)[1] else "")]
         if series.outliers or series.changes:
             note = "what they have more of than the usual step"
             differences = [data_table(differences_table(series), "step-differences", note=note)]
@@ -56,7 +62,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     return [*tiles, picture, html.Div([chosen, *of_chosen]), *differences, *findings, every]
 
 
-def _tiles(series: StepSeries) -> Node:
+def _tiles(series: StepSeries, of_spans: str) -> Node:
     most = f"{milliseconds(series.p90_ns)} ms"
     extremes = f"{milliseconds(series.min_ns)} to {milliseconds(series.max_ns)} ms"
     left_out = f"{counted(len(series.evaluations), 'evaluation')} left out" if series.evaluations else "training steps"
@@ -71,7 +77,7 @@ def _tiles(series: StepSeries) -> Node:
     deviations = "a tenth and three scaled deviations above"
     tiles = (
         tile("Steps", str(series.num_steps), left_out, "steps whose length is known", "steps-number"),
-        tile("Typical step", typical, "median", "the step in the middle by length", "steps-median"),
+        tile("Typical step", typical, f"median{of_spans}", "the step in the middle by length", "steps-median"),
         tile(
             "Nine in ten at most", most, f"all: {extremes}", "the ninetieth percentile, and the extremes", "steps-most"
         ),

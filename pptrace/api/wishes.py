@@ -48,7 +48,7 @@ class Wishes:
         Value.TIMES,
         "With microbatches X times today's size.",
         "X",
-        label="Size",
+        label="Microbatch size",
         hint="of a microbatch, times today's",
     )
     split: Sequence[int] | None = option(

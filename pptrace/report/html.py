@@ -134,7 +134,7 @@ def comparison_page(comparison: Comparison) -> str:
     parts = [f'<h1>Comparison <small>B against A</small></h1><p class="verdict">{escape(comparison.detail)}</p>']
     parts += [_report_table(table) for table in comparison_tables(comparison, Amount.WHOLE)]
     parts.append(_warnings(comparison.warnings))
-    return _page(f"pptrace · {comparison.verdict}", parts)
+    return _page("pptrace · comparison, B against A", parts)
 
 
 def _figure(figure: Any) -> str:

@@ -22,6 +22,7 @@ from pptrace.report.colours import (
     BUBBLE,
     COMMUNICATION,
     COMPUTE,
+    EITHER,
     GAIN,
     IDEAL,
     OTHER,
@@ -46,7 +47,8 @@ _PARTS = {
 }
 _REST = ("Rest: other ranks, input, Python", BUBBLE)
 """The third part of a step without a pipeline, which has no bubbles."""
-_EITHER = ("Bubble or exposed communication", BUBBLE)
+_EITHER = ("Bubble or exposed communication", EITHER)
+_PALE = (BUBBLE, EITHER)
 _Row = tuple[str, str, RankStep]
 """A row of the overview: its label, its name where it is pointed at, and the window that is drawn."""
 
@@ -153,9 +155,9 @@ def _part_bars(rows: Sequence[_Row], of_rank: Callable[[RankStep], int | None], 
         width=0.7,
         text=shares,
         textposition="inside",
-        insidetextanchor="end" if colour == BUBBLE else "middle",  # away from the line of the ideal bubble
+        insidetextanchor="end" if colour in _PALE else "middle",  # away from the line of the ideal bubble
         textangle=0,
-        insidetextfont={"color": "#5c6470" if colour == BUBBLE else "#ffffff", "size": 13},
+        insidetextfont={"color": "#5c6470" if colour in _PALE else "#ffffff", "size": 13},
         customdata=[
             [name, milliseconds(ns), share] for (_, name, _), ns, share in zip(rows, values, shares, strict=True)
         ],

@@ -88,6 +88,7 @@ def test_the_page_is_one_file_with_every_part(tmp_path: Path, pair: tuple[Path, 
     assert pptrace_here("compare", *pair, "--html", page).code == 0
     text = page.read_text(encoding="utf-8")
     assert "B is slower" in text
+    assert "<title>pptrace · comparison, B against A</title>" in text
     assert text.count(">cooldown</td>") == 1
     assert "src=" not in text.partition("<script>")[0]
 

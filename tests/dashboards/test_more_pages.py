@@ -284,6 +284,7 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
 def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema": "pptrace.run/1"')
     (tmp_path / "rank0.json.gz").write_text("junk")
+    (tmp_path / "rank0.facts.json").write_text("{}")
     store = Store([tmp_path])
     page = hang.layout(store.get(), Answers(store, Store([OTHER])))
     assert "No run that hung" not in text(page)
@@ -291,7 +292,18 @@ def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_p
     assert "run.json: no JSON object" in text(page)
     problems = {file.name: file.problem for file in store.get().files}
     assert problems["run.json"] == "no JSON object"
+    assert problems["rank0.facts.json"] == "", "it is the launcher's"
     assert problems["rank0.json.gz"] not in ("", "can be read")
+
+
+def test_a_series_of_pipeline_spans_is_called_so(run_p4: Path) -> None:
+    """The steps of this run have no optimizer after the last: its whole length is not known, and spans are compared."""
+    loaded = Store([run_p4]).get()
+    of_steps, of_overview = text(steps.body(loaded, 2)), text(overview.body(loaded, 2))
+    assert "Pipeline span of every step" in of_steps
+    assert "median of pipeline spans" in of_steps
+    span = loaded.steps[0].span_ns / 1e6
+    assert f"pipeline span {span:.2f} ms the chosen one" in of_overview
 
 
 def test_what_a_finding_costs_says_so_where_the_replay_that_tells_it_misses_the_step() -> None:

@@ -215,6 +215,14 @@ def test_the_overview_of_a_step_without_a_pipeline_has_no_bubbles() -> None:
     ]
 
 
+def test_what_may_be_a_bubble_or_communication_does_not_look_like_a_bubble() -> None:
+    step = step_report(None)
+    unknown = replace(step.ranks[1], bubble_ns=None, exposed_comm_ns=None, not_compute_ns=30 * MS)
+    colours = {bar.name: bar.marker.color for bar in overview(replace(step, ranks=(step.ranks[0], unknown))).data[:4]}
+    assert len(set(colours.values())) == 4
+    assert "Bubble or exposed communication" in colours
+
+
 def test_without_an_ideal_none_is_marked() -> None:
     step = step_report(None)
     figure = overview(replace(step, bubble=replace(step.bubble, ideal_share=None)))

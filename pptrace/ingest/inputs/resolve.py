@@ -51,7 +51,7 @@ _THEIR_TRACES = (
     "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
     "marks; for a report of those run the script without its profiler"
 )
-_FACTS_OF_RANKS = "rank*.facts.json"
+FACTS_OF_RANKS = "rank*.facts.json"
 """Files of a run that goes on: its launcher merges them into run.json at the end."""
 _MOST_SNIFFED = 200
 """Number of files below a directory that are looked at for traces."""
@@ -191,7 +191,7 @@ def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
     Of several forms of a run's ops the most detailed is read: profiles before tables of ops, tables before other programs'
     pictures of them, and what pptrace itself wrote last.
     """
-    is_run_file = [any(map(path.match, (RUN_FILE, "run.node*.json", _FACTS_OF_RANKS))) for path in paths]
+    is_run_file = [any(map(path.match, (RUN_FILE, "run.node*.json", FACTS_OF_RANKS))) for path in paths]
     files, skipped = _trace_files([path for path, is_it in zip(paths, is_run_file, strict=True) if not is_it])
     if not any(known.priority in _OF_OPS for file in files for known in readers_of(file.format)):
         return files, skipped

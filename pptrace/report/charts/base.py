@@ -77,7 +77,7 @@ def matrix_columns(labels: Sequence[str]) -> dict[str, object]:
     if len(labels) <= MOST_NAMED:
         return {}
     named = labels[:: -(-len(labels) // _MOST_NUMBERED)]
-    return {"tickvals": named, "ticktext": [label.split()[1] for label in named], "tickangle": 0}
+    return {"tickvals": named, "ticktext": [label.split()[1].rstrip(",") for label in named], "tickangle": 0}
 
 
 _LEAST_ROOM = 5

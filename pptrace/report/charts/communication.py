@@ -112,7 +112,7 @@ def axes_of_links(report: Report) -> list[str]:
 
 
 def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
-    """Messages on an axis as a heat map, senders as rows and readers as columns, over all steps of the report.
+    """Messages on an axis as a heat map, senders as rows and receivers as columns, over all steps of the report.
 
     Of more than :data:`MOST_ROWS` ranks the stages are rows, each with the sum of its links and the name of the largest; where
     stages are not known, the ranks with most. None where there is nothing to show.
@@ -142,8 +142,8 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     )
     return lay_out(
         figure,
-        min(max(24 * len(labels), 170), 560) + 96,
-        "reader" if len(labels) <= MOST_NAMED else f"reader, {labels[0].split()[0]}",
+        min(max(24 * len(labels), 170), 544) + 96,
+        "receiver" if len(labels) <= MOST_NAMED else f"receiver, {labels[0].split()[0]}",
         "sender",
         margin={"l": 16, "r": 16, "t": 10, "b": 46},
         xaxis={"type": "category", "showgrid": False, **matrix_columns(labels)},

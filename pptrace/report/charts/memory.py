@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from pptrace.analysis.memory.show import fullest_of_stages
 from pptrace.analysis.memory.types import MemoryReport, RankMemory
 from pptrace.model.tables import Int64
 from pptrace.model.units import num_bytes
-from pptrace.report.charts.base import columns_axis, lay_out
+from pptrace.report.charts.base import MOST_NAMED, columns_axis, lay_out, matrix_columns
 from pptrace.report.colours import COMPUTE, IDEAL
 
 MOST_RANKS = 48
@@ -43,7 +44,7 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
     None where neither is known.
     """
     ranks = shown_ranks(memory)
-    names = [rank_name(rank) for rank in ranks]
+    names = _names(ranks)
     figure = go.Figure()
     for field, label, colour in _PARTS:
         values = [None if rank.predicted is None else getattr(rank.predicted, field) for rank in ranks]
@@ -67,7 +68,7 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
         "MB",
         barmode="stack",
         hovermode="x unified",  # small parts cannot be pointed at
-        xaxis=columns_axis(len(names), showspikes=False),
+        xaxis=_columns(names, showspikes=False),
         yaxis={"rangemode": "tozero"},
     )
 
@@ -94,7 +95,7 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
     planned, measured = ([getattr(rank.in_flight, name) for rank in ranks] for name in ("planned", "measured"))
     if not any(value is not None for value in (*planned, *measured)):
         return None
-    names = [rank_name(rank) for rank in ranks]
+    names = _names(ranks)
     figure = go.Figure(
         go.Bar(
             x=names, y=measured, name="measured", marker={"color": COMPUTE}, hovertemplate="%{x}: %{y}<extra></extra>"
@@ -110,7 +111,18 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
     )
     most = max(value for value in (*planned, *measured) if value is not None)
     axis = {"range": [0, (most or 1) * _ABOVE_MOST], "tickformat": "d", "dtick": max(math.ceil(most / _MOST_TICKS), 1)}
-    return lay_out(figure, 300, "", "microbatches in flight", xaxis=columns_axis(len(names)), yaxis=axis)
+    return lay_out(figure, 300, "", "microbatches in flight", xaxis=_columns(names), yaxis=axis)
+
+
+def _names(ranks: Sequence[RankMemory]) -> list[str]:
+    """The names of columns; of many, below which are numbers alone, in one line each."""
+    names = map(rank_name, ranks)
+    return list(names) if len(ranks) <= MOST_NAMED else [name.replace("<br>", ", ") for name in names]
+
+
+def _columns(names: Sequence[str], **options: Any) -> dict[str, Any]:
+    title = {} if len(names) <= MOST_NAMED else {"title": {"text": "rank"}}
+    return columns_axis(len(names), **title, **matrix_columns(names), **options)
 
 
 def rank_name(rank: RankMemory) -> str:

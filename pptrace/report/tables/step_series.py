@@ -23,10 +23,10 @@ _MOST_DIFFERENCES = 4
 
 def step_line(step: StepReport, series: StepSeries | None) -> str:
     """The length of a step against the others, in a sentence."""
-    length = step.span_ns if series is not None and series.measure == "span" else step.length_ns
+    length, what = length_of(step, series)
     if length is None:
         return NO_LENGTH
-    line = f"{units.milliseconds(length)} ms"
+    line = f"{what.capitalize()}{units.milliseconds(length)} ms"
     if series is None or not series.median_ns:
         return line
     if step.step in series.evaluations:
@@ -46,6 +46,13 @@ def step_line(step: StepReport, series: StepSeries | None) -> str:
     distance = "" if share == units.percent(0) else f"{share} {'above' if beyond > 0 else 'below'} "
     line = f"{line}, {distance}the median"
     return line if series.num_steps < FEWEST_OF_LEVEL else f"{line}; no outlier"
+
+
+def length_of(step: StepReport, series: StepSeries | None) -> tuple[int | None, str]:
+    """What steps are compared by, ns, and its name where that is not their whole length, as that of one is not known."""
+    if series is None or series.measure != "span":
+        return step.length_ns, ""
+    return step.span_ns, "pipeline span " if step.has_pipeline else ""
 
 
 def differences_table(series: StepSeries, step: int | None = None) -> ReportTable:

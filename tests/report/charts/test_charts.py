@@ -195,6 +195,7 @@ def test_a_matrix_of_many_ranks_is_by_stage_with_the_largest_link_named(report: 
     assert len(rows) == MOST_ROWS
     assert f"rank {2 * replicas - 1}" in rows, "those with most"
     assert "rank 0" not in rows
+    assert link_matrix(unknown, "pp", OfLink.TRANSFER).layout.height <= 640, "as high as the box of a picture"
 
 
 def test_the_slowest_links_come_first_with_their_peaks(report: Report) -> None:
@@ -265,6 +266,10 @@ def test_of_many_ranks_the_fullest_of_each_stage_is_drawn() -> None:
     figure = in_flight_chart(report)
     assert (list(trace(figure, "measured").y), list(trace(figure, "planned").y)) == ([3, 3], [4, 4])
     assert figure.layout.yaxis.range[1] > 4.2, "marks of the most are whole"
+    stages = MemoryReport(tuple(memory(rank, rank, rank) for rank in range(MOST_RANKS + 2)), ())
+    axis = in_flight_chart(stages).layout.xaxis
+    assert list(axis.ticktext) == [str(rank) for rank in range(0, MOST_RANKS + 2, 3)], "numbers, which do not overlap"
+    assert (axis.tickvals[1], axis.title.text) == ("rank 3, stage 3", "rank")
     nothing = replace(ranks[0], in_flight=InFlight(None, None))
     assert in_flight_chart(MemoryReport((nothing,), ())) is None
 

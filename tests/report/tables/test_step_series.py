@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
-from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step_line
+from pptrace.report.tables.step_series import NO_LENGTH, differences_table, length_of, step_line
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
 
@@ -51,3 +51,6 @@ def test_a_step_is_told_against_the_others_in_a_sentence() -> None:
     assert "evaluation" in step_line(replace(step, step=12), SERIES)
     assert step_line(replace(step, span_ns=None), SERIES) == NO_LENGTH
     assert step_line(step, None) == "22.00 ms"
+    spans = replace(SERIES, measure="span")
+    assert step_line(replace(step, period_ns=25 * MS), spans).startswith("Pipeline span 22.00 ms, 10.0% above")
+    assert length_of(replace(step, bubble=None, ranks=()), spans) == (22 * MS, ""), "no pipeline"
