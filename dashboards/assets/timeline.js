@@ -1207,12 +1207,16 @@
     if (this.about) this.fillLegend();
   };
 
-  /* Dash: the step that was chosen in the page's header. */
+  /* Dash: the step that was chosen in the page's header. That of an address comes with the choices, maybe late: the timeline has read it. */
   const chooseStep = (value) => {
-    const isChosen = T.dropdown !== value;
+    const isOfAddress = window.dash_clientside.callback_context.triggered.some(({ prop_id: changed }) => changed === "step.options");
+    const isChosen = T.dropdown !== value && !isOfAddress;
     T.dropdown = value;
     const { current } = T;
-    if (typeof value === "number" && isChosen && current && current.isReady && current.root.isConnected && current.step !== value) current.goToStep(value);
+    if (typeof value === "number" && current && current.isReady && current.root.isConnected && current.step !== value) {
+      if (isChosen) current.goToStep(value);
+      else if (location.pathname === "/timeline") current.tellStep();
+    }
     return window.dash_clientside.no_update;
   };
   window.dash_clientside = Object.assign({}, window.dash_clientside, { pptraceTimeline: { chooseStep } });

@@ -16,4 +16,4 @@ def layout() -> Node:
 def register(app: Dash) -> None:
     choose: Any = ClientsideFunction("pptraceTimeline", "chooseStep")
     clientside: Any = app.clientside_callback
-    clientside(choose, Output("timeline-step", "data"), Input("step", "value"))
+    clientside(choose, Output("timeline-step", "data"), Input("step", "value"), Input("step", "options"))

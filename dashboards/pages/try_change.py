@@ -150,6 +150,7 @@ def register(app: Dash, answers: Answers) -> None:
         Output("try-verified", "children"),
         Input("try-verify", "n_clicks"),
         *(State(field(name), "value") for name in FIELDS),
+        running=[(Output("try-verify", "disabled"), True, False)],  # asked for twice, the first answer would be lost
     )
     def verify(clicks: int | None, *values: Any) -> Any:
         if not clicks:

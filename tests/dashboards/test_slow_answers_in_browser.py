@@ -129,3 +129,32 @@ def test_keeping_a_bar_twice_keeps_it_once(page: Any) -> None:
         answer(page, routes[0])
         answer(page, routes[1])
     assert page.evaluate("t.kept.length") == 1
+
+
+def test_the_step_of_an_address_does_not_undo_what_was_chosen_since(
+    serve: Serve, visit: Visiting, run_p4: Path
+) -> None:
+    page = visit(serve([run_p4]) + "hang").page
+    page.wait_for_function("() => document.querySelector('#step')?.innerText.startsWith('2')")
+    with held(page, "**/_dash-update-component*", "run-title") as routes:
+        page.evaluate(
+            "() => { history.pushState({}, '', '/timeline?step=4'); dispatchEvent(new PopStateEvent('popstate')); }"
+        )
+        drawn(page).keyboard.press("p")
+        page.wait_for_function(f"() => {STATE}.step === 3")
+        answer(page, routes[0])
+    page.wait_for_function("() => document.querySelector('#step')?.innerText.startsWith('3')")
+    assert page.evaluate(f"{STATE}.step") == 3
+
+
+def test_a_plan_that_is_run_cannot_be_run_again_meanwhile(serve: Serve, visit: Visiting, run_p4: Path) -> None:
+    page = visit(serve([run_p4]) + "bubbles?microbatches=6").page
+    page.wait_for_selector("#try-verify:enabled")
+    with held(page, "**/_dash-update-component*", "try-verified.children") as routes:
+        page.evaluate("() => document.querySelector('#try-verify').click()")
+        page.wait_for_selector("#try-verify:disabled")
+        while not routes:
+            page.wait_for_timeout(10)
+        routes[0].fulfill(json={"multi": True, "response": {"try-verified": {"children": "has run"}}})
+    page.wait_for_selector("#try-verified:has-text('has run')")
+    page.wait_for_selector("#try-verify:enabled")
