@@ -18,7 +18,7 @@
     return sections;
   };
 
-  T.NO_ANSWER = "the server did not answer";
+  T.NO_ANSWER = "no answer: reload the page"; // the server is gone, or the files have changed
 
   T.json = async (path, signal) => {
     const answer = await fetch(BASE + path, { signal });

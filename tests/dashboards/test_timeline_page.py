@@ -541,3 +541,15 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
     assert "events=" not in address(page)
     page.keyboard.press("u")
     page.wait_for_selector("#timeline-sums:has-text('aten::linear')")
+
+
+def test_the_whole_run_is_seen_above_the_rows_where_few_ranks_ever_compute_at_once(
+    tmp_path: Path, visit: Callable[[str], Any], serve: Serve, synthetic: Any
+) -> None:
+    page = drawn(visit(serve([synthetic.write_run(tmp_path, "gpipe", pp=8, num_microbatches=1)]) + "timeline").page)
+    painted = f"""() => {{
+        const {{ mini }} = {STATE};
+        const line = mini.getContext("2d").getImageData(mini.width / 4, mini.height / 3, mini.width / 2, 1).data;
+        return line.some((value, at) => at % 4 === 3 && value);
+    }}"""
+    assert page.evaluate(painted)

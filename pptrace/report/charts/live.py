@@ -121,4 +121,4 @@ def live_ranks_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
         "yaxis": names_axis(names),
         "xaxis": {"gridcolor": GRID},
     }
-    return lay_out(figure, 110 + 26 * len(names), f"ms of step {step.step}", "", **options)
+    return lay_out(figure, 110 + 26 * len(names), f"ms of the span of step {step.step}", "", **options)
