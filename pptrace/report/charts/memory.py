@@ -70,6 +70,7 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
         hovermode="x unified",  # small parts cannot be pointed at
         xaxis=_columns(names, showspikes=False),
         yaxis={"rangemode": "tozero"},
+        showlegend=True,  # of a lone mark too
     )
 
 

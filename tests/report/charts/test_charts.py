@@ -221,6 +221,7 @@ def test_predicted_parts_are_stacked_beside_the_measured_peak() -> None:
         "measured peak": [9.0, None],
     }
     assert memory_chart(MemoryReport((memory(0, 0, None),), ())) is None
+    assert memory_chart(MemoryReport((memory(0, 0, 9 * MS),), ())).layout.showlegend, "a mark alone has its name too"
 
 
 def test_parts_too_small_to_be_seen_are_named_and_pointing_at_their_rank_tells_all() -> None:
