@@ -103,11 +103,12 @@
       this.updateTools();
       if (asked.get("whatif")) await this.setChange(asked.get("whatif"), (asked.get("sources") || "whatif").split(",").includes("whatif"));
       if (this.withEvents.size) await this.openEvents([...this.withEvents]);
-      await this.restoreBars(asked);
-      if (asked.get("select")) await this.select(...asked.get("select").split(".").map(Number));
+      const isLeft = (kind) => !(kind in this.newest); // to the address: nobody has asked since, or taken back
+      await this.restoreBars(asked, isLeft);
+      if (asked.get("select") && isLeft("bar")) await this.select(...asked.get("select").split(".").map(Number));
       if (asked.get("critical") === "1") await this.toggleCritical();
-      if (asked.get("find")) await this.find(asked.get("find"), asked.get("hit"));
-      if (/^-?\d+\.-?\d+(\.\d+)*$/.test(asked.get("sum") || "")) await this.restoreSum(asked.get("sum").split(".").map(Number));
+      if (asked.get("find") && isLeft("find")) await this.find(asked.get("find"), asked.get("hit"));
+      if (/^-?\d+\.-?\d+(\.\d+)*$/.test(asked.get("sum") || "") && isLeft("sum")) await this.restoreSum(asked.get("sum").split(".").map(Number));
       this.isRestoring = false;
       this.redraw();
     }

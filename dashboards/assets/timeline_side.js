@@ -37,10 +37,11 @@
       return known && { ...known, source: place.source, table: place.table, rank: place.rank, ofStep: known.step, step: place.step };
     },
 
-    async restoreBars(asked) {
+    async restoreBars(asked, isLeft) {
       const bars = (name) => (asked.get(name) || "").split(",").filter(Boolean).slice(0, MOST_KEPT).map((text) => this.askOf(this.placeOfText(text)));
       this.kept = (await Promise.all(bars("kept"))).filter(Boolean);
-      this.chosen = (await bars("bar")[0]) || null;
+      const chosen = (await bars("bar")[0]) || null;
+      if (isLeft("bar")) this.chosen = chosen;
       if (asked.get("align")) await this.align(this.placeOfText(asked.get("align")));
       this.fillSide();
     },

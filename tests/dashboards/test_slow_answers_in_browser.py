@@ -62,13 +62,17 @@ def page(serve: Serve, visit: Visiting, run_p4: Path) -> Any:
     return opened
 
 
-def ask(page: Any, routes: list[Any], call: str, number: int) -> None:
-    """Call a method of the timeline, and wait until there are so many requests."""
-    page.evaluate(f"() => {{ t.{call}; }}")
+def wait(page: Any, routes: list[Any], number: int) -> None:
     for _ in range(1000):
         if len(routes) < number:
             page.wait_for_timeout(10)
     assert len(routes) == number
+
+
+def ask(page: Any, routes: list[Any], call: str, number: int) -> None:
+    """Call a method of the timeline, and wait until there are so many requests."""
+    page.evaluate(f"() => {{ t.{call}; }}")
+    wait(page, routes, number)
 
 
 def answer(page: Any, route: Any) -> None:
@@ -95,6 +99,20 @@ def test_an_answer_to_an_older_question_changes_nothing(
         ask(page, routes, taken_back, 3)
         answer(page, routes[2])
         assert page.evaluate(now) is None
+
+
+def test_what_an_address_says_comes_late_without_undoing_what_was_chosen_since(page: Any) -> None:
+    page.evaluate("() => t.choose(hits[0])")
+    page.wait_for_function("() => /bar=.*select=/.test(location.search)")
+    hits = page.evaluate("hits")
+    with held(page, "**/timeline-data/at/**") as routes:
+        page.reload()
+        wait(page, routes, 1)
+        page.evaluate(f"hit => {{ {STATE}.choose(hit); }}", hits[2])
+        wait(page, routes, 2)
+        answer(page, routes[1])
+        answer(page, routes[0])
+    assert drawn(page).evaluate(f"[{STATE}.chosen.rank, {STATE}.journey.rank]") == [2, 2]
 
 
 @pytest.mark.parametrize(("name", "shown"), [("bubbles", "#whatif-headline"), ("live", "#no-live")])
@@ -153,8 +171,7 @@ def test_a_plan_that_is_run_cannot_be_run_again_meanwhile(serve: Serve, visit: V
     with held(page, "**/_dash-update-component*", "try-verified.children") as routes:
         page.evaluate("() => document.querySelector('#try-verify').click()")
         page.wait_for_selector("#try-verify:disabled")
-        while not routes:
-            page.wait_for_timeout(10)
+        wait(page, routes, 1)
         routes[0].fulfill(json={"multi": True, "response": {"try-verified": {"children": "has run"}}})
     page.wait_for_selector("#try-verified:has-text('has run')")
     page.wait_for_selector("#try-verify:enabled")
