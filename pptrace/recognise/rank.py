@@ -10,11 +10,12 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import SpanKind
 from pptrace.model.damage import CLOCK_KINDS
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.pieces import Pieces
-from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
+from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, Int64, empty_table
 from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_events
 from pptrace.recognise.backward_parts import backward_parts
 from pptrace.recognise.calls.find_calls import find_calls
@@ -28,7 +29,8 @@ from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
 from pptrace.recognise.ops.label_steps import RankTables
-from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks, with_named_ranges, without_evaluations
+from pptrace.recognise.ops.mark_ranges import KINDS_OF_SPANS, MarkedRanges, split_marks, without_evaluations
+from pptrace.recognise.ops.named_ranges import with_named_ranges, working_threads
 from pptrace.recognise.pieces.find import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.loop import (
@@ -129,12 +131,18 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     marked = None
     if marks:
         calls = calls_with_marks(calls, marks, work, trace.metadata)
-        marked = tables_from_marks(without_evaluations(marks), work)
+        marked = tables_from_marks(_loading_on(working_threads(trace.events), without_evaluations(marks)), work)
         if marked.framework:
             return _recognised_rank(trace, work, marked, calls)
     labelled = tables_from_labels(trace, work, calls)
     recognised = _recognised_rank(trace, work, labelled if marked is None else marked.joined_with(labelled), calls)
     return replace(recognised, host=find_host_order(trace.events))
+
+
+def _loading_on(threads: Int64, marks: MarkedRanges) -> MarkedRanges:
+    """The marks without those of data on other threads."""
+    is_data = marks.spans["kind"] == KINDS_OF_SPANS.index(SpanKind.DATA)
+    return replace(marks, spans=marks.spans.where(~is_data | np.isin(marks.thread[marks.spans["at"]], threads)))
 
 
 def _with_lost(work: DeviceWork, events: Events, recorded: Events) -> DeviceWork:
@@ -182,7 +190,7 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     if isinstance(teardown, int):  # the range of a step that was only the end of the script
         ops = ops[~((ops["kind"] == "STEP") & (ops["step"] == teardown))].reset_index(drop=True)
     ops = with_places_on_device(_without_empty_end(ops, work), tables.comms, work)
-    tables = replace(tables, ops=with_named_ranges(with_steps_on_device(ops, work), trace.events))
+    tables = replace(tables, ops=with_named_ranges(with_steps_on_device(ops, work), trace.events, work))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     # Those that are inferred here may turn out to be no pipeline's.
     sure = ~rows_among(tables.ops["source"], ("inferred",))
@@ -196,9 +204,10 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     repeats = RepeatedSteps()
     if not (has_steps or is_labelled):
         repeats = steps_of_loop(trace.events, captures, work, has_captured=bool(capturing))
-    if not (has_steps or is_labelled):  # the ranges of data, checkpoints and the like in them
-        table = with_named_ranges(concat_tables([repeats.ranges, repeats.spans]), trace.events)
-        spans = table[~rows_among(table["kind"], ("STEP",))].reset_index(drop=True)
+    if len(repeats):  # the ranges of data, checkpoints and the like in them
+        table = with_named_ranges(concat_tables([repeats.ranges, repeats.spans]), trace.events, work)
+        are_inside = (table["end_ns"] > repeats.start_ns[0]) & (table["start_ns"] < repeats.end_ns[-1])
+        spans = table[~rows_among(table["kind"], ("STEP",)) & are_inside].reset_index(drop=True)
         repeats = replace(repeats, spans=spans)
     return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)
 

@@ -25,8 +25,9 @@ ROUND = 1_000
 """Length of a step, µs."""
 
 
-def report_of(folder: Path, *rounds: Sequence[tuple[str, int, int]], steps: bool = True, device: bool = True) -> Report:
-    """The report on steps of 1,000 µs, each with ranges (name, begin, length in µs) and work in the last 500 of them.
+def report_of(folder: Path, *rounds: Sequence[tuple[Any, ...]], steps: bool = True, device: bool = True) -> Report:
+    """The report on steps of 1,000 µs, each with ranges and operators (name, begin, length in µs, and the thread, if it is not
+    the one that trains) and work in the last 500 of them.
 
     On the device three kernels, each launched 10 µs before it starts; without one operators of the same times. With ``steps``
     ranges name them; without, a step with ranges takes 3,000 µs longer, all of it before its work.
@@ -41,8 +42,8 @@ def report_of(folder: Path, *rounds: Sequence[tuple[str, int, int]], steps: bool
     for number, ranges in enumerate(rounds):
         if steps:
             add("user_annotation", f"ProfilerStep#{number}", at, ROUND)
-        for name, begin, length in ranges:
-            add("user_annotation", name, at + begin, length)
+        for name, begin, length, *thread in ranges:
+            add("cpu_op" if "::" in name else "user_annotation", name, at + begin, length, *thread)
         at += 0 if steps or not ranges else 3_000
         for index, (name, begin) in enumerate((("gemm", 500), ("elementwise_kernel", 750), ("reduce_kernel", 960))):
             length, call = (30 if begin == 960 else 200), 10 * number + index + 1
@@ -90,9 +91,9 @@ def test_of_ranges_around_one_moment_one_counts(tmp_path: Path) -> None:
 
 
 def test_on_a_host_alone_it_is_a_part_of_the_time_between_operators(tmp_path: Path) -> None:
-    report = report_of(tmp_path, *[[(LOADER, 40, 400)]] * 4, device=False)
+    report = report_of(tmp_path, *[[(LOADER, 40, 400), ("aten::sin", 50, 300)]] * 4, device=False)
     rank = report.steps[1].ranks[0]
-    assert (rank.idle_spans, rank.between_operators_ns) == ({"DATA": 400_000}, 570_000)
+    assert (rank.idle_spans, rank.between_operators_ns, rank.compute_ns) == ({"DATA": 400_000}, 570_000, 430_000)
     titles = [finding.title for finding in report.findings]
     assert titles == [
         "Loading of data: 40.0% of the step has no operator running while hosts load data",
@@ -181,14 +182,21 @@ def test_the_bars_of_ranks_show_what_hosts_did_apart_from_the_rest(tmp_path: Pat
     )
 
 
-def test_what_a_thread_does_that_runs_no_operator_keeps_no_rank_from_computing(tmp_path: Path) -> None:
-    """A thread of its own writes checkpoints all the time."""
-    report_of(tmp_path, *[[]] * 4)
-    trace = json.loads((tmp_path / "rank0.json").read_text())
-    known = {"ph": "X", "cat": "user_annotation", "name": "checkpoint", "pid": 1, "dur": 3_900}
-    trace["traceEvents"].append(known | {"ts": 10_000, "tid": 5})
-    (tmp_path / "rank0.json").write_text(json.dumps(trace))
-    assert [step.ranks[0].idle_spans for step in load([tmp_path / "rank0.json"], cache=False).report.steps] == [{}] * 4
-    trace["traceEvents"].append(known | {"ts": 10_000, "tid": 1})
-    (tmp_path / "rank0.json").write_text(json.dumps(trace))
-    assert load([tmp_path / "rank0.json"], cache=False).report.steps[1].ranks[0].idle_spans
+@pytest.mark.parametrize(
+    ("ranges", "found"),
+    [
+        ([("checkpoint", 40, 400)], {"CHECKPOINT": 400_000}),
+        ([("checkpoint", 40, 400), ("aten::linear", 50, 10)], {}),  # around a part of a forward
+        ([("autograd::engine::evaluate_function: CheckpointBackward", 30, 420), ("checkpoint", 40, 400)], {}),
+        ([("checkpoint", 40, 100), ("checkpoint", 200, 100)], {}),  # as many in every step
+        ([("save_checkpoint", 40, 100), ("save_checkpoint", 200, 100)], {"CHECKPOINT": 200_000}),
+        ([("logging", 40, 400), ("Optimizer.step#SGD.step", 50, 10)], {}),  # around all of a step
+        ([("get_batch", 40, 400, 5), *(("aten::sin", 41 + at, 1, 5) for at in range(9))], {}),
+        ([("pp1:DATA step=1", 40, 400, 5)], {}),
+        ([("pp1:DATA step=1", 40, 400)], {"DATA": 400_000}),
+    ],
+)
+def test_a_range_says_what_the_thread_that_trains_does(
+    ranges: Sequence[tuple[Any, ...]], found: dict[str, int], tmp_path: Path
+) -> None:
+    assert report_of(tmp_path, *[ranges] * 4).steps[1].ranks[0].idle_spans == found

@@ -20,7 +20,7 @@ from pptrace.model.tables import HOST_ORDER, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, pipeline_thread
 from pptrace.recognise.ops.label_columns import labelled_ops, labelled_ranges
-from pptrace.recognise.ops.mark_ranges import DATA, found_ranges
+from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
 Bools = npt.NDArray[np.bool_]
 

@@ -27,6 +27,7 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.infer_from_operators import ENGINE
 from pptrace.recognise.ops.label_columns import Bool, Ranges
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
+from pptrace.recognise.ops.named_ranges import CHECKPOINT, DATA, LOGGING, found_ranges
 from pptrace.schedule.actions import Kind
 from pptrace.slices import last_like, rows_among
 
@@ -76,8 +77,13 @@ class HostWork:
 
 
 def host_work(events: Events) -> HostWork:
-    """The time of the computing operators of all threads of a rank."""
+    """The time of the computing operators of all threads of a rank, but for those that load data, save or log: what ranges of
+    that name call on their thread.
+    """
     rows = _computing(events)
+    for kind in (DATA, CHECKPOINT, LOGGING):
+        others = found_ranges(events, kind)
+        rows = rows[~events.are_within(others, events.thread[rows], events.start_ns[rows])] if len(others) else rows
     spans = union(events.start_ns[rows], events.ends_of(rows))
     return HostWork(np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1]))
 

@@ -1,18 +1,7 @@
-"""Ranges of a trace that are pptrace's marks, by columns, and names that could not be read; and ranges that others than pptrace
-recorded of what is no op, as rows of the ops table: garbage collections of Python, loading of data, checkpoints and logging.
-
-    Python GC               torch's profiler with ``record_python_gc_info``, together with stacks
-    gc, gc.collect, …       ranges of scripts around a collection of their own
-    enumerate(DataLoader)#… torch's DataLoader, while a batch is waited for (``torch/utils/data/dataloader.py``)
-    data, get_batch, …      ranges of scripts around what gets the next batch; Lightning's ``…_dataloader_next``
-    checkpoint, logging, …  ranges of scripts around what saves and logs
-
-A collection belongs to the step that began last before it, data to the one that begins next.
-"""
+"""Ranges of a trace that are pptrace's marks, by columns, and names that could not be read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -20,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.axes import Axis
 from pptrace.marks import (
@@ -38,11 +26,10 @@ from pptrace.marks import (
     Transfer,
     WaitMark,
 )
-from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Int64, ops_table
+from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.mark_names import MarkShape, read_marks
-from pptrace.slices import Slice, rows_among
+from pptrace.slices import Slice
 
 KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
 """Values that the codes in columns stand for."""
@@ -233,82 +220,3 @@ def _messages(at: Int64, messages: Sequence[Mapping[str, Int64]], shared: Mappin
     """The columns of several messages of each range, one behind the other."""
     columns = {name: np.stack([message[name] for message in messages], axis=1).reshape(-1) for name in messages[0]}
     return columns | {name: np.repeat(column, len(messages)) for name, column in {**shared, "at": at}.items()}
-
-
-DATA = "DATA"
-_NAMES = {
-    GARBAGE_COLLECTION: {
-        Category.PYTHON: re.compile(r"Python GC"),
-        Category.ANNOTATION: re.compile(
-            r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE
-        ),
-    },
-    DATA: {
-        Category.ANNOTATION: re.compile(
-            r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|"
-            r"data(?:[ _-]?load(?:er|ing)?)?|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next",
-            re.IGNORECASE,
-        )
-    },
-    "CHECKPOINT": {
-        Category.ANNOTATION: re.compile(
-            r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
-            re.IGNORECASE,
-        )
-    },
-    "LOGGING": {Category.ANNOTATION: re.compile(r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?", re.IGNORECASE)},
-}
-"""The names of ranges of each kind, by the category of their events."""
-
-
-def with_named_ranges(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
-    """The ops with the ranges of these kinds among the events, where marks have none and steps are known."""
-    for kind in _NAMES:
-        if events.names and not rows_among(ops["kind"], (kind,)).any():
-            ops = _with_ranges(ops, events, kind)
-    return ops
-
-
-def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
-    rows = found_ranges(events, kind)
-    if kind != GARBAGE_COLLECTION:  # for which all threads stand still
-        rows = _on_working_threads(events, rows)
-    if not len(rows):
-        return ops
-    # A step begins with its range, or where steps have none with its first op, before which its data is loaded.
-    is_step, is_op = ops["kind"] == "STEP", rows_among(ops["kind"], COMPUTE_KINDS)
-    of_steps = ops[(is_step if is_step.any() and not (kind == DATA and is_op.any()) else is_op) & (ops["step"] >= 0)]
-    begins = of_steps.groupby("step")["start_ns"].min().sort_values()
-    if begins.empty:
-        return ops
-    start = events.start_ns[rows]
-    begun = np.searchsorted(begins.to_numpy(), start, side="right")
-    index = np.minimum(begun, len(begins) - 1) if kind == DATA else np.maximum(begun - 1, 0)
-    step = begins.index.to_numpy()[index]
-    table = ops_table({"kind": kind, "step": step, "start_ns": start, "end_ns": events.ends_of(rows)})
-    return concat_tables([ops, table])
-
-
-_LEAST_WORK = 0.1
-
-
-def _on_working_threads(events: Events, rows: Int64) -> Int64:
-    """The events on threads that run operators or launch, a tenth of what the busiest one has at least: what others do keeps no
-    rank from computing.
-    """
-    works = (events.category == Category.CPU_OP) | (events.category == Category.RUNTIME)
-    threads, counts = np.unique(events.thread[works], return_counts=True)
-    if not len(threads) or not len(rows):
-        return rows
-    return rows[np.isin(events.thread[rows], threads[counts >= _LEAST_WORK * counts.max()])]
-
-
-def found_ranges(events: Events, kind: str) -> Int64:
-    """The events of a kind."""
-    found = [
-        (events.category == category)
-        & np.array([bool(pattern.fullmatch(name)) for name in events.names], dtype=np.bool_)[events.name_id]
-        for category, pattern in _NAMES[kind].items()
-    ]
-    rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
-    return rows

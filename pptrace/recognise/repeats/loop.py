@@ -136,15 +136,16 @@ def _num_in_turn(tokens: Int64, num_nodes: Int64) -> int | None:
 
 
 def _with_zero_grad(events: Events, ends: Int64) -> Int64:
-    """The ends of updates, each behind the zero_grad that follows at once, if one follows every update."""
+    """The ends of updates, each behind the zero_grad that follows every one, mostly at once."""
     rows = events.outermost(events.rows_named(_ZERO_GRAD, Category.ANNOTATION))
     if not len(rows):
         return ends
     index = np.searchsorted(events.start_ns[rows], ends)
     found = rows[np.minimum(index, len(rows) - 1)]
     gap = events.start_ns[found] - ends
-    follows = (index < len(rows)) & (gap <= _CLOSE * np.median(np.diff(ends)))
-    return events.ends_of(found) if follows.all() else ends
+    is_each = (index < len(rows)).all() and (np.diff(found) > 0).all()
+    follows = is_each and np.median(gap) <= _CLOSE * np.median(np.diff(ends))
+    return events.ends_of(found) if follows else ends
 
 
 def _behind_evaluation(events: Events, cuts: Int64, outermost: Int64, backwards: Int64) -> Int64:

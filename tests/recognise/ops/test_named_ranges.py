@@ -6,7 +6,8 @@ import pytest
 
 from pptrace.model.tables import OPS, make_table
 from pptrace.model.traces import Category
-from pptrace.recognise.ops.mark_ranges import with_named_ranges
+from pptrace.recognise.device.work import device_work
+from pptrace.recognise.ops.named_ranges import with_named_ranges
 from tests.support.synthetic import Event, make_trace
 
 NAMES = {
@@ -19,6 +20,8 @@ NAMES = {
     "logging": "LOGGING",
     "log_metrics": "LOGGING",
     "gc.collect": "GC",
+    "validation_loop": "EVAL",
+    "Evaluation": "EVAL",
     "database": "",
     "checkpoint_wrapper": "",
     "logits": "",
@@ -27,17 +30,17 @@ NAMES = {
 
 
 @pytest.mark.parametrize("kind_of_ops", ["OPTIMIZER", "F"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_says_what_its_range_is(name: str, kind_of_ops: str) -> None:
-    """Data is that of the step whose first op comes next; of steps without ops, of the one that begins next."""
+@pytest.mark.parametrize(("name", "begin"), [*((name, 110) for name in NAMES), ("get_batch", 185), ("get_batch", 165)])
+def test_a_name_says_what_its_range_is(name: str, begin: int, kind_of_ops: str) -> None:
+    """Data is that of the step whose first op comes next; of steps without ops, of the one whose range it is in, else the next."""
     steps = [("STEP", step, 100 * step, 100 * step + 80) for step in range(3)]
     steps += [(kind_of_ops, step, 100 * step + 30, 100 * step + 60) for step in range(3)]
     kinds, numbers, starts, ends = zip(*steps, strict=True)
     unknown = {column: [-1] * 6 for column in ("rank", "stage", "chunk", "microbatch")}
     texts = {"phase": [""] * 6, "clock": ["host"] * 6, "source": ["label"] * 6, "pair": [""] * 6}
     ops = make_table(OPS, {**unknown, **texts, "kind": kinds, "step": numbers, "start_ns": starts, "end_ns": ends})
-    events = make_trace([Event(Category.ANNOTATION, name, 110, 120, thread=1)]).events
-    found = with_named_ranges(ops, events).iloc[6:]
-    is_of_next = NAMES[name] == "DATA" and kind_of_ops == "OPTIMIZER"
-    expected = [(NAMES[name], 2 if is_of_next else 1, 110, 120)] if NAMES[name] else []
+    events = make_trace([Event(Category.ANNOTATION, name, begin, begin + 10, thread=1)]).events
+    found = with_named_ranges(ops, events, device_work(events)).iloc[6:]
+    is_of_next = begin >= (180 if kind_of_ops == "OPTIMIZER" else 130) and NAMES[name] == "DATA"
+    expected = [(NAMES[name], 2 if is_of_next else 1, begin, begin + 10)] if NAMES[name] else []
     assert list(zip(found["kind"], found["step"], found["start_ns"], found["end_ns"], strict=True)) == expected

@@ -67,6 +67,7 @@ def test_a_step_is_the_period_of_the_loop_with_all_that_is_in_it() -> None:
 def test_zero_grad_belongs_to_the_step_that_it_follows_at_once() -> None:
     steps = steps_of(STEP * 3)
     assert steps.start_ns.tolist() == [START + LENGTH, START + 2 * LENGTH]
+    assert steps_of(f"{STEP}{STEP[:-1]}_Z{STEP}{STEP}").start_ns[0] == START + LENGTH  # once a little later
     before_forward = steps_of("_Z_FFLBBO" * 3)
     assert before_forward.start_ns[0] == START + LENGTH + 100  # the end of Optimizer.step
     assert "each from" not in steps.what
@@ -147,10 +148,10 @@ def report_of(*letters: str) -> Report:
 
 
 def test_a_plain_loop_has_steps_with_compute_and_the_times_of_its_optimizer() -> None:
-    report = report_of(f"_D{STEP}" * 6)
-    assert [step.span_ns for step in report.steps] == [LENGTH + 80] * 5
-    rank = report.steps[0].ranks[0]
-    assert (rank.compute_ns, rank.spans) == (610 + 8, {"OPTIMIZER": 60, "DATA": 30})
+    report = report_of("_D" + f"{STEP}_D" * 6)
+    assert [step.length_ns for step in report.steps] == [LENGTH + 80] * 5
+    for step in report.steps:  # what is loaded after the last one is of no step
+        assert (step.ranks[0].compute_ns, step.ranks[0].spans) == (610 + 8, {"OPTIMIZER": 60, "DATA": 30})
     line = (
         "nothing marks the steps: 5 steps from what repeats, each from the end of one Optimizer.step to the end of the "
         "next (1 call of Optimizer.step)"

@@ -1,0 +1,169 @@
+"""Ranges that others than pptrace recorded of what is no op, as rows of the ops table: garbage collections of Python, loading of
+data, checkpoints, logging and evaluation.
+
+    Python GC               torch's profiler with ``record_python_gc_info``, together with stacks
+    gc, gc.collect, …       ranges of scripts around a collection of their own
+    enumerate(DataLoader)#… torch's DataLoader, while a batch is waited for (``torch/utils/data/dataloader.py``)
+    data, get_batch, …      ranges of scripts around what gets the next batch; Lightning's ``…_dataloader_next``
+    checkpoint, logging, …  ranges of scripts around what saves and logs
+    evaluate, validation, … ranges of scripts around passes that train nothing
+
+A collection belongs to the step that began last before it, data to the one whose first op comes next; without ops to the one that
+begins next, or in whose range it is.
+
+Ranges named ``checkpoint`` are also those around activations that are not kept: these run operators of a forward, as a part of it or
+again in a backward, or come several times in every step. A range that holds a backward or an update is a step, whatever its name.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.categories import as_category
+from pptrace.model.device import DeviceWork
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, ops_table
+from pptrace.model.traces import Category, Events, is_of_forward
+from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.ops.label_steps import LaunchIndex
+from pptrace.slices import rows_among
+
+DATA, CHECKPOINT, LOGGING, EVAL = "DATA", "CHECKPOINT", "LOGGING", "EVAL"
+_NAMES = {
+    GARBAGE_COLLECTION: {
+        Category.PYTHON: re.compile(r"Python GC"),
+        Category.ANNOTATION: re.compile(
+            r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE
+        ),
+    },
+    DATA: {
+        Category.ANNOTATION: re.compile(
+            r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|"
+            r"data(?:[ _-]?load(?:er|ing)?)?|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next|pp1:DATA step=\d+",
+            re.IGNORECASE,
+        )
+    },
+    CHECKPOINT: {
+        Category.ANNOTATION: re.compile(
+            r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
+            re.IGNORECASE,
+        )
+    },
+    LOGGING: {Category.ANNOTATION: re.compile(r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?", re.IGNORECASE)},
+    EVAL: {
+        Category.ANNOTATION: re.compile(
+            r"(?:eval(?:uat(?:e|ion|ing))?|validat(?:e|ion|ing))(?:[ _-](?:step|loop|epoch|pass))?", re.IGNORECASE
+        )
+    },
+}
+"""The names of ranges of each kind, by the category of their events."""
+
+
+def with_named_ranges(ops: pd.DataFrame, events: Events, work: DeviceWork) -> pd.DataFrame:
+    """The ops with the ranges of these kinds among the events, where marks have none and steps are known. An evaluation lasts
+    as long as what it launched.
+    """
+    for kind in _NAMES:
+        if events.names and not rows_among(ops["kind"], (kind,)).any():
+            ops = _with_ranges(ops, events, kind, LaunchIndex(work) if kind == EVAL else None)
+    return ops
+
+
+def _with_ranges(ops: pd.DataFrame, events: Events, kind: str, launches: LaunchIndex | None) -> pd.DataFrame:
+    rows = found_ranges(events, kind)
+    if kind != GARBAGE_COLLECTION:  # for which all threads stand still
+        rows = rows[np.isin(events.thread[rows], working_threads(events))]
+        rows = rows[~events.intervals_of(rows).are_inside_another()]
+    if not len(rows):
+        return ops
+    # A step begins with its range, or where steps have none with its first op, before which its data is loaded.
+    is_step, is_op = ops["kind"] == "STEP", rows_among(ops["kind"], COMPUTE_KINDS)
+    has_ranges = bool(is_step.any()) and not (kind == DATA and is_op.any())
+    of_steps = ops[(is_step if has_ranges else is_op) & (ops["step"] >= 0)]
+    begins = of_steps.groupby("step")["start_ns"].min().sort_values()
+    if begins.empty:
+        return ops
+    if kind == CHECKPOINT:
+        rows = rows[_are_seldom(events, rows, len(begins))]
+    start, end, clock = events.start_ns[rows], events.ends_of(rows), np.full(len(rows), "host", dtype=object)
+    if launches is not None:
+        found = launches.spans(start, end, communication=False)
+        start, end = (np.where(found.launched, *times) for times in ((found.start_ns, start), (found.end_ns, end)))
+        clock[found.launched] = "device"
+    begun = np.searchsorted(begins.to_numpy(), start, side="right")
+    index = np.maximum(begun - 1, 0)
+    if kind == DATA:
+        until = of_steps.groupby("step")["end_ns"].max().loc[begins.index].to_numpy()
+        is_next = (begun == 0) | (start >= until[index]) if has_ranges else np.ones(len(rows), dtype=np.bool_)
+        index = np.where(is_next, np.minimum(begun, len(begins) - 1), index)
+    step = begins.index.to_numpy()[index]
+    table = ops_table({"kind": kind, "step": step, "start_ns": start, "end_ns": end, "clock": as_category(clock)})
+    return concat_tables([ops, table])
+
+
+_LEAST_WORK = 0.1
+_STEP, _UPDATE = re.compile(r"ProfilerStep#|pp1:STEP "), re.compile(r"Optimizer\.step#|pp1:OPTIMIZER ")
+
+
+def working_threads(events: Events) -> Int64:
+    """The threads that train: what others do keeps no rank from computing. Those of the ranges of steps, else those of updates
+    that no backward runs, else those that run operators or launch, a tenth of what the busiest one has at least.
+    """
+    marked = events.rows_named(_STEP, Category.ANNOTATION)
+    if not len(marked):
+        marked = events.rows_named(_UPDATE, Category.ANNOTATION)
+        nodes = events.rows_named(_NODE, Category.CPU_OP)
+        marked = marked[~events.are_within(nodes, events.thread[marked], events.start_ns[marked])]
+    if len(marked):
+        return np.unique(events.thread[marked])
+    works = events.is_of(Category.CPU_OP, Category.RUNTIME)
+    threads, counts = np.unique(events.thread[works], return_counts=True)
+    return threads[counts >= _LEAST_WORK * counts.max()] if len(threads) else np.unique(events.thread)
+
+
+_NODE = re.compile(f"^{ENGINE}")
+_SAVES = re.compile(r"sav|writ", re.IGNORECASE)
+_MOST_SAVES = 2
+"""Ranges a step that may be of one name and save something."""
+
+
+def _are_seldom(events: Events, rows: Int64, num_steps: int) -> Bool:
+    """Mark the ranges whose name says that they write, or does not come several times a step."""
+    counts = np.bincount(events.name_id[rows], minlength=len(events.names))
+    seldom: Bool = (events.named(_SAVES, rows) | (counts < _MOST_SAVES * num_steps))[events.name_id[rows]]
+    return seldom
+
+
+def found_ranges(events: Events, kind: str) -> Int64:
+    """The events of a kind, by their names and by what runs in them, on whatever thread."""
+    found = [
+        (events.category == category)
+        & np.array([bool(pattern.fullmatch(name)) for name in events.names], dtype=np.bool_)[events.name_id]
+        for category, pattern in _NAMES[kind].items()
+    ]
+    rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
+    if not len(rows):
+        return rows
+    trained = np.concatenate(
+        [events.rows_named(_NODE, Category.CPU_OP), events.rows_named(_UPDATE, Category.ANNOTATION)]
+    )
+    if kind == CHECKPOINT:
+        nodes = events.rows_named(_NODE, Category.CPU_OP)
+        rows = rows[~events.are_within(nodes, events.thread[rows], events.start_ns[rows])]
+        forwards = np.array(["::" in name and is_of_forward(name) for name in events.names], dtype=np.bool_)
+        trained = np.append(trained, np.flatnonzero(forwards[events.name_id] & (events.category == Category.CPU_OP)))
+    return rows[~_hold(events, rows, trained)]
+
+
+def _hold(events: Events, rows: Int64, others: Int64) -> Bool:
+    """Mark the ranges in which another event begins on their thread."""
+    held = np.zeros(len(rows), dtype=np.bool_)
+    for thread in np.unique(events.thread[rows]).tolist():
+        starts = np.sort(events.start_ns[others[events.thread[others] == thread]])
+        chosen = np.flatnonzero(events.thread[rows] == thread)
+        first, last = events.start_ns[rows[chosen]], events.ends_of(rows[chosen])
+        held[chosen] = np.searchsorted(starts, first) < np.searchsorted(starts, last)
+    return held
