@@ -211,9 +211,10 @@ IDLE_WORDS: Mapping[str, PartWords] = {
         advice=OUTSIDE_WORDS["garbage_collection"][1],
         takes="collect garbage",
     ),
+    "EVAL": PartWords("evaluation", "evaluation", advice=OUTSIDE_WORDS["evaluation"][1], takes="evaluate"),
 }
-"""Words for what hosts do in ranges of these kinds while their ranks, in steps without a pipeline, have nothing else to do; the
-label is the cause of its finding.
+"""Words for what hosts do in ranges of these kinds while their ranks, in steps without a pipeline, have nothing else to do, but for
+evaluations, which compute; the label is the cause of its finding.
 """
 
 

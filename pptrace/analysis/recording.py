@@ -54,7 +54,7 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
 
     Where the step without it is hardly known, findings about hosts would be about the recorder: there is none. No finding gains
     more than what the typical step is longer than its compute, spread evenly over the ranks, but those on what computes longer
-    than it might; of what comes in some steps alone the mean step counts.
+    than it might; of what comes in some steps alone what the mean step is longer than that.
     """
     report, missing = replace(report, recording=recording), report.missing_evidence
     findings: Iterable[Finding] = report.findings
@@ -67,7 +67,8 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
         ]
         others = (entry for entry in missing if entry.findings != _OF_HOST)
         missing = (*others, MissingEvidence(_OF_HOST, _reason(recording)))
-    most, of_mean = _most_gain([report.typical_step]), _most_gain(report.steps)
+    step = report.typical_step
+    most, of_mean = (None, None) if step is None else (_most_gain([step], step), _most_gain(report.steps, step))
     if most is not None and of_mean is not None:
         limited = []
         for finding in findings:
@@ -102,16 +103,11 @@ _OF_SOME_STEPS = {"reason", "steps", "step"}
 """Evidence of findings on what may come in some steps alone."""
 
 
-def _most_gain(steps: Sequence[StepReport | None]) -> int | None:
-    """Excess of steps over the compute of their ranks, spread evenly: their mean, ns; None where that is known of none."""
-    excess = []
-    for step in steps:
-        if step is None or step.length_ns is None or not step.ranks:
-            continue
-        computes = all_known(rank.compute_ns for rank in step.ranks)
-        if computes is not None:
-            excess.append(step.length_ns - sum(computes) // len(step.ranks))
-    return max(sum(excess) // len(excess), 0) if excess else None
+def _most_gain(steps: Sequence[StepReport], typical: StepReport) -> int | None:
+    """Mean excess of steps over the compute of the typical one's ranks, spread evenly, ns; None where that is not known."""
+    lengths = [step.length_ns for step in steps if step.length_ns is not None and step.ranks]
+    computes = all_known(rank.compute_ns for rank in typical.ranks)
+    return max(sum(lengths) // len(lengths) - sum(computes) // len(computes), 0) if lengths and computes else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.model.device_idle import HostIdle
 from pptrace.report.summary_figures import overview
 from pptrace.report.tables import Amount
@@ -96,7 +98,7 @@ def test_on_a_host_alone_it_is_a_part_of_the_time_between_operators(tmp_path: Pa
     assert (rank.idle_spans, rank.between_operators_ns, rank.compute_ns) == ({"DATA": 400_000}, 570_000, 430_000)
     titles = [finding.title for finding in report.findings]
     assert titles == [
-        "Loading of data: 40.0% of the step has no operator running while hosts load data",
+        "Loading of data: 40.0% of the step goes to hosts that load data and compute nothing else",
         "Host: 17.0% of the step is between operators (Python, input)",
     ]
     assert "40% loading of data, 17% between operators" in report.verdict
@@ -131,6 +133,29 @@ def test_steps_that_are_long_for_a_reason_are_no_outliers() -> None:
     (found, *_) = findings_of(*steps("DATA"))
     assert found.evidence["cause"] == "data"
     assert found.detail.startswith("302.0 ms of step 9, 2.0 of the median one: ")
+
+
+@pytest.mark.parametrize("host", [None, HostIdle(0, 0, 0)])
+def test_evaluations_in_some_steps_are_named_with_what_they_take_of_all(host: HostIdle | None) -> None:
+    ranks = [replace(rank_of(host=host, between=0), spans={"EVAL": (50 + at) * MS * (at % 4 == 3)}) for at in range(12)]
+    (found,) = findings_of(*[step_of(rank, number=at) for at, rank in enumerate(ranks)])
+    assert found.title == "Evaluation: 14.2% of all steps goes to passes that train nothing"
+    assert found.detail == "61.0 ms of step 11, 0.0 of the median one: evaluate less often, or with fewer batches"
+    assert (found.gain_ns, found.evidence["in_some_steps"]) == (171 * MS // 12, True)
+
+
+def test_of_devices_the_rank_that_loads_most_is_named() -> None:
+    def step(*loaded: int) -> StepReport:
+        hosts = [{"host": HostIdle(ms * MS, 0, 0), "idle_spans": {"DATA": ms * MS}} for ms in loaded]
+        return step_of(*(rank_of(number, **of_rank) for number, of_rank in enumerate(hosts)))
+
+    (found,) = findings_of(*[step(4, 40, 4)] * 2)
+    assert found.evidence["where"] == {"rank": 1}
+    assert found.detail.startswith(
+        "16.0 ms of step 0, 16.0 of the median one; 40.0 ms a step on rank 1, 4.0 on the others: "
+    )
+    (found,) = findings_of(*[step(30, 40)] * 2)
+    assert found.evidence["where"] == {}
 
 
 def test_a_rank_that_loads_longer_comes_last_for_that() -> None:

@@ -121,7 +121,7 @@ def test_a_checkpoint_every_third_step_gains_what_the_mean_step_loses_and_is_no_
     assert finding.gain_ns == 100 * MS
     assert not [other for other in report.findings if "steps" in other.evidence]
     assert report.verdict.startswith(
-        "The typical step takes 50.0 ms, 150.0 on average (40.0 ms of it the pipeline's span)"
+        "The typical step takes 50.0 ms, 150.0 on average with checkpoint in some steps (40.0 ms of it the pipeline's span)"
     )
     assert finding.title == "Outside the pipeline: 66.7% of all steps is checkpoint (rank 0)"
     assert "the most to win back is 100.0 ms a step of checkpoint (rank 0)" in report.verdict

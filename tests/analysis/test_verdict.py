@@ -268,6 +268,10 @@ def test_communication_that_may_be_waiting_is_named_where_devices_computed_what_
 def test_a_step_without_compute_or_a_common_clock_says_what_is_not_known() -> None:
     nothing = rank_of(None, 200, 300)
     assert verdict_of(step_of(1_000_000, None, nothing)) == "The step takes 1.0 ms; what it was spent on is not known."
+    assert verdict_of(step_of(1_000_000, None, nothing, rank_of(600, 100, 300), rank_of(800, 0, 200))) == (
+        "The step takes 1.0 ms (shares of 2 of 3 ranks): 70% compute, 25% waiting for other ranks, input and Python, "
+        "5% exposed communication."
+    )
     clocks = "recognised; how long is not known, because the ranks' clocks cannot be compared."
     assert verdict_of(step_of(None)) == f"1 step was {clocks}"
     assert verdict_of(step_of(None), step_of(None)) == f"2 steps were {clocks}"

@@ -67,7 +67,11 @@ def between_operators_ns(rank: RankStep) -> int | None:
 
 
 def idle_in_range(kind: str) -> Callable[[RankStep], int | None]:
-    """The time in which a rank had nothing to do but what ranges of a kind name, ns, as a figure of it; None: not known."""
+    """The time in which a rank had nothing to do but what ranges of a kind name, ns, as a figure of it, and all of that in which
+    it evaluated; None: not known.
+    """
+    if kind == "EVAL":
+        return lambda rank: min(rank.spans.get(kind, 0), rank.window_ns)
     return lambda rank: None if rank.idle_spans is None else rank.idle_spans.get(kind, 0)
 
 
@@ -92,15 +96,37 @@ def _idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
         most, share = steps[int(of_steps.argmax())], int(of_steps.sum()) / length
         of_typical = 0 if typical is None else of_ranks(typical, idle_in_range(kind)) or 0
         is_rare = typical is not None and of_typical < _FAR_LESS * share * (typical.length_ns or 0)
-        devices = "is device idle time" if any(step.has_devices for step in steps) else "has no operator running"
+        has_devices = any(step.has_devices for step in steps)
+        does = (
+            f"is device idle time while hosts {words.takes}"
+            if has_devices
+            else f"goes to hosts that {words.takes} and compute nothing else"
+        )
         usual = f"{np.median(of_steps) / 1e6:,.1f} of the median one"
+        where, of_rank = _rank_with_most(steps, idle_in_range(kind)) if has_devices else ({}, "")
         yield finding_of(
             of_steps,
-            f"{words.phrase.capitalize()}: {share:.1%} of {'all steps' if is_rare else 'the step'} {devices} while hosts "
-            f"{words.takes}",
-            f"{of_steps.max() / 1e6:,.1f} ms of step {most.step}, {usual}: {words.advice}",
-            {"cause": words.label, "where": {}, "reason": words.phrase, "share": share},
+            f"{words.phrase.capitalize()}: {share:.1%} of {'all steps' if is_rare else 'the step'} "
+            f"{'goes to passes that train nothing' if kind == 'EVAL' else does}",
+            f"{of_steps.max() / 1e6:,.1f} ms of step {most.step}, {usual}{of_rank}: {words.advice}",
+            {"cause": words.label, "where": where, "reason": words.phrase, "share": share}
+            | ({"in_some_steps": True} if is_rare else {}),
         )
+
+
+def _rank_with_most(
+    steps: Sequence[StepReport], of_rank: Callable[[RankStep], int | None]
+) -> tuple[dict[str, int | str], str]:
+    """(the rank that has twice as much of something as the mean of the others or more, words for it); neither where none has."""
+    sums = Counter[int]()
+    for rank in (rank for step in steps for rank in step.ranks):
+        sums[rank.rank] += of_rank(rank) or 0
+    (number, most), *others = sums.most_common()
+    of_others = sum(ns for _, ns in others) / max(len(others), 1)
+    if not others or most < 2 * of_others:
+        return {}, ""
+    a_step, other = (ns / len(steps) / 1e6 for ns in (most, of_others))
+    return {"rank": number}, f"; {a_step:,.1f} ms a step on rank {number}, {other:,.1f} on the others"
 
 
 _FAR_LESS = 0.5

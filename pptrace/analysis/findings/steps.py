@@ -105,7 +105,8 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
             f"{gain / 1e6:,.1f} ms from the pipeline's last op to the next step's first one, a step takes "
             f"{sum(periods) / len(periods) / 1e6:,.1f} ms: {advice}",
             gain_ns=None if part in _OF_OTHERS else gain,
-            evidence={"cause": part, "where": where, "share": share, "reason": name, "is_outside": True},
+            evidence={"cause": part, "where": where, "share": share, "reason": name, "is_outside": True}
+            | ({"in_some_steps": True} if words.endswith(" of all steps") else {}),
             gain_low_ns=None if part in _OF_OTHERS else low,
             gain_high_ns=None if part in _OF_OTHERS else high,
         )

@@ -221,7 +221,9 @@ def _name(step: StepReport, part: str) -> str:
 
 def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int) -> str:
     """The sentence about a step of which only the parts of its ranks' windows are known, of a run of so many ranks."""
-    ranks = step.ranks
+    ranks = [rank for rank in step.ranks if rank.compute_ns is not None]
+    if 0 < len(ranks) < len(step.ranks):
+        length = f"{length} (shares of {len(ranks)} of {len(step.ranks)} ranks)"
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum(rank.compute_ns for rank in ranks)
     exposed = _sum(rank.exposed_comm_ns for rank in ranks)
@@ -339,7 +341,9 @@ def _length(report: Report, step: StepReport) -> str:
     lengths = [each.length_ns for each in report.steps if (each.period_ns is not None) == is_periodic]
     known = [length for length in lengths if length is not None]
     if (mean := (sum(known) // max(len(known), 1))) >= (1 + _FAR_FROM_TYPICAL) * length_ns:
-        span = f", {_ms(mean)} on average{span}"
+        some = [str(found.evidence["reason"]) for found in report.findings if found.evidence.get("in_some_steps")]
+        named = f" with {', '.join(some)} in some steps" if some else ""
+        span = f", {_ms(mean)} on average{named}{span}"
     noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
     traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
     if not 0 < len(traced) < num_ranks:

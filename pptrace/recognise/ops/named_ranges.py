@@ -11,8 +11,9 @@ data, checkpoints, logging and evaluation.
 A collection belongs to the step that began last before it, data to the one whose first op comes next; without ops to the one that
 begins next, or in whose range it is.
 
-Ranges named ``checkpoint`` are also those around activations that are not kept: these run operators of a forward, as a part of it or
-again in a backward, or come several times in every step. A range that holds a backward or an update is a step, whatever its name.
+Ranges named ``checkpoint`` are also those around activations that are not kept: these run operators of a forward, as a part of it
+or again in a backward, or come several times in every step. A range that holds a backward or an update is a step, whatever its
+name.
 """
 
 from __future__ import annotations
