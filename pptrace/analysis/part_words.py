@@ -213,8 +213,8 @@ IDLE_WORDS: Mapping[str, PartWords] = {
     ),
     "EVAL": PartWords("evaluation", "evaluation", advice=OUTSIDE_WORDS["evaluation"][1], takes="evaluate"),
 }
-"""Words for what hosts do in ranges of these kinds while their ranks, in steps without a pipeline, have nothing else to do, but for
-evaluations, which compute; the label is the cause of its finding.
+"""Words for what hosts do in ranges of these kinds while their ranks, in steps without a pipeline, have nothing else to do, but
+for evaluations, which compute; the label is the cause of its finding.
 """
 
 

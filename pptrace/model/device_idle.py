@@ -13,7 +13,8 @@ _NONE: Int64 = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Synchronisations:
-    """Host calls that returned when device work was over, sorted by start, ns.
+    """Host calls that returned when device work was over, or that took far longer than usual while the device had nothing to do,
+    sorted by start, ns.
 
     ``name`` indexes ``names``: (the call, the outermost operator around it or ""). ``drained_start_ns`` to ``drained_end_ns``
     is the idle time that began during the call and in which the host had not launched the next work: the device ran dry
@@ -64,14 +65,16 @@ class HostIdle:
 
 @dataclass(frozen=True, slots=True)
 class SyncSummary:
-    """Calls of the host, inside one operator, that waited for its device."""
+    """Calls of the host, inside one operator, that waited for its device, or that took tens of times as long as usual while the
+    device ran dry: at first use of a kernel modules are loaded, memory is allocated.
+    """
 
-    call: str  #: call, such as ``cudaStreamSynchronize``, or a copy without ``Async`` or of pageable memory
+    call: str  #: call, such as ``cudaStreamSynchronize``, a copy without ``Async`` or of pageable memory, or a long launch
     operator: str  #: outermost operator around it, such as ``aten::item``; empty outside of any
     count: int  #: calls
     total_ns: int  #: time of the host in them
-    #: idle time that began during them and lasted until the host had launched again: the device ran dry because the host waited
-    #: for it
+    #: idle time that began during them, or of long ones with them, and lasted until the host had launched again: the device ran
+    #: dry because the host was in them
     drained_ns: int
     longest_ns: int  #: length of the longest
     longest_start_ns: int  #: start of the longest

@@ -205,18 +205,21 @@ def test_calls_that_wait_for_the_device_are_named_by_what_they_cost_with_the_lon
     item = "aten::item"
     steps = run_of_hosts(
         1000,
-        {4: [sync("memcpy", 300, 50, item), sync("stream", 350, 2_000_000)], 5: [sync("memcpy", 0, 999, item)]},
         {
-            4: [sync("stream", 250, 30), sync("event", 40, 7), sync("device", 6, 8)],
-            5: [sync("memcpy", 100, 60, item, "0F3")],
+            4: [sync("Memcpy", 300, 50, item), sync("StreamSynchronize", 350, 2_000_000)],
+            5: [sync("Memcpy", 0, 999, item)],
+        },
+        {
+            4: [sync("StreamSynchronize", 250, 30), sync("EventSynchronize", 40, 7), sync("DeviceSynchronize", 6, 8)],
+            5: [sync("Memcpy", 100, 60, item, "0F3")],
         },
     )
     found = with_synchronisations(HOST, steps)
     totals = found.evidence["synchronisations"]
     assert [(one["call"], one["operator"], one["count"], one["drained_ns"]) for one in totals] == [
-        ("stream", "", 4, 300),
-        ("memcpy", item, 4, 200),
-        ("event", "", 2, 20),
+        ("StreamSynchronize", "", 4, 300),
+        ("Memcpy", item, 4, 200),
+        ("EventSynchronize", "", 2, 20),
     ]
     assert [(one["longest_ns"], one["longest_start_ns"], one["longest_rank"]) for one in totals] == [
         (2_000_000, 20_000_000, 4),
@@ -224,14 +227,14 @@ def test_calls_that_wait_for_the_device_are_named_by_what_they_cost_with_the_lon
         (7, 70, 4),
     ]
     assert found.evidence["launch_starved_ns"] == 2000
-    begin = "26% of it follows calls that wait for the device: stream (4 in all, the longest 2.000 ms on rank 4), "
+    begin = "26% of it follows calls that wait for the device: StreamSynchronize (4 in all, the longest 2.000 ms on rank 4), "
     assert found.detail.startswith(
-        begin + "memcpy in aten::item (4 in all, the longest 0.000 ms on rank 5 before 0F3), event"
+        begin + "Memcpy in aten::item (4 in all, the longest 0.000 ms on rank 5 before 0F3), EventSynchronize"
     )
     assert found.detail.endswith("avoid them; launch less")
     other = replace(HOST, evidence={"cause": "jitter"})
     assert with_synchronisations(other, steps) is other
-    assert with_synchronisations(HOST, run_of_hosts(None, {0: [sync("stream", 100, 5)]})) is HOST
+    assert with_synchronisations(HOST, run_of_hosts(None, {0: [sync("StreamSynchronize", 100, 5)]})) is HOST
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_calls_that_wait_for_the_device_are_named_by_what_they_cost_with_the_lon
 def test_calls_are_named_from_a_tenth_of_the_time_without_launches_on(
     idle: int, drained: int, share: str | None
 ) -> None:
-    found = with_synchronisations(HOST, run_of_hosts(idle, {0: [sync("stream", drained, 5)]}))
+    found = with_synchronisations(HOST, run_of_hosts(idle, {0: [sync("StreamSynchronize", drained, 5)]}))
     assert found.detail.partition(" of it")[0] == (share or "launch less")
     assert len(found.evidence["synchronisations"]) == (drained > 0)
 

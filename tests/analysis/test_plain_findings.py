@@ -13,7 +13,7 @@ from pptrace.analysis.result import Finding, RankStep, ScheduleSummary, StepRepo
 from pptrace.analysis.steps.plain_steps import NO_PIPELINE
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device import DeviceBreakdown
-from pptrace.model.device_idle import HostIdle
+from pptrace.model.device_idle import HostIdle, SyncSummary
 
 NO_SCHEDULE = ScheduleSummary("unknown", None, None, None, "none", ())
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
@@ -159,4 +159,16 @@ def test_what_explains_less_than_half_of_a_late_rank_is_not_named() -> None:
     (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 12, 20))] * 2)
     assert found.detail.endswith(
         "; look at the time between operators (Python, input) of rank 1: 12.0 ms a step, of the others 2.0"
+    )
+
+
+def test_calls_that_are_long_for_nothing_on_the_device_are_named_apart() -> None:
+    calls = {"cudaModuleLoadData": 30, "cudaStreamSynchronize": 8}
+    syncs = tuple(SyncSummary(name, "", 1, ms * MS, ms * MS, ms * MS, 0) for name, ms in calls.items())
+    step = step_of(rank_of(host=HostIdle(40 * MS, 0, 0), synchronisations=syncs))
+    (found,) = findings_of(step, step)
+    assert found.detail.startswith(
+        "20% of it follows calls that wait for the device: cudaStreamSynchronize (2 in all, the longest 8.000 ms on rank 0): "
+        "avoid them; 75% of it is in calls that take far longer than usual: cudaModuleLoadData (2 in all, the longest 30.000 ms "
+        "on rank 0): look for first use of kernels"
     )

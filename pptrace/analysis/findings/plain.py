@@ -9,6 +9,7 @@ Synchronisations in a finding about launching: the calls for which devices ran d
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -322,16 +323,33 @@ def with_synchronisations(finding: Finding, steps: Sequence[StepReport]) -> Find
         "launch_starved_ns": starved // len(steps),
         "synchronisations": totals[:_MOST_CALLS],
     }
-    drained = sum(total["drained_ns"] for total in totals) * len(steps)
-    if drained <= _LEAST_PART * starved:
-        return replace(finding, evidence=evidence)
-    calls = ", ".join(
+    details = []
+    for is_long, (follows, advice) in ((False, _WAITING_CALLS), (True, _LONG_CALLS)):
+        named = [total for total in totals if is_long_call(total["call"]) is is_long]
+        drained = sum(total["drained_ns"] for total in named) * len(steps)
+        if drained > _LEAST_PART * starved:
+            calls = ", ".join(map(_call_words, named[:_MOST_CALLS]))
+            details.append(f"{min(drained / max(starved, 1), 1):.0%} of it {follows}: {calls}: {advice}")
+    return replace(finding, detail="; ".join([*details, finding.detail]), evidence=evidence)
+
+
+_WAITING_CALLS = ("follows calls that wait for the device", "avoid them")
+LOOK_AT_LONG_CALLS = (
+    "look for first use of kernels (modules are loaded lazily, but for CUDA_MODULE_LOADING=EAGER), allocation of memory "
+    "(cudaMalloc and cudaFree, by torch's allocator as well), and other threads that hold the driver"
+)
+_LONG_CALLS = ("is in calls that take far longer than usual", LOOK_AT_LONG_CALLS)
+_WAITS = re.compile("Synchronize|Memcpy")
+
+
+def is_long_call(call: str) -> bool:
+    """Return whether a call, of those for which a device ran dry, took long for something else than the device."""
+    return _WAITS.search(call) is None
+
+
+def _call_words(total: Mapping[str, Any]) -> str:
+    return (
         f"{total['call']}{' in ' * bool(total['operator'])}{total['operator']} ({total['count']} in all, the longest "
         f"{total['longest_ns'] / 1e6:,.3f} ms on rank {total['longest_rank']}"
         f"{' before ' * bool(total['longest_op'])}{total['longest_op'] or ''})"
-        for total in totals[:_MOST_CALLS]
     )
-    detail = (
-        f"{min(drained / max(starved, 1), 1):.0%} of it follows calls that wait for the device: {calls}: avoid them"
-    )
-    return replace(finding, detail=f"{detail}; {finding.detail}", evidence=evidence)

@@ -136,7 +136,7 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
         for outlier in series.outliers
         if work[outlier.step] <= work[outlier.usual_step] and not _is_warmup(outlier, series, order)
     ]
-    if finding := _of_outliers(outliers, order, series):
+    if finding := _of_outliers(outliers, order, series, {step.step: step for step in steps}):
         yield finding
     for change in series.changes:
         if work[change.after_step] > work[change.before_step]:
@@ -149,7 +149,9 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
 _FAR = 1.5
 
 
-def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: StepSeries) -> Finding | None:
+def _of_outliers(
+    outliers: Sequence[StepOutlier], order: Sequence[int], series: StepSeries, steps: Mapping[int, StepReport]
+) -> Finding | None:
     if not outliers:
         return None
     excess = np.zeros(len(order), dtype=np.int64)
@@ -176,7 +178,8 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
     return finding_of(
         excess,
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
-        f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{of_ops}; "
+        f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{of_ops}"
+        f"{_call_behind(steps[worst.step], worst.excess_ns)}; "
         f"look at what {whose} did then: input, checkpoints, garbage collection, neighbours",
         {
             "cause": main.cause if main else "unexplained",
@@ -185,6 +188,15 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         },
         Severity.WARNING if recurs else Severity.INFO,
     )
+
+
+def _call_behind(step: StepReport, excess_ns: int) -> str:
+    """Words for a call for which a device ran dry for most of what a step is longer."""
+    calls = [(sync.drained_ns, rank.rank, sync) for rank in step.ranks for sync in rank.synchronisations or ()]
+    for drained, rank, sync in sorted(calls, key=lambda entry: -entry[0])[:1]:
+        if drained >= _MOST_OF_IT * excess_ns:
+            return f"; {sync.call} takes {_ms(sync.longest_ns)} ms on rank {rank}, while its device runs dry"
+    return ""
 
 
 def _of_change(change: StepChange, share: float) -> Finding | None:

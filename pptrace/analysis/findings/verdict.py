@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pptrace.analysis.findings.plain import communicating_ns
+from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
@@ -145,6 +145,10 @@ def _advice(finding: Finding, step: StepReport) -> str:
     if most > _MOST_OF_IT:
         return IDLE_WORDS[kind].advice
     waits = finding.evidence.get("synchronisations", ())
+    long = [call for call in waits if is_long_call(call["call"])]
+    if sum(call["drained_ns"] for call in long) > _MOST_OF_IT * finding.evidence.get("launch_starved_ns", 0):
+        names = ", ".join(dict.fromkeys(call["call"] for call in long))
+        return f"{LOOK_AT_LONG_CALLS} ({names})"
     if sum(wait["drained_ns"] for wait in waits) > _MOST_OF_IT * finding.evidence.get("launch_starved_ns", 0):
         names = ", ".join(dict.fromkeys(wait["operator"] or wait["call"] for wait in waits))
         return f"avoid calls in which the host waits for the device ({names})"

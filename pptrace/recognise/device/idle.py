@@ -81,7 +81,8 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
         axis=0
     )  # drivers and runtimes may both have a table of the same calls
     synchronising = synchronising[is_new]
-    by_launcher = np.isin(events.thread[synchronising], np.unique(events.thread[calls[calls >= 0]]))
+    launches = np.unique(calls[calls >= 0])
+    by_launcher = np.isin(events.thread[synchronising], np.unique(events.thread[launches]))
     sync_start, sync_end = events.start_ns[synchronising], events.ends_of(synchronising)
     awaits = _await_communication(events, rows, communicates, synchronising) & by_launcher
     blocking = intersect(union(begins[known], not_launched_until[known]), union(sync_start[awaits], sync_end[awaits]))
@@ -100,7 +101,7 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
         blocking=blocking,
         dependency=union(starved_until[known], ends[known]),
         unknown=_union_with(begins[~known], ends[~known], unknown_after),
-        synchronisations=_synchronisations(events, synchronising, by_launcher, *gaps),
+        synchronisations=_synchronisations(events, synchronising, _long_calls(events, launches), launches, *gaps),
         between_operators=_between_operators(events),
     )
 
@@ -240,19 +241,40 @@ def _await_communication(events: Events, rows: Rows, communicates: Bool, calls: 
     return result
 
 
+_FAR_LONGER, _FEW = 30, 3
+
+
+def _long_calls(events: Events, launches: Rows) -> Rows:
+    """Calls of a millisecond or more that last tens of times as long as the launches of their name, or as all launches where
+    hardly any is of that name: at first use modules are loaded, memory is allocated.
+    """
+    rows = np.flatnonzero((events.category == Category.RUNTIME) & (events.dur_ns >= _PAUSE_NS))
+    usual = np.full(len(events.names), np.median(events.dur_ns[launches]))
+    for name in np.unique(events.name_id[rows]).tolist():
+        same = launches[events.name_id[launches] == name]
+        usual[name] = np.median(events.dur_ns[same]) if len(same) >= _FEW else usual[name]
+    return rows[events.dur_ns[rows] >= _FAR_LONGER * usual[events.name_id[rows]]]
+
+
 def _synchronisations(
-    events: Events, calls: Rows, by_launcher: Bool, gap_start: Int64, gap_until: Int64, gap_end: Int64
+    events: Events, waiting: Rows, long: Rows, launches: Rows, gap_start: Int64, gap_until: Int64, gap_end: Int64
 ) -> Synchronisations:
-    """The calls with the idle time that each caused: the gap in which it returned, if that began during the call."""
-    start, end = events.start_ns[calls], events.ends_of(calls)
+    """The calls with the idle time that each caused: the gap in which it returned, if that began during the call. Of those that
+    are long, and wait for nothing, those alone that have such, from when they began.
+    """
+    calls = np.union1d(waiting, long)
+    start, end, waits = events.start_ns[calls], events.ends_of(calls), np.isin(calls, waiting)
     index = find_interval(gap_start, gap_end, end, end)
     begin, until = (np.append(times, 0)[index] for times in (gap_start, gap_until))
+    begin = np.where(waits, begin, np.maximum(begin, start))
+    by_launcher = np.isin(events.thread[calls], np.unique(events.thread[launches]))
     has_gap = (index >= 0) & by_launcher & (begin >= start) & (until > begin)
     having = np.flatnonzero(has_gap)[::-1]
     has_gap[having] = False
     has_gap[having[np.unique(index[having], return_index=True)[1]]] = True  # of nested calls the innermost
-    name, names = _call_names(events, calls)
-    return Synchronisations(start, end, name, np.where(has_gap, begin, end), np.where(has_gap, until, end), names)
+    name, names = _call_names(events, calls[kept := waits | has_gap])
+    drained = np.where(has_gap, begin, end)[kept], np.where(has_gap, until, end)[kept]
+    return Synchronisations(start[kept], end[kept], name, *drained, names)
 
 
 def _call_names(events: Events, calls: Rows) -> tuple[Int64, tuple[tuple[str, str], ...]]:

@@ -261,4 +261,4 @@ def _costly_calls(entries: Iterable[_Entry]) -> list[str]:
         idle = f"device idle {units.milliseconds(sync.drained_ns)} ms"
         calls.append(f"rank {rank}: {units.counted(sync.count, 'call')} of {sync.call}{where}, {idle}{before}")
     left = f"; and {len(syncs) - _MOST_CALLS} more" if len(syncs) > _MOST_CALLS else ""
-    return [f"synchronisations that let a device run dry: {'; '.join(calls)}{left}"]
+    return [f"calls for which a device ran dry: {'; '.join(calls)}{left}"]

@@ -97,6 +97,37 @@ def test_a_synchronisation_for_communication_blocks_and_one_for_compute_starves(
         assert (syncs.drained_start_ns.tolist(), syncs.drained_end_ns.tolist()) == ([20], [35])
 
 
+@pytest.mark.parametrize(
+    ("name", "until", "is_busy"),
+    [
+        ("cudaLaunchKernel", 2_000_000, False),
+        ("cudaMalloc", 2_000_000, False),
+        ("cudaMalloc", 90_000, False),
+        ("cudaMalloc", 2_000_000, True),
+    ],
+)
+def test_a_call_that_is_far_longer_than_others_is_named_where_the_device_has_nothing_to_do(
+    name: str, until: int, is_busy: bool
+) -> None:
+    machine = Machine()
+    for at in (0, 20_000, 40_000):
+        machine.kernel((at, at + 5_000), at + 10_000, at + 30_000)
+    if name == "cudaMalloc":
+        machine.call(name, 60_000, until)
+        machine.kernel((until, until + 5), until + 10, until + 20)
+    else:
+        machine.kernel((60_000, until), until + 10, until + 20)
+    if is_busy:
+        machine.kernel((50_000, 55_000), 56_000, until + 5_000_000, stream=9)
+    syncs = machine.idle().synchronisations
+    is_named = until > 1_000_000 and not is_busy
+    assert syncs.names == ((name, ""),) * is_named
+    assert (syncs.drained_start_ns.tolist(), syncs.drained_end_ns.tolist()) == (
+        [70_000] * is_named,
+        [until + 10] * is_named,
+    )
+
+
 def test_a_synchronisation_waits_for_its_own_stream_alone() -> None:
     machine = Machine()
     machine.kernel((0, 2), 10, 18, stream=7)
