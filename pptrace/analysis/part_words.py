@@ -76,10 +76,10 @@ WORDS: Mapping[str, PartWords] = {
         "host",
         "ops that begin late",
         "their inputs were there",
-        "look at the Python between ops, and at other work on the machine's cores",
+        "look at the Python between ops, sleeps and locks too, and at other work on the machine's cores",
         takes="goes to ops that begin late though their inputs are there",
         takes_at="goes to ops of {place} that begin late though their inputs are there",
-        look="look at the Python between ops, and at other work on the machine's cores",
+        look="look at the Python between ops, sleeps and locks too, and at other work on the machine's cores",
     ),
     LATE_MEMBER: PartWords(
         "late member",

@@ -158,8 +158,13 @@ _DOUBTFUL = 0.1
 """Share of the time for which ranks wait for a core from which on a report says so."""
 _LEAST_SHARE = 0.05
 """Smaller shares are named in no finding."""
+_STEADY = 0.05
+"""Width of a gain's 90 % interval, as a share of it, below which it varies less from step to step than waits for a core do: if
+these deviate by :data:`CORE_WAIT`, it is 0.2 with ten steps, and this with 170.
+"""
 _CAUSES = frozenset({"host", "jitter", "straggler", "unexplained"})
 """Causes that a wait for a core may explain."""
+_MAY_BE_STEADY = ("host", "straggler")
 _REASONS = frozenset({None, LONG_OPS, LATE_LAUNCHES, LATE_START, PAUSES})
 """Reasons that it may explain; others are explained."""
 
@@ -198,17 +203,19 @@ def wait_behind(
     finding: Finding, waits: Sequence[CoreWait], step_ns: int, num_steps: int = FEWEST_STEPS
 ) -> CoreWait | None:
     """The wait for a core of the finding's rank, or of the rank that waited most, where it is long enough to be all of it in a
-    step of this length, ns; else None. What others waited too is not why one rank is later than they are, and what ranks waited
-    in all steps not why single ones are long, which the interval of so many steps shows.
+    step of this length, ns; else None. What others waited too is not why one rank is later than they are, what ranks waited in
+    all steps not why single ones are long, which the interval of so many steps shows; and what hosts take of each step alike (a
+    sleep, a lock) is no such wait.
     """
-    evidence = finding.evidence
+    evidence, low, high, gain = finding.evidence, finding.gain_low_ns, finding.gain_high_ns, finding.gain_ns or 0
     if evidence.get("cause") not in _CAUSES or evidence.get("reason") not in _REASONS:
         return None
     named = evidence["where"].get("rank")
     most = max((wait for wait in waits if named in (None, wait.rank)), key=lambda wait: wait.share, default=None)
-    low, gain = finding.gain_low_ns, finding.gain_ns or 0
-    is_of_single_steps = low is not None and low < LEAST_LOW * gain and num_steps >= FEWEST_STEPS
-    if most is None or is_of_single_steps:
+    if most is None or (low is not None and num_steps >= FEWEST_STEPS and low < LEAST_LOW * gain):
+        return None
+    is_steady = low is not None and high is not None and num_steps >= FEWEST_STEPS and high - low < _STEADY * gain
+    if is_steady and evidence["cause"] in _MAY_BE_STEADY:
         return None
     others = [] if named is None else [wait.share for wait in waits if wait.rank != named]
     least = max(_LEAST_SHARE, gain / max(step_ns, 1))

@@ -81,6 +81,9 @@ def test_a_wait_of_all_steps_is_not_why_single_ones_are_long() -> None:
 
 def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause() -> None:
     assert wait_behind(finding("host"), (), 100_000) is None
+    for width, found in ((4, None), (6, CoreWait(1, 0.31))):  # a sleep takes as long in every step
+        steady = replace(finding("host"), gain_ns=100, gain_low_ns=100, gain_high_ns=100 + width)
+        assert wait_behind(steady, WAITS, 100_000) == found
     off_plan = Finding(Severity.CRITICAL, "The run does not follow the plan", "3 of its orders differ")
     assert wait_behind(off_plan, WAITS, 100_000) is None
 

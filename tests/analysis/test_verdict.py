@@ -181,6 +181,8 @@ def test_a_root_cause_comes_first_with_its_advice_and_its_own_word_on_the_gain()
         "imbalance", 1_500_000
     )  # which has nothing to do with it: what one does about the root comes first
     assert lines_of(heavier, follows, roots=(cores,)) == replace(verdict, finding=1)
+    far_heavier = replace(heavier, gain_ns=1_900_000)  # of which it is less than half
+    assert lines_of(far_heavier, follows, roots=(cores,)).finding == 0
     assert lines_of(follows, roots=(replace(cores, gain="not known"),)).first == "Look for other work: not known."
 
 

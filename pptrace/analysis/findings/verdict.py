@@ -65,6 +65,9 @@ def verdict_lines(report: Report) -> VerdictLines:
         return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}.{few}")
     below = [entry for entry in actionable if root is not None and entry[1].evidence.get(FOLLOWS_FROM) == root.name]
     number, found = max(below or actionable, key=lambda entry: _saved_ns(entry[1]))
+    largest = max(actionable, key=lambda entry: _saved_ns(entry[1]))
+    if root is not None and not root.gain and _saved_ns(found) < _MOST_OF_IT * _saved_ns(largest[1]):
+        below, (number, found) = [], largest  # what has another cause comes first
     miss = _replay_miss(step)
     gain = _gain_words(found) if miss is None or found.evidence.get("is_outside") else _NOT_KNOWN.format(miss)
     if root is None or not below:
