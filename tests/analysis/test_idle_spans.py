@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
+from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device_idle import HostIdle
 from pptrace.report.summary_figures import overview
 from pptrace.report.tables import Amount
 from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
-from tests.analysis.test_plain_findings import MS, findings_of, rank_of, step_of
+from tests.analysis.test_plain_findings import MS, NO_SCHEDULE, findings_of, rank_of, step_of
 from tests.support.optional import not_none
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -142,6 +144,19 @@ def test_evaluations_in_some_steps_are_named_with_what_they_take_of_all(host: Ho
     assert found.title == "Evaluation: 14.2% of all steps goes to passes that train nothing"
     assert found.detail == "61.0 ms of step 11, 0.0 of the median one: evaluate less often, or with fewer batches"
     assert (found.gain_ns, found.evidence["in_some_steps"]) == (171 * MS // 12, True)
+
+
+def test_evaluations_in_steps_that_are_long_for_something_else_count() -> None:
+    """Two of twelve steps evaluate, 20 and 60 ms; the second one takes 400 ms more."""
+    evaluates, longer = {3: 20 * MS, 11: 60 * MS}, {11: 400 * MS}
+    ranks = [replace(rank_of(between=0), spans={"EVAL": evaluates.get(at, 0)}) for at in range(12)]
+    lengths = [100 * MS + longer.get(at, 0) for at in range(12)]
+    steps = [replace(step_of(rank, number=at), span_ns=lengths[at]) for at, rank in enumerate(ranks)]
+    found = find(steps, NO_SCHEDULE, series=series_of(steps))
+    assert [(one.evidence["cause"], one.gain_ns) for one in found] == [
+        ("evaluation", 80 * MS // 12),
+        ("unexplained", 400 * MS // 12),
+    ]
 
 
 def test_of_devices_the_rank_that_loads_most_is_named() -> None:

@@ -74,8 +74,9 @@ def find(
     of_series = list(findings_of_series(series, steps)) if series else []
     if not explained:
         apart = {outlier.step for outlier in series.outliers} if series else set()
+        outliers = [step for step in plain if step.step in apart]
         plain = [step for step in plain if step.step not in apart]
-        of_hosts = (*_host_without_pipeline(plain), *plain_host_findings(plain), *device_findings(plain))
+        of_hosts = (*_host_without_pipeline(plain), *plain_host_findings(plain, outliers), *device_findings(plain))
         rest = (*of_series, *others, *of_hosts, *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
     shares = Shares.of(steps, mean_length(explained))

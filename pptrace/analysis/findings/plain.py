@@ -31,11 +31,13 @@ _MOST_OF_IT = 0.5
 """A rank with this share of all waiting for the last one is named."""
 
 
-def plain_host_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
-    """The findings of steps without a pipeline, each from a twentieth of the step on."""
+def plain_host_findings(steps: Sequence[StepReport], outliers: Sequence[StepReport] = ()) -> Iterator[Finding]:
+    """The findings of steps without a pipeline, each from a twentieth of the step on; what ranges name is that of all steps,
+    ``outliers`` too.
+    """
     span = sum(step.length_ns or 0 for step in steps)
     if span:
-        yield from _idle_span_findings(steps)
+        yield from _idle_span_findings(sorted((*steps, *outliers), key=lambda step: step.step))
         yield from _between_operators(steps, span / len(steps))
         yield from _last_to_collectives(steps, span / len(steps))
 
@@ -92,7 +94,8 @@ def _idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     typical, length = typical_of(steps), sum(step.length_ns or 0 for step in steps)
     for kind, words in IDLE_WORDS.items():
         of_steps = np.array([of_ranks(step, idle_in_range(kind)) or 0 for step in steps], dtype=np.int64)
-        if not _is_finding(of_steps, length / len(steps), may_recur=True):
+        recurs = kind in _NOW_AND_THEN and np.count_nonzero(of_steps) > 1
+        if not _is_finding(of_steps, length / len(steps), may_recur=True, recurs=recurs):
             continue
         most, share = steps[int(of_steps.argmax())], int(of_steps.sum()) / length
         of_typical = 0 if typical is None else of_ranks(typical, idle_in_range(kind)) or 0
@@ -130,6 +133,7 @@ def _rank_with_most(
     return {"rank": number}, f"; {a_step:,.1f} ms a step on rank {number}, {other:,.1f} on the others"
 
 
+_NOW_AND_THEN = ("EVAL", "CHECKPOINT")
 _FAR_LESS = 0.5
 WITH_WAITING = "communication with waiting"
 LAUNCHED_WORK = "launched work that waits"
@@ -253,11 +257,11 @@ def _mean_of(
     return sum(values) / len(values) if values else None
 
 
-def _is_finding(of_steps: Int64, mean_span: float, *, may_recur: bool = False) -> bool:
+def _is_finding(of_steps: Int64, mean_span: float, *, may_recur: bool = False, recurs: bool = False) -> bool:
     """Return whether what steps have is worth a finding. Of what a program does every so many steps (``may_recur``) it is no
     chance that others have none.
     """
-    recurs = may_recur and bool(np.count_nonzero(2 * of_steps >= of_steps.max()) > 1)
+    recurs |= may_recur and bool(np.count_nonzero(2 * of_steps >= of_steps.max()) > 1)
     return bool(of_steps.mean() >= LEAST_ANYWHERE * mean_span) and (recurs or not is_noise(of_steps))
 
 
