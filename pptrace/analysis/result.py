@@ -230,6 +230,9 @@ class RankStep:
     #: ``between_operators_ns``; null with a device where ``host`` is, without one in a pipeline or without operators; empty
     #: without such ranges
     idle_spans: Mapping[str, int] | None = None
+    #: part of ``between_operators_ns`` in pauses of a millisecond or more that no ``idle_spans`` has, by the innermost range
+    #: around them, ``backward`` between two nodes of autograd; empty with a pipeline, and without such pauses
+    paused_in: Mapping[str, int] = field(default_factory=dict)
 
 
 _CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,7 +41,8 @@ class IdleTime:
     ``blocking`` (nor could it, because it was waiting for communication), ``dependency`` (the next work had been launched and
     waited for others), ``unknown`` (its launch was not recorded). ``reason`` is why none of them is known, "" where they are.
     ``between_operators`` is when no thread of the host ran an operator or called the runtime for a millisecond or more, whatever
-    the device did; None where no operators were recorded.
+    the device did; None where no operators were recorded. ``in_ranges`` are the parts of such times in ranges of threads that
+    train, each in the innermost one, by its name.
     """
 
     launch_starved: Int64 = field(default_factory=lambda: EMPTY)
@@ -50,6 +52,7 @@ class IdleTime:
     synchronisations: Synchronisations = field(default_factory=Synchronisations)
     reason: str = ""
     between_operators: Int64 | None = None
+    in_ranges: Mapping[str, Int64] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pptrace.recognise.backward_parts import backward_parts
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
+from pptrace.recognise.device.idle import times_between_operators
 from pptrace.recognise.device.lost_calls import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
 from pptrace.recognise.infer.evidence import find_host_order
@@ -30,7 +31,7 @@ from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
 from pptrace.recognise.ops.label_steps import RankTables
 from pptrace.recognise.ops.mark_ranges import KINDS_OF_SPANS, MarkedRanges, split_marks, without_evaluations
-from pptrace.recognise.ops.named_ranges import with_named_ranges, working_threads
+from pptrace.recognise.ops.named_ranges import ranges_around, with_named_ranges, working_threads
 from pptrace.recognise.pieces.find import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.loop import (
@@ -114,6 +115,13 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
             work = replace(work, missing_device_events=UNKNOWN_CLOCK)
         if trace.format.has_all_calls:  # those of one process under Nsight, and the work of one device
             work = _with_lost(work, trace.events, recorded)
+        pauses = (
+            times_between_operators(trace.events)
+            if work.idle.between_operators is None
+            else work.idle.between_operators
+        )
+        if pauses is not None and len(pauses):
+            work = replace(work, idle=replace(work.idle, in_ranges=ranges_around(trace.events, pauses)))
         parts = backward_parts(trace.events, marks, work)
         work = replace(work, pieces=pieces_of(trace.events, work), backward=parts)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +41,8 @@ class Lane:
     ``exposed``.
     ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute; ``of_operators``: it is what the operators
     of its host took. ``idle`` is when its device did nothing, and why; None where that is not known. ``recompute`` is the part of
-    ``compute`` in which a backward ran a forward again, as far as that is known.
+    ``compute`` in which a backward ran a forward again, as far as that is known. ``pauses`` are those of the host in ranges, by
+    their names.
     """
 
     compute: Int64
@@ -51,6 +54,7 @@ class Lane:
     idle: IdleTime | None = None
     of_operators: bool = False
     recompute: Int64 = field(default_factory=lambda: EMPTY)
+    pauses: Mapping[str, Int64] = field(default_factory=dict)
 
 
 def lane_of(
@@ -91,7 +95,10 @@ def lane_of(
     again = EMPTY
     if work is not None and len(work.backward.recompute):
         again = intersect(clock.to_common_clock(rank, work.backward.recompute), compute)
-    lane = Lane(compute, transfer, exposed, unclear_part, not_overlapped, of_operators=of_operators, recompute=again)
+    paused = {} if work is None else work.idle.in_ranges
+    pauses = {name: clock.to_common_clock(rank, times) for name, times in paused.items()}
+    known: dict[str, Any] = {"of_operators": of_operators, "recompute": again, "pauses": pauses}
+    lane = Lane(compute, transfer, exposed, unclear_part, not_overlapped, **known)
     if work is None or not len(work):
         return lane
     return replace(lane, on_device=len(work.compute) > 0, of_operators=False, idle=_idle_of(rank, work, comms, clock))

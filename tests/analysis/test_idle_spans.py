@@ -203,8 +203,10 @@ def test_a_device_whose_host_runs_no_operator_for_long_waits_for_python(tmp_path
     between = [step.ranks[0].between_operators_ns for step in steps]
     # From the last operator's end, 1 µs before its kernel, which takes 30, to the next step's first operator.
     assert set(between) == {0, 1_000 * (1 + 4_488 - 990)}
+    inside = [step.ranks[0].paused_in for step in steps]
+    assert inside == [{"tokenize": 2_900_000} if ns else {} for ns in between]
     found = next(finding for finding in report.findings if "reason" in finding.evidence)
-    assert found.title == f"Host: {found.evidence['share']:.1%} of the step is between operators (Python, input)"
+    assert found.title == f"Host: {found.evidence['share']:.1%} of the step is between operators (in tokenize)"
     assert found.detail.startswith("the device is idle, and the host runs no operator for a millisecond or more; ")
 
 

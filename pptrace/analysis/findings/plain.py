@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,14 +52,28 @@ def _between_operators(steps: Sequence[StepReport], mean_span: float) -> Iterato
     else:
         who = "" if len(steps[0].ranks) == 1 else "every rank has at least as much: "
         what = f"{who}no operator and no communication runs"
+    place = place_of_pauses([rank for step in steps for rank in step.ranks])
+    at = "data loading, logging and Python between operators" if place == ANYWHERE else "Python there"
     yield _finding(
         lost,
         mean_span,
-        "Host: {share:.1%} of the step is between operators (Python, input)",
-        f"{what}; look at data loading, logging and Python between operators, at sleeps and locks, and at other work on the "
-        "machine's cores",
+        f"Host: {{share:.1%}} of the step is between operators ({place})",
+        f"{what}; look at {at}, at sleeps and locks, and at other work on the machine's cores",
         {"cause": "host", "where": {}, "reason": BETWEEN_OPERATORS},
     )
+
+
+ANYWHERE = "Python, input"
+
+
+def place_of_pauses(ranks: Iterable[RankStep]) -> str:
+    """Words for where ranks have their time between operators: the range in which most of it is, if there is one."""
+    between, inside = 0, Counter[str]()
+    for rank in ranks:
+        between += between_operators_ns(rank) or 0
+        inside.update(rank.paused_in)
+    name, most = max(inside.items(), key=lambda entry: entry[1], default=("", 0))
+    return f"in {name}" if most > _MOST_OF_IT * between else ANYWHERE
 
 
 def between_operators_ns(rank: RankStep) -> int | None:
@@ -94,7 +108,7 @@ def _idle_span_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     typical, length = typical_of(steps), sum(step.length_ns or 0 for step in steps)
     for kind, words in IDLE_WORDS.items():
         of_steps = np.array([of_ranks(step, idle_in_range(kind)) or 0 for step in steps], dtype=np.int64)
-        recurs = kind in _NOW_AND_THEN and np.count_nonzero(of_steps) > 1
+        recurs = kind in _NOW_AND_THEN and int(np.count_nonzero(of_steps)) > 1
         if not _is_finding(of_steps, length / len(steps), may_recur=True, recurs=recurs):
             continue
         most, share = steps[int(of_steps.argmax())], int(of_steps.sum()) / length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call
+from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call, place_of_pauses
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
@@ -249,7 +249,7 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
         words.phrase: sum((rank.idle_spans or {}).get(kind, 0) for rank in ranks) for kind, words in IDLE_WORDS.items()
     }
     between = _sum(rank.between_operators_ns for rank in ranks if rank.host is not None or not step.has_devices)
-    idle_in[BETWEEN_OPERATORS] = max((between or 0) - sum(idle_in.values()), 0)
+    idle_in[f"between operators ({place_of_pauses(ranks)})"] = max((between or 0) - sum(idle_in.values()), 0)
     of_spans = {name: ns / window for name, ns in idle_in.items() if ns}
     named = sum(idle_in.values())
     starved = max(starved - named, 0)

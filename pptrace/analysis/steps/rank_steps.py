@@ -337,9 +337,23 @@ def idle_by_host(
         between, of_operators = lengths_within(paused, times.start_ns, times.end_ns), of_operators | on_device
     is_known = (of_operators | on_device).tolist()
     return {
+        "paused_in": _paused_in(times, named),
         "idle_spans": [total if known else None for total, known in zip(totals, is_known, strict=True)],
         "between_operators_ns": masked(between, of_operators),
     }
+
+
+def _paused_in(times: TimesInWindows, named: Int64) -> list[dict[str, int]]:
+    """Idle time of each window in pauses of the host in ranges, by their names, without the times that are ``named`` already."""
+    lane = times.lane
+    busy = merge(named, lane.compute, lane.not_overlapped, lane.exposed)
+    found: list[dict[str, int]] = [{} for _ in times.start_ns]
+    for name, pauses in lane.pauses.items():
+        idle = subtract(pauses, busy if lane.idle is None else named)
+        idle = idle if lane.idle is None else intersect(idle, lane.idle.launch_starved)
+        for of_window, ns in zip(found, lengths_within(idle, times.start_ns, times.end_ns).tolist(), strict=True):
+            of_window.update({name: ns} if ns else {})
+    return found
 
 
 def memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> dict[str, list[Any]]:

@@ -102,11 +102,11 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
         dependency=union(starved_until[known], ends[known]),
         unknown=_union_with(begins[~known], ends[~known], unknown_after),
         synchronisations=_synchronisations(events, synchronising, _long_calls(events, launches), launches, *gaps),
-        between_operators=_between_operators(events),
+        between_operators=times_between_operators(events),
     )
 
 
-def _between_operators(events: Events) -> Int64 | None:
+def times_between_operators(events: Events) -> Int64 | None:
     """Times of a millisecond or more without an operator or a runtime call on any thread: less is the Python of a model."""
     is_operator = events.category == Category.CPU_OP
     if not is_operator.any():

@@ -23,6 +23,7 @@ import re
 import numpy as np
 import pandas as pd
 
+from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
 from pptrace.model.categories import as_category
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
@@ -154,17 +155,48 @@ def found_ranges(events: Events, kind: str) -> Int64:
     if kind == CHECKPOINT:
         nodes = events.rows_named(_NODE, Category.CPU_OP)
         rows = rows[~events.are_within(nodes, events.thread[rows], events.start_ns[rows])]
-        forwards = np.array(["::" in name and is_of_forward(name) for name in events.names], dtype=np.bool_)
-        trained = np.append(trained, np.flatnonzero(forwards[events.name_id] & (events.category == Category.CPU_OP)))
+        trained = np.append(trained, _of_forwards(events))
     return rows[~_hold(events, rows, trained)]
 
 
+_LEAST_PAUSE_NS = 500_000
+IN_BACKWARD = "backward"
+
+
+def ranges_around(events: Events, pauses: Int64) -> dict[str, Int64]:
+    """The parts of some pauses between operators that lie in ranges of threads that train, each in the innermost one, by its name
+    without numbers; pauses in no range between two nodes of autograd's engine are in a backward. Ranges of steps say nothing.
+    """
+    rows = np.flatnonzero((events.category == Category.ANNOTATION) & ~events.named(_STEP)[events.name_id])
+    rows = rows[lengths_within(pauses, events.start_ns[rows], events.ends_of(rows)) >= _LEAST_PAUSE_NS]
+    rows = rows[np.isin(events.thread[rows], working_threads(events))] if len(rows) else rows
+    steps, updates = (events.rows_named(pattern, Category.ANNOTATION) for pattern in (_STEP, _UPDATE))
+    is_step = _hold(events, rows, updates) & _hold(events, rows, _of_forwards(events))
+    rows = rows[~(is_step | _hold(events, rows, steps))]
+    code = events.codes_without_numbers(rows)
+    found, named = {}, EMPTY
+    for number in sorted(np.unique(code), key=lambda number: np.median(events.dur_ns[rows[code == number]])):
+        same = rows[code == number]
+        inside = subtract(intersect(union(events.start_ns[same], events.ends_of(same)), pauses), named)
+        found[events.names[events.name_id[same[0]]]], named = inside, merge(named, inside)
+    nodes = events.rows_named(_NODE, Category.CPU_OP)
+    is_between = np.isin(pauses[:, 0], events.ends_of(nodes)) & np.isin(pauses[:, 1], events.start_ns[nodes])
+    backward = subtract(pauses[is_between], named)
+    return {**found, IN_BACKWARD: backward} if len(backward) else found
+
+
+def _of_forwards(events: Events) -> Int64:
+    """The operators of a model's forwards."""
+    named = np.array(["::" in name and is_of_forward(name) for name in events.names], dtype=np.bool_)
+    return np.flatnonzero(named[events.name_id] & (events.category == Category.CPU_OP))
+
+
 def _hold(events: Events, rows: Int64, others: Int64) -> Bool:
-    """Mark the ranges in which another event begins on their thread."""
+    """Mark the ranges in which another event begins on their thread, later than they do."""
     held = np.zeros(len(rows), dtype=np.bool_)
     for thread in np.unique(events.thread[rows]).tolist():
         starts = np.sort(events.start_ns[others[events.thread[others] == thread]])
         chosen = np.flatnonzero(events.thread[rows] == thread)
         first, last = events.start_ns[rows[chosen]], events.ends_of(rows[chosen])
-        held[chosen] = np.searchsorted(starts, first) < np.searchsorted(starts, last)
+        held[chosen] = np.searchsorted(starts, first, side="right") < np.searchsorted(starts, last)
     return held

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pptrace.model.tables import OPS, make_table
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
-from pptrace.recognise.ops.named_ranges import with_named_ranges
+from pptrace.recognise.ops.named_ranges import ranges_around, with_named_ranges
 from tests.support.synthetic import Event, make_trace
 
 NAMES = {
@@ -44,3 +45,26 @@ def test_a_name_says_what_its_range_is(name: str, begin: int, kind_of_ops: str) 
     is_of_next = begin >= (180 if kind_of_ops == "OPTIMIZER" else 130) and NAMES[name] == "DATA"
     expected = [(NAMES[name], 2 if is_of_next else 1, begin, begin + 10)] if NAMES[name] else []
     assert list(zip(found["kind"], found["step"], found["start_ns"], found["end_ns"], strict=True)) == expected
+
+
+def test_pauses_are_in_the_innermost_range_of_the_thread_that_trains() -> None:
+    """Pauses of 2 ms: in an update, in the range around it, in a thread that only waits, and between two nodes of a backward."""
+    ms, node = 1_000_000, "autograd::engine::evaluate_function: AddmmBackward0"
+    ranges = [
+        ("ProfilerStep#1", 0, 12, 1),
+        ("iteration 3", 0, 12, 1),
+        ("update 7", 0, 5, 1),
+        ("Optimizer.step#SGD.step", 1, 3, 1),
+        ("pin memory", 0, 12, 2),
+        ("next", 11, 12, 1),
+    ]
+    events = [Event(Category.ANNOTATION, name, begin * ms, end * ms, thread=at) for name, begin, end, at in ranges]
+    operators = [("aten::add_", 0, 1), ("aten::mul_", 3, 3), (node, 5, 6), (node, 8, 9), ("aten::linear", 11, 11)]
+    events += [Event(Category.CPU_OP, name, begin * ms, end * ms, thread=1) for name, begin, end in operators]
+    pauses = np.array([(1, 3), (3, 5), (6, 8), (9, 11)]) * ms
+    found = ranges_around(make_trace(events).events, pauses)
+    assert {name: (times // ms).tolist() for name, times in found.items()} == {
+        "Optimizer.step#SGD.step": [[1, 3]],
+        "update 7": [[3, 5]],
+        "backward": [[6, 8]],
+    }
