@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,6 +33,16 @@ class Synchronisations:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RangedPauses:
+    """Pauses of a host between operators, ns, each with the range that it lies in: ``name`` indexes ``names``."""
+
+    start_ns: Int64 = field(default_factory=lambda: _NONE)
+    end_ns: Int64 = field(default_factory=lambda: _NONE)
+    name: Int64 = field(default_factory=lambda: _NONE)
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class IdleTime:
     """The time of a rank in which its device did nothing, as sets of intervals (:mod:`pptrace.intervals`), on its own clock.
 
@@ -52,7 +61,7 @@ class IdleTime:
     synchronisations: Synchronisations = field(default_factory=Synchronisations)
     reason: str = ""
     between_operators: Int64 | None = None
-    in_ranges: Mapping[str, Int64] = field(default_factory=dict)
+    in_ranges: RangedPauses = field(default_factory=RangedPauses)
 
 
 @dataclass(frozen=True, slots=True)

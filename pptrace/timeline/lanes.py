@@ -13,7 +13,7 @@ from pptrace.clock import Clock
 from pptrace.intervals import EMPTY, Int64, NestedIntervals, intersect, lengths_within, merge, subtract, union
 from pptrace.marks import Collective
 from pptrace.model.device import DeviceWork
-from pptrace.model.device_idle import IdleTime, with_host_waits
+from pptrace.model.device_idle import IdleTime, RangedPauses, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.recognise.ops.host_compute import HostWork
@@ -95,8 +95,9 @@ def lane_of(
     again = EMPTY
     if work is not None and len(work.backward.recompute):
         again = intersect(clock.to_common_clock(rank, work.backward.recompute), compute)
-    paused = {} if work is None else work.idle.in_ranges
-    pauses = {name: clock.to_common_clock(rank, times) for name, times in paused.items()}
+    paused = RangedPauses() if work is None else work.idle.in_ranges
+    times = clock.to_common_clock(rank, np.stack((paused.start_ns, paused.end_ns), axis=1))
+    pauses = {name: times[paused.name == number] for number, name in enumerate(paused.names)}
     known: dict[str, Any] = {"of_operators": of_operators, "recompute": again, "pauses": pauses}
     lane = Lane(compute, transfer, exposed, unclear_part, not_overlapped, **known)
     if work is None or not len(work):

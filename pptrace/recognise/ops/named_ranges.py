@@ -26,6 +26,7 @@ import pandas as pd
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
 from pptrace.model.categories import as_category
 from pptrace.model.device import DeviceWork
+from pptrace.model.device_idle import RangedPauses
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, ops_table
 from pptrace.model.traces import Category, Events, is_of_forward
@@ -163,7 +164,7 @@ _LEAST_PAUSE_NS = 500_000
 IN_BACKWARD = "backward"
 
 
-def ranges_around(events: Events, pauses: Int64) -> dict[str, Int64]:
+def ranges_around(events: Events, pauses: Int64) -> RangedPauses:
     """The parts of some pauses between operators that lie in ranges of threads that train, each in the innermost one, by its name
     without numbers; pauses in no range between two nodes of autograd's engine are in a backward. Ranges of steps say nothing.
     """
@@ -174,15 +175,17 @@ def ranges_around(events: Events, pauses: Int64) -> dict[str, Int64]:
     is_step = _hold(events, rows, updates) & _hold(events, rows, _of_forwards(events))
     rows = rows[~(is_step | _hold(events, rows, steps))]
     code = events.codes_without_numbers(rows)
-    found, named = {}, EMPTY
+    found, named = dict[str, Int64](), EMPTY
     for number in sorted(np.unique(code), key=lambda number: np.median(events.dur_ns[rows[code == number]])):
         same = rows[code == number]
         inside = subtract(intersect(union(events.start_ns[same], events.ends_of(same)), pauses), named)
         found[events.names[events.name_id[same[0]]]], named = inside, merge(named, inside)
     nodes = events.rows_named(_NODE, Category.CPU_OP)
     is_between = np.isin(pauses[:, 0], events.ends_of(nodes)) & np.isin(pauses[:, 1], events.start_ns[nodes])
-    backward = subtract(pauses[is_between], named)
-    return {**found, IN_BACKWARD: backward} if len(backward) else found
+    found[IN_BACKWARD] = subtract(pauses[is_between], named)
+    times = np.concatenate(list(found.values()))
+    name = np.repeat(np.arange(len(found)), [len(of_name) for of_name in found.values()])
+    return RangedPauses(times[:, 0].copy(), times[:, 1].copy(), name, tuple(found))
 
 
 def _of_forwards(events: Events) -> Int64:

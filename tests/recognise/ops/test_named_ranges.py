@@ -63,8 +63,6 @@ def test_pauses_are_in_the_innermost_range_of_the_thread_that_trains() -> None:
     events += [Event(Category.CPU_OP, name, begin * ms, end * ms, thread=1) for name, begin, end in operators]
     pauses = np.array([(1, 3), (3, 5), (6, 8), (9, 11)]) * ms
     found = ranges_around(make_trace(events).events, pauses)
-    assert {name: (times // ms).tolist() for name, times in found.items()} == {
-        "Optimizer.step#SGD.step": [[1, 3]],
-        "update 7": [[3, 5]],
-        "backward": [[6, 8]],
-    }
+    assert found.names == ("Optimizer.step#SGD.step", "update 7", "backward")
+    assert (found.name.tolist(), (found.start_ns // ms).tolist()) == ([0, 1, 2], [1, 3, 6])
+    assert (found.end_ns - found.start_ns).tolist() == [2 * ms] * 3
