@@ -214,8 +214,8 @@ class RankStep:
     #: pipeline
     peak_in_flight: int | None = None
     #: part of the bubble in which a host without a device ran no operator on any thread, but for those of ``idle_spans``, and
-    #: neither posted nor waited for communication: Python, input, sleeps; the rest is waiting for other ranks. With a device it is
-    #: the part of ``launch_starved_ns`` in which its host ran no operator and made no call of the runtime for a millisecond or
+    #: neither posted nor waited for communication: Python, input, sleeps; the rest is waiting for other ranks. With a device it
+    #: is the part of ``launch_starved_ns`` in which its host ran no operator and made no call of the runtime for a millisecond or
     #: more, or was in one of ``idle_spans``; null with a pipeline, without operators, and with a device where ``host`` is
     between_operators_ns: int | None = None
     #: time in which all other members of a collective had come and asked for its result, and this rank alone was missing (more

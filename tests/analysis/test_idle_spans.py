@@ -137,6 +137,12 @@ def test_steps_that_are_long_for_a_reason_are_no_outliers() -> None:
     assert found.detail.startswith("302.0 ms of step 9, 2.0 of the median one: ")
 
 
+def test_an_evaluation_lasts_as_long_as_what_it_launched(tmp_path: Path) -> None:
+    """The work of an evaluation by a host that runs ahead: launched from 480 to 540, it runs from 500 to 700."""
+    report = report_of(tmp_path, *[[("evaluate", 480, 60)]] * 4)
+    assert report.steps[1].ranks[0].spans["EVAL"] == 200_000
+
+
 @pytest.mark.parametrize("host", [None, HostIdle(0, 0, 0)])
 def test_evaluations_in_some_steps_are_named_with_what_they_take_of_all(host: HostIdle | None) -> None:
     ranks = [replace(rank_of(host=host, between=0), spans={"EVAL": (50 + at) * MS * (at % 4 == 3)}) for at in range(12)]

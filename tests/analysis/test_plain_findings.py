@@ -172,3 +172,11 @@ def test_calls_that_are_long_for_nothing_on_the_device_are_named_apart() -> None
         "avoid them; 75% of it is in calls that take far longer than usual: cudaModuleLoadData (2 in all, the longest 30.000 ms "
         "on rank 0): look for first use of kernels"
     )
+
+
+def test_an_outlier_names_the_call_for_which_its_device_ran_dry() -> None:
+    calls = (SyncSummary("cudaModuleLoadData", "", 1, 200 * MS, 190 * MS, 200 * MS, 0),)
+    ranks = [rank_of(host=HostIdle(0, 0, 0), synchronisations=calls if at == 5 else ()) for at in range(12)]
+    steps = [replace(step_of(rank, number=at), span_ns=(100 + 200 * (at == 5)) * MS) for at, rank in enumerate(ranks)]
+    (found,) = find(steps, NO_SCHEDULE, series=series_of(steps))
+    assert "; cudaModuleLoadData takes 200.0 ms on rank 0, while its device runs dry; look at" in found.detail
