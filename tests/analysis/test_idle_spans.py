@@ -12,8 +12,9 @@ import pytest
 
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.report import Report
-from pptrace.analysis.result import StepReport
+from pptrace.analysis.recording import with_recording
+from pptrace.analysis.report import RecordingReport, Report
+from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device_idle import HostIdle
 from pptrace.report.summary_figures import overview
@@ -21,6 +22,7 @@ from pptrace.report.tables import Amount
 from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
 from tests.analysis.test_plain_findings import MS, NO_SCHEDULE, findings_of, rank_of, step_of
+from tests.analysis.test_verdict import report_of as report_by_hand
 from tests.support.optional import not_none
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -163,6 +165,16 @@ def test_evaluations_in_steps_that_are_long_for_something_else_count() -> None:
         ("evaluation", 80 * MS // 12),
         ("unexplained", 400 * MS // 12),
     ]
+
+
+def test_what_some_steps_alone_compute_is_a_gain() -> None:
+    """One of four steps takes 300 ms longer, and computes as much more: what steps take beside their compute is no limit."""
+    ranks = [rank_of(compute_ns=(98 + 300 * (at == 3)) * MS) for at in range(4)]
+    lengths = [(100 + 300 * (at == 3)) * MS for at in range(4)]
+    steps = [replace(step_of(rank, number=at), span_ns=lengths[at]) for at, rank in enumerate(ranks)]
+    found = Finding(Severity.WARNING, "", "", 75 * MS, {"steps": [3]})
+    report = with_recording(report_by_hand(*steps, findings=(found,)), RecordingReport())
+    assert report.findings == (found,)
 
 
 def test_of_devices_the_rank_that_loads_most_is_named() -> None:

@@ -180,3 +180,14 @@ def test_an_outlier_names_the_call_for_which_its_device_ran_dry() -> None:
     steps = [replace(step_of(rank, number=at), span_ns=(100 + 200 * (at == 5)) * MS) for at, rank in enumerate(ranks)]
     (found,) = find(steps, NO_SCHEDULE, series=series_of(steps))
     assert "; cudaModuleLoadData takes 200.0 ms on rank 0, while its device runs dry; look at" in found.detail
+
+
+def test_a_rank_that_is_waited_for_in_the_next_step_explains_that_one() -> None:
+    """Rank 0 comes late by 200 ms at the end of every fourth step; the next one is longer, on the rank that waits."""
+    steps = [step_of(rank_of(0, 2, 200 * (at % 4 == 2)), rank_of(1, 2, 0), number=at) for at in range(12)]
+    steps = [replace(step, span_ns=(100 + 200 * (step.step % 4 == 3)) * MS) for step in steps]
+    (found,) = find(steps, NO_SCHEDULE, series=series_of(steps))
+    assert (
+        found.title == "Straggler: 33.3% of all steps goes to waiting for rank 0, which comes last to the collectives"
+    )
+    assert found.evidence["in_some_steps"]

@@ -11,6 +11,7 @@ import numpy as np
 
 from pptrace.analysis.findings.plain import (
     IDLE_FIGURES,
+    LAST_TO_COLLECTIVES,
     device_findings,
     of_ranks,
     plain_host_findings,
@@ -310,14 +311,18 @@ def _of_outside(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Cou
 
 
 def _of_hosts(steps: Sequence[StepReport]) -> Counter[int]:
-    """The time, ns, that each step without a pipeline has more than is usual of what has a finding on its hosts."""
+    """The time, ns, that each step without a pipeline has more than is usual of what has a finding on its hosts. A rank that
+    does something alone at the end of a step makes the next one long for those that wait for it.
+    """
     causes = {finding.evidence["reason"] for finding in plain_host_findings(steps)}
     figures = [of_rank for reason, of_rank in IDLE_FIGURES.items() if reason in causes]
     of_steps = [
         max((sum(of_rank(rank) or 0 for of_rank in figures) for rank in step.ranks), default=0) for step in steps
     ]
     usual = int(np.median(of_steps)) if steps else 0
-    return Counter({step.step: max(ns - usual, 0) for step, ns in zip(steps, of_steps, strict=True)})
+    before = [usual, *of_steps[:-1]] if LAST_TO_COLLECTIVES in causes else of_steps
+    longer = zip((step.step for step in steps), map(max, of_steps, before), strict=True)
+    return Counter({step: max(ns - usual, 0) for step, ns in longer})
 
 
 def _without_explained(series: StepSeries | None, study: Study, outside: Counter[int]) -> StepSeries | None:

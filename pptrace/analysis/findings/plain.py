@@ -214,10 +214,7 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
     if lost[:, most].sum() >= _MOST_OF_IT * lost.sum():
         of_steps, number = lost[:, most], numbers[most]
         waiting = f"{of_steps.mean() / 1e6:,.1f} ms a step"
-        title = (
-            "Straggler: {share:.1%} of the step goes to waiting for "
-            + f"rank {number}, which comes last to the collectives"
-        )
+        title = f"waiting for rank {number}, which comes last to the collectives"
         detail = (
             f"rank {number} comes last to the collectives; the others wait for it {waiting}; look at the "
             f"{_instead(steps, number, of_steps.mean())}"
@@ -225,15 +222,14 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
         where: dict[str, int] = {"rank": number}
     else:
         of_steps, where = lost.sum(axis=1), {}
-        title = (
-            "Jitter: {share:.1%} of the step goes to waiting for the last rank to the collectives, now one, now another"
-        )
+        title = "waiting for the last rank to the collectives, now one, now another"
         detail = "look for input of uneven length, noise on the hosts, and other work on their cores"
     if _is_finding(of_steps, mean_span, may_recur=True):
         cause = "straggler" if where else "jitter"
-        yield _finding(
-            of_steps, mean_span, title, detail, {"cause": cause, "where": where, "reason": LAST_TO_COLLECTIVES}
-        )
+        is_rare = bool(np.median(of_steps) < _FAR_LESS * of_steps.mean())
+        title = f"{cause.capitalize()}: {{share:.1%}} of {'all steps' if is_rare else 'the step'} goes to {title}"
+        evidence = {"cause": cause, "where": where, "reason": LAST_TO_COLLECTIVES}
+        yield _finding(of_steps, mean_span, title, detail, evidence | ({"in_some_steps": True} if is_rare else {}))
 
 
 def _instead(steps: Sequence[StepReport], number: int, late_ns: float) -> str:
