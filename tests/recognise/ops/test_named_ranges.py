@@ -33,7 +33,7 @@ NAMES = {
 @pytest.mark.parametrize("kind_of_ops", ["OPTIMIZER", "F"])
 @pytest.mark.parametrize(("name", "begin"), [*((name, 110) for name in NAMES), ("get_batch", 185), ("get_batch", 165)])
 def test_a_name_says_what_its_range_is(name: str, begin: int, kind_of_ops: str) -> None:
-    """Data is that of the step whose first op comes next; of steps without ops, of the one whose range it is in, else the next."""
+    """Data is that of the step whose first op comes next; of steps without ops, of the one that it is in, else the next."""
     steps = [("STEP", step, 100 * step, 100 * step + 80) for step in range(3)]
     steps += [(kind_of_ops, step, 100 * step + 30, 100 * step + 60) for step in range(3)]
     kinds, numbers, starts, ends = zip(*steps, strict=True)
