@@ -49,7 +49,7 @@ def step_line(step: StepReport, series: StepSeries | None) -> str:
 
 
 def length_of(step: StepReport, series: StepSeries | None) -> tuple[int | None, str]:
-    """What steps are compared by, ns, and its name where that is not their whole length, as that of one is not known."""
+    """Length by which steps are compared, ns, and its name where it is not the whole one, as that of a step is not known."""
     if series is None or series.measure != "span":
         return step.length_ns, ""
     return step.span_ns, "pipeline span " if step.has_pipeline else ""
