@@ -85,7 +85,7 @@ class Wishes:
     links: Run | Sequence[Link] | None = option(
         None,
         Value.RUN,
-        "Take the latencies of links from this run on the same ranks, with messages of several sizes: no change.",
+        "Take the latencies of links from this run on the same ranks, with messages of several sizes: no change of the run.",
         "PATH",
         is_change=False,
     )
@@ -101,7 +101,8 @@ class Wishes:
     wgrad_share: float | None = option(
         None,
         Value.SHARE,
-        "W's part of a full B, where the run has no W: no change [default: 0.5].",
+        "W's part of a full B, where the run has no W: no change of the run [default: what its operators tell, else "
+        "0.35 of what is no recompute].",
         "X",
         label="W's share",
         hint="part of a full backward that is W's, where the run does not tell",
@@ -110,7 +111,8 @@ class Wishes:
     fixed_share: float | None = option(
         None,
         Value.SHARE,
-        "The part of an op that it takes however much it does: no change [default: 0, in the interval to 0.06].",
+        "The part of an op that it takes however much it does: no change of the run [default: what its stages tell, else 0, in "
+        "the interval to 0.06].",
         "X",
         label="Fixed share",
         hint="part of a usual op that any takes however much it does",
@@ -130,7 +132,11 @@ class Wishes:
         False, Value.FLAG, "With receives posted later that hold up other calls: sends and receives in another order."
     )
     memory_limit: int | None = option(
-        None, Value.SIZE, "The most that a rank may have, such as 80GB or 74GiB: no change.", "BYTES", is_change=False
+        None,
+        Value.SIZE,
+        "The most that a rank may have, such as 80GB or 74GiB: no change of the run.",
+        "BYTES",
+        is_change=False,
     )
     verify: bool = option(
         False, Value.FLAG, "Run it in real processes, with ops that sleep as long as theirs took.", is_change=False

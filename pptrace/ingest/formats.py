@@ -268,7 +268,7 @@ SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.s
 
 def entry_of(start: bytes) -> Format | None:
     """The entry that reads a file that begins with these (decompressed) bytes; None where no reader knows it."""
-    return next((known for known in FORMATS if known.sniff(start)), None)
+    return None if archive_of(start) else next((known for known in FORMATS if known.sniff(start)), None)
 
 
 def detect(start: bytes) -> InputFormat | None:

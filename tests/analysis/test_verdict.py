@@ -333,6 +333,9 @@ def test_of_some_of_the_ranks_the_length_is_that_of_their_window() -> None:
         "In the window of rank 1, the only one of 2 with a trace, the step takes 2.0 ms "
         "(in that of all ranks, as much or more): 60% compute"
     )
+    assert " takes 3.0 ms (2.0 ms of it the pipeline's span; in that of all ranks, as much or more): " in verdict_of(
+        replace(step, period_ns=3_000_000, outside=()), device=(one,)
+    )
     assert verdict_of(step, device=(one, other)).startswith("The step takes 2.0 ms: 60% compute")
 
 

@@ -92,7 +92,7 @@ def test_the_verdict_of_a_hang_is_the_hang() -> None:
 
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:
-    report = replace(WHOLE, warnings=("x.json: its rank is not in it; read as rank 0",))
+    report = replace(WHOLE, warnings=("x.json: no rank is named in it; read as rank 0",))
     assert "see the warnings" not in printed(report)
 
 

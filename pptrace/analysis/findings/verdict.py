@@ -359,9 +359,8 @@ def _length(report: Report, step: StepReport) -> str:
         whose = f"rank {traced[0]}, the only one of {num_ranks} with a trace"
     else:
         whose = f"the {len(traced)} of {num_ranks} ranks with a trace"
-    return (
-        f"In the window of {whose}, the {noun} takes {_ms(length_ns)} ms{span} (in that of all ranks, as much or more)"
-    )
+    span = f"{span} (in that of all ranks, as much or more)".replace(") (", "; ")
+    return f"In the window of {whose}, the {noun} takes {_ms(length_ns)} ms{span}"
 
 
 _FAR_FROM_TYPICAL = 0.05

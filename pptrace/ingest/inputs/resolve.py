@@ -288,8 +288,9 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
         return f"{directory}: holds run directories ({listed(runs, _FEW)}) and no traces; expected one run; give one of them"
     content = f"no trace among {listed(skipped, _FEW)}" if skipped else ("no trace files" if entries else "empty")
     return (
-        f"{directory}: {content}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
-        "(.sqlite, .nsys-rep, .qdstrm), or tables of ops (.csv, .parquet); check the path or record a run"
+        f"{directory}: {content}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems (.sqlite, "
+        ".nsys-rep, .qdstrm), rocprofv3 (.db), RPD (.rpd) or JAX (.xplane.pb) recorded, or tables of ops (.csv, .parquet); check "
+        "the path or record a run"
     )
 
 

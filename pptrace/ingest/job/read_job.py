@@ -22,6 +22,7 @@ from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.model.traces import InputFormat, Trace, TraceInfo
+from pptrace.model.wording import as_ranges
 from pptrace.processes import can_fork, num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
@@ -244,12 +245,12 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ..
         rank, doubt = _claimed_rank(file, trace.info)
         own = trace.with_info(replace(trace.info, rank=rank))
         if rank is None:
-            unranked.append((own, doubt or "its rank is not in it"))
+            unranked.append((own, doubt or "no rank is named in it"))
         elif rank not in ranked:
             if not doubt and file.rank not in (None, rank):
                 doubt = f"says rank {rank}, but run.json says {file.rank}"
             if doubt:
-                lines[rank] = f"{trace.info.path}: {doubt}; read as rank {rank}"
+                lines[rank] = f"{trace.info.path}: {doubt}"
             ranked[rank] = own
         elif (joined := _joined(ranked[rank], own)) is not None:
             ranked[rank] = joined
@@ -265,8 +266,13 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ..
         rank = next(number for number in free if number not in (used_ranks if has_claim else ranked))
         used_ranks.add(rank)
         ranked[rank] = trace.with_info(replace(trace.info, rank=rank))
-        lines[rank] = f"{trace.info.path}: {reason}; read as rank {rank}"
-    return tuple(ranked[rank] for rank in sorted(ranked)), tuple(lines[rank] for rank in sorted(lines))
+        lines[rank] = f"{trace.info.path}: {reason}"
+    read_as: dict[str, list[int]] = {}
+    for rank in sorted(lines):
+        read_as.setdefault(lines[rank], []).append(rank)
+    return tuple(ranked[rank] for rank in sorted(ranked)), tuple(
+        f"{line}; read as rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}" for line, ranks in read_as.items()
+    )
 
 
 def _claimed_rank(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:

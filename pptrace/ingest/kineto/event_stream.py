@@ -37,8 +37,8 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENTS_KEY_BYTES = 1024  # of key, colon, bracket and white space
 EXPECTED_INPUTS = (
-    "give a trace of torch.profiler (export_chrome_trace), an export of Nsight Systems (.sqlite) or a table of ops (CSV, "
-    "Parquet)"
+    "give a trace of torch.profiler (export_chrome_trace), of Nsight Systems (.sqlite), rocprofv3 (.db), RPD (.rpd) or JAX "
+    "(.xplane.pb), or a table of ops (CSV, Parquet)"
 )
 
 

@@ -112,7 +112,9 @@ def read_nsight(path: Path) -> tuple[Trace, ...]:
 def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
     with Database(export, EXPECTED_INPUT) as db:
         if not any(table in _NSYS_TABLES or table.startswith(_NSYS_PREFIXES) for table in db.tables):
-            raise TraceError(f"{shown_path}: an SQLite database without any table of Nsight Systems; {EXPECTED_INPUT}")
+            raise TraceError(
+                f"{shown_path}: an SQLite database without any table of Nsight Systems, rocprofv3 or RPD; {EXPECTED_INPUT}"
+            )
         names = Codes()
         blocks, warnings = read_tables(db, names)
         facts = recorded_facts(db)

@@ -67,6 +67,7 @@ def test_the_format_is_told_by_content_not_by_suffix(write: Write, op: Op, tmp_p
         (b"name,ph\n", None),
         (b"", None),
         (b"SQLite format 3\0", InputFormat.NSYS_SQLITE),
+        (b"ops.csv".ljust(257, b"\0") + b"ustar".ljust(255, b"\0") + b"rank,kind,start_ns\n", None),
     ],
 )
 def test_formats_are_recognised_by_their_first_bytes(start: bytes, name: InputFormat | None) -> None:

@@ -45,7 +45,7 @@ def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) ->
     paths = [write([op(), moment()], "x.json"), write([op()], "rank0.json"), write([op(ts=9)], "y.json")]
     result = read_traces(open_inputs(paths), 1)
     assert ranks(result) == [(0, "rank0.json"), (1, "x.json"), (2, "y.json")]
-    line = "{}: its rank is not in it; read as rank {}"
+    line = "{}: no rank is named in it; read as rank {}"
     assert result.warnings == (line.format(paths[0], 1), line.format(paths[2], 2))
     assert all(trace.warnings == () for trace in result.traces)
     memory = result.traces[1].memory

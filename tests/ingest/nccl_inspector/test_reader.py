@@ -92,7 +92,7 @@ def test_one_file_of_many_does_not_say_its_rank_where_no_communicator_holds_all(
     own = {rank: [call for call in calls_of(rank) if call.comm != WORLD] for rank in range(4)}
     report = load([write_run(tmp_path, own)], cache=False).report
     assert [entry.rank for entry in report.inputs] == [0, 1, 2, 3]
-    assert sum("its rank is not in it" in line for line in report.warnings) == 4
+    assert sum("no rank is named in it" in line for line in report.warnings) == 4
     assert report.mesh.pp is None
 
 
