@@ -43,7 +43,7 @@ def ranks_in(path: Path, batches: Iterable[list[Event]]) -> list[Collected]:
     """The events of each rank, its number among the labels where it is known, in order of what names it.
 
     Raises:
-        TraceError: nothing tells of which rank the events of a process are.
+        TraceError: nothing tells of which rank the events of a process are, or none are what a profiler records.
     """
     parts: dict[Scalar, Collected] = {}
     for events in batches:
@@ -54,6 +54,11 @@ def ranks_in(path: Path, batches: Iterable[list[Event]]) -> list[Collected]:
         for pid, own in by_process.items():
             parts.setdefault(pid, Collected()).add(own)
     parts = {pid: part for pid, part in parts.items() if part.has_work}
+    if not parts:
+        raise TraceError(
+            f"{path}: several ranks in one file, without operators or device work, as in a picture for a viewer; expected the file "
+            "of each rank, from which this one was made"
+        )
     names = {pid: _name_of(pid, part) for pid, part in parts.items()}
     of_devices = _hosts_of({pid: part for pid, part in parts.items() if part.hosts or not names[pid]})
     ranks: dict[str, Collected] = {}

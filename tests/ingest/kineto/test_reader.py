@@ -353,6 +353,9 @@ def test_ranks_in_one_file_of_which_nothing_tells_whose_kernels_are_whose_are_re
         TraceError, match=r"several ranks in one file, and nothing tells .* expected the file of each rank"
     ):
         read_ranks(write(content))
+    picture = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"rank {pid}"}} for pid in (0, 1)]
+    with pytest.raises(TraceError, match="without operators or device work"):
+        read_ranks(write([*picture, *(op(pid=pid, cat="op") for pid in (0, 1))]))
     (trace,) = read_ranks(write([*[op()] * 20, op(pid=11), kernel()]))  # one operator of another process is damage
     assert trace.num_events == 22
 
