@@ -152,7 +152,7 @@ def test_ranks_are_chosen_within_a_budget_by_a_step_on_trial(tmp_path: Path) -> 
     assert chosen["events_per_step"] * 3 == pytest.approx(events, rel=0.2)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"rank0.json.gz", "run.json"}
     assert f"pptrace: --profile-ranks auto recorded rank 0: {chosen['why']}" in ended.err
-    assert chosen["why"].endswith("1 of 2 ranks, 1 beyond the budget, as each stage needs one")
+    assert chosen["why"].endswith("1 of 2 ranks, 1 beyond the budget, as one is recorded always")
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

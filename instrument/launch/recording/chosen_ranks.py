@@ -92,9 +92,8 @@ def choose(
     why = (
         f"{events:,} events a step, {num_steps} steps: {on_disk:,} bytes of trace and {in_memory:,} of memory a rank; "
     )
-    why += f"{len(chosen)} of {world_size} ranks" + (
-        f", {beyond} beyond the budget, as each stage needs one" if beyond else ""
-    )
+    always = "each stage needs one" if sum(is_first for _, is_first in ranks) > 1 else "one is recorded always"
+    why += f"{len(chosen)} of {world_size} ranks{f', {beyond} beyond the budget, as {always}' * bool(beyond)}"
     return Choice(tuple(sorted(chosen)), why, budget, events, on_disk, in_memory)
 
 

@@ -56,8 +56,8 @@ def ranks_in(path: Path, batches: Iterable[list[Event]]) -> list[Collected]:
     parts = {pid: part for pid, part in parts.items() if part.has_work}
     if not parts:
         raise TraceError(
-            f"{path}: several ranks in one file, without operators or device work, as in a picture for a viewer; expected the file "
-            "of each rank, from which this one was made"
+            f"{path}: several ranks in one file, without operators or device work, as in a picture for a viewer; expected the "
+            "file of each rank, from which this one was made"
         )
     names = {pid: _name_of(pid, part) for pid, part in parts.items()}
     of_devices = _hosts_of({pid: part for pid, part in parts.items() if part.hosts or not names[pid]})
