@@ -24,7 +24,7 @@ _COMMANDS = {
     "schedule": "list and show pipeline schedules",
     "simulate": "simulate a schedule",
     "estimate": "say what a model needs on a mesh before it runs",
-    "doctor": "say what is installed and what that allows",
+    "doctor": "say what is installed here, or what is damaged in a recording",
 }
 
 

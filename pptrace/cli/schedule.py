@@ -78,7 +78,7 @@ def show(name: str, csv_file: str | None, with_comms: bool, html_file: Path | No
         _print(plan, with_comms, optimality_line(name, plan, shape))
 
 
-@command.command(name="explain")
+@command.command(name="explain", short_help="Explain a plan slot by slot.")
 @click.argument("schedule", metavar="NAME|CSV")
 @with_options([*_SIZES, *_IN_SLOTS])
 @click.option("--rank", "ranks", type=WHOLE, multiple=True, help="Only this rank (several: repeat it).")
