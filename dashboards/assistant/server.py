@@ -63,7 +63,7 @@ _FIELDS: Mapping[Value, Any] = {
 
 def _field(option: Option) -> tuple[Any, Any]:
     kind, default, limits = _FIELDS[option.takes]
-    text = option.hint if option.is_change else f"{option.hint}: no change"
+    text = option.hint if option.is_change else f"{option.hint}: no change of the run"
     return kind, Field(default, description=f"{option.label}: {text}.", **limits)
 
 

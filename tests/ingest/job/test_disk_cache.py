@@ -23,7 +23,7 @@ from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job import read_job
 from pptrace.ingest.job.disk_cache import Cache, Packed, cache_for
-from pptrace.model.device_idle import IdleTime, Synchronisations
+from pptrace.model.device_idle import IdleTime, RangedPauses, Synchronisations
 from pptrace.model.traces import Category
 from pptrace.report.to_json import report_object
 from pptrace.workflow import rank_store
@@ -115,12 +115,16 @@ def test_why_a_device_was_idle_comes_back() -> None:
     launches = [Event(Category.RUNTIME, "cudaLaunchKernel", at, at + 2, thread=1, correlation=at + 1) for at in (0, 30)]
     kernels = [Event(Category.KERNEL, "gemm", at, at + 10, 0, 7, correlation=of) for at, of in ((10, 1), (40, 31))]
     rank = recognise_trace(make_trace([*launches, call, *kernels]))
+    pauses = RangedPauses(np.array([4]), np.array([9]), np.array([0]), ("load",))
+    rank = replace(rank, work=replace(rank.work, idle=replace(rank.work.idle, in_ranges=pauses)))
     (again,) = unpack(pack([rank], "x"), "x")
     for item in fields(IdleTime):
         before, after = getattr(rank.work.idle, item.name), getattr(again.work.idle, item.name)
         if isinstance(before, Synchronisations):
             assert [getattr(after, name).tolist() for name in ("start_ns", "drained_end_ns")] == [[4], [40]]
             assert after.names == before.names == (("cudaStreamSynchronize", ""),)
+        elif isinstance(before, RangedPauses):
+            assert all(np.array_equal(getattr(before, part.name), getattr(after, part.name)) for part in fields(before))
         else:
             assert np.array_equal(before, after)
     assert len(rank.work.idle.launch_starved)
