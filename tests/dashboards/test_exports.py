@@ -20,10 +20,13 @@ from click.testing import CliRunner
 import pptrace
 from dashboards import paper
 from dashboards.app import create_app
-from dashboards.pages import schedules
+from dashboards.pages import schedules, try_change
+from dashboards.store import Loaded
 from dashboards.tables import TABLES
+from pptrace.api.wishes import FORM
 from pptrace.cli.main import cli
 from pptrace.report.figures import plan_timeline
+from pptrace.report.html import simulation_page
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator.sweep.run import run_sweep, sweep_plans
 from tests.support.programs import SAMPLES
@@ -137,6 +140,17 @@ def test_of_very_many_ranks_of_a_schedule_some_are_drawn_and_it_says_which() -> 
     assert len(figure.layout.yaxis.tickvals) == 65
     assert figure.layout.xaxis.range[1] == pytest.approx(1.008 * 3 * (511 + 8))
     assert f"drawn: {said}; the files have all" in str(schedules.body(form))
+    assert f"Drawn: {said}; the table has all" in simulation_page(form.step().simulation)
+
+
+def test_fields_say_in_sight_what_they_are() -> None:
+    page = str(schedules.layout(Loaded((SAMPLES,))))
+    assert "p ranks, m microbatches, v chunks a rank" in page
+    labels = {one.label for one in (*paper.SIZES.values(), *paper.SEVERAL.values())}
+    assert {"microbatch size", "rank memory"} <= labels
+    assert not labels & {"b", "fits"}
+    tried = str(try_change.layout(Loaded((SAMPLES,)), ""))
+    assert all(f"{one.label}: {one.hint}." in tried for one in FORM.values() if not one.is_change)
 
 
 def test_a_schedule_on_paper_has_files_too(client: Any) -> None:
