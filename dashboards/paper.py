@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +24,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import idle_by_cause
 from pptrace.simulator.estimated_step import Candidate
-from pptrace.simulator.sweep.run import Sweep, run_sweep
+from pptrace.simulator.sweep.run import Sweep, SweptPoint, sweep_plans
 
 PLAN: Mapping[str, Option] = {one.form_name: one for one in options_of(SimulateOptions).values() if one.label}
 """Sizes and costs of a plan by the names of their fields."""
@@ -142,8 +144,9 @@ class OnPaper:
     def _require_size(self) -> None:
         _require_size(self)
 
-    def bubbles(self) -> Sweep:
-        """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks.
+    def bubbles(self, most_s: float = math.inf) -> Sweep:
+        """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks: what there is of them after so many
+        seconds more.
 
         Raises:
             PptraceError: p is no size, or too large for a page.
@@ -153,16 +156,16 @@ class OnPaper:
                 f"p is {self.pp}; a page compares schedules of at most {_MOST_SWEPT_PP} ranks, pptrace simulate --sweep of any"
             )
         names = tuple(name for name, entry in SCHEDULES.items() if not entry.searches)
-        return self._swept(names, self.pp, "p,2p,3p,4p,6p,8p", "1,2,4")
+        return self._swept(names, self.pp, "p,2p,3p,4p,6p,8p", "1,2,4").more(most_s)
 
     def throughput(self) -> Sweep | None:
         """The schedule over p, with as few microbatches as p − 1 and with many more; None where it is searched."""
         entry = registry.get(self.schedule)
         if entry.searches:
             return None
-        return self._swept((self.schedule,), "2..32:x2", "p-1,8p", self.chunks or entry.default_chunks)
+        return self._swept((self.schedule,), "2..32:x2", "p-1,8p", self.chunks or entry.default_chunks).more()
 
-    def _swept(self, schedules: tuple[str, ...], pp: Any, microbatches: str, chunks: Any) -> Sweep:
+    def _swept(self, schedules: tuple[str, ...], pp: Any, microbatches: str, chunks: Any) -> Sweeping:
         costs: dict[str, Any] = {"forward": self.forward, "backward": self.backward, "p2p": self.p2p}
         return _swept(SweepOptions(schedules, pp=pp, microbatches=microbatches, chunks=chunks, **costs))
 
@@ -182,10 +185,36 @@ def _require_size(plan: OnPaper | EstimateOptions) -> None:
         raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
 
 
+class Sweeping:
+    """A sweep that goes on while somebody asks. Usable from any thread."""
+
+    def __init__(self, options: SweepOptions) -> None:
+        self._grid = grid_of(options)
+        self._left = sweep_plans(self._grid)
+        self._points: list[SweptPoint] = []
+        self._lock = threading.Lock()
+        self._swept = Sweep(self._grid, ())
+
+    def more(self, most_s: float = math.inf) -> Sweep:
+        """Simulate the rest, or what there is time for: all of m of the schedules and numbers of chunks so far."""
+        with self._lock:
+            begin, num = monotonic(), len(self._points)
+            try:
+                while monotonic() - begin < most_s and (points := next(self._left, None)) is not None:
+                    self._points += points
+            except PptraceError:  # who asks again is told again
+                self._left, self._points = sweep_plans(self._grid), []
+                raise
+            if len(self._points) > num:
+                of_row = len(self._grid.microbatches) * len(self._grid.costs)
+                self._swept = Sweep(self._grid, tuple(self._points[: len(self._points) // of_row * of_row]))
+            return self._swept
+
+
 @lru_cache(_MOST_KEPT)
-def _swept(options: SweepOptions) -> Sweep:
+def _swept(options: SweepOptions) -> Sweeping:
     """A sweep, which is kept: pages that are gone back to, and the files of their tables, ask for the same one."""
-    return run_sweep(grid_of(options))
+    return Sweeping(options)
 
 
 @lru_cache(_MOST_ESTIMATED)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, graph, lines, panel, report_table
@@ -94,6 +94,51 @@ def waiting(*children: Node, id: str) -> Node:
         parent_className="filled-later",
         overlay_style={"visibility": "visible", "opacity": 0.5},
     )
+
+
+def made_in_parts(id: str, label: str, begins: str, stop: str, every_ms: int) -> list[Node]:
+    """A bar that tells how much there is of what takes long, with a button that stops it, and the place of what there is."""
+    names: Any = {"aria-label": label}
+    bar = html.Progress(id=f"{id}-progress", **names)
+    button = html.Button("Stop", id=f"{id}-stop", type="button", className="tool", title=stop)
+    count = html.Span(begins, id=f"{id}-count", role="status")
+    return [
+        html.Div([bar, count, button], className="predicting", id=f"{id}-bar"),
+        html.Div(id=f"{id}-body"),
+        dcc.Store(id=f"{id}-shown"),
+        dcc.Interval(id=f"{id}-tick", interval=every_ms),
+    ]
+
+
+def fill_in_parts(app: Dash, id: str, given: Sequence[Any], answer: Callable[..., tuple[Any, ...]]) -> None:
+    """Fill it: ``answer`` takes whether it is stopped, the state that the page shows and the values ``given``; it makes some more
+    and returns what :func:`of_parts` does.
+    """
+
+    @app.callback(
+        Output(f"{id}-body", "children"),
+        Output(f"{id}-bar", "className"),
+        Output(f"{id}-progress", "value"),
+        Output(f"{id}-progress", "max"),
+        Output(f"{id}-count", "children"),
+        Output(f"{id}-stop", "children"),
+        Output(f"{id}-tick", "disabled"),
+        Output(f"{id}-shown", "data"),
+        Input(f"{id}-tick", "n_intervals"),
+        Input(f"{id}-stop", "n_clicks"),
+        State(f"{id}-shown", "data"),
+        *given,
+        running=[(Output(f"{id}-tick", "max_intervals"), 0, -1)],  # a question drops the answer of the one before
+    )
+    def show(_tick: int | None, clicks: int | None, shown: str | None, *values: Any) -> Any:
+        return answer(bool((clicks or 0) % 2), shown, *values)
+
+
+def of_parts(body: Any, done: int, total: int | None, count: str, is_paused: bool, state: str) -> tuple[Any, ...]:
+    """All that a page shows of what is made in parts, of which so many are done; ``total`` is None while it is not known."""
+    is_over = done == total
+    place, button = "gone" if is_over else "predicting", "Go on" if is_paused else "Stop"
+    return (body, place, f"{done}", f"{total or 1}", count, button, is_paused or is_over, state)
 
 
 def body_of_step(app: Dash, store: Store, page: str, make: Callable[[Loaded, int | None], Sequence[Node]]) -> None:

@@ -35,8 +35,8 @@ _MOST_SHIFT = 50
 _MOST_RANKS = 64
 """Ranks whose events are searched or summed at once."""
 _MOST_DIGITS = 10
-_EVENT_COLOURS = ("#5B84B1", "#9C8ABF", "#C2A14D", "#8C97A6", COMPUTE, COMMUNICATION, MEMORY, "#7A4FA3", OTHER)
-"""Colours of events, by their class."""
+_EVENT_COLOURS = ("#5B84B1", "#9C8ABF", "#C2A14D", "#8C97A6", COMPUTE, COMMUNICATION, "#C0736B", "#7A4FA3", "#B9BEC6")
+"""Colours of events, by their class; those of kernels are those of compute and transfers, which they are."""
 _CACHED = {"Cache-Control": "private, max-age=3600, immutable"}
 _BYTES = "application/octet-stream"
 

@@ -30,6 +30,8 @@ from pptrace.workflow.reopen import RunStore, reopen
 _log = logging.getLogger(__name__)
 _SUFFIXES_OF_TRACES = (".json", ".gz")
 _MOST_FILES = 40
+READABLE = "can be read"
+"""In place of the problem of a file that has none."""
 
 Fingerprint = tuple[tuple[str, int, int], ...]
 
@@ -189,7 +191,7 @@ def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:
         elif path.match(FACTS_OF_RANKS):
             problem = ""
         else:
-            problem = _problem(path, None) if not formats and path.suffix in _SUFFIXES_OF_TRACES else ""
+            problem = _problem(path, None) if path.suffix in _SUFFIXES_OF_TRACES else ""
         files.append(InputFile(path.name, _num_bytes(path), problem))
     return tuple(files)
 
@@ -199,7 +201,7 @@ def _problem(path: Path, name: InputFormat | None) -> str:
         read_trace(path, name)
     except PptraceError as err:
         return str(err).removeprefix(f"{path}: ")
-    return "can be read"
+    return READABLE
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

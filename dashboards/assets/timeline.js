@@ -1004,7 +1004,18 @@
       };
       const words = this.legendEntries().map(([text]) => text).filter((text) => text !== "Memory"); // which has no bars
       this.words.replaceChildren(...words.map((value) => make("option", { value })));
-      this.legendBox.replaceChildren(...this.legendEntries().map(([text, ...look]) => make("span", { className: "legend-entry" }, chip(...look), text)));
+      this.legendBox.replaceChildren(...this.legendLooks().map(([text, ...look]) => make("span", { className: "legend-entry" }, chip(...look), text)));
+    }
+
+    /* The entries of the legend, those of one look, as compute and its kernels, together. */
+    legendLooks() {
+      const looks = [];
+      for (const [text, ...look] of this.legendEntries()) {
+        const same = looks.find(([, ...other]) => String(other) === String(look));
+        if (same) same[0] += `, ${text}`;
+        else looks.push([text, ...look]);
+      }
+      return looks;
     }
 
     /* [text, colour, state that is hatched] of what is drawn. */
@@ -1054,7 +1065,7 @@
 
     savePng() {
       const size = this.size();
-      const places = T.legendPlaces(this.legendEntries(), size.width);
+      const places = T.legendPlaces(this.legendLooks(), size.width);
       const ratio = this.canvas.width / size.width;
       const picture = make("canvas", { width: this.canvas.width, height: this.canvas.height + Math.round(T.legendHeight(places) * ratio) });
       const pen = picture.getContext("2d");
@@ -1066,7 +1077,7 @@
 
     svg() {
       const size = this.size();
-      const places = T.legendPlaces(this.legendEntries(), size.width);
+      const places = T.legendPlaces(this.legendLooks(), size.width);
       const ctx = new T.SvgContext(size.width, size.height + T.legendHeight(places), `12px ${T.FONT}`);
       T.draw(ctx, this, size, this.marks());
       T.drawLegend(ctx, places, size.height, size.width, this.marks().colours);

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, html, no_update
 
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.exports import whole_files
 from dashboards.pages import try_change
-from dashboards.parts import chart, data_table, empty, guarded, with_files
+from dashboards.parts import chart, data_table, empty, fill_in_parts, guarded, made_in_parts, of_parts, with_files
 from dashboards.predicting import Progress
 from dashboards.wishes import ASSUMED, wishes_of
 from pptrace.errors import PptraceError
@@ -25,37 +25,14 @@ _STOP = "stops after the change that is being predicted, and goes on from there"
 
 def layout() -> list[Node]:
     """The bar that tells how many changes are predicted, with its button, and the place of the predictions."""
-    label: Any = {"aria-label": "Predicted changes"}
-    bar = html.Progress(id="whatif-progress", **label)
-    stop = html.Button("Stop", id="whatif-stop", type="button", className="tool", title=_STOP)
-    count = html.Span("Predicting …", id="whatif-count", role="status")
-    return [
-        html.Div([bar, count, stop], className="predicting", id="whatif-bar"),
-        html.Div(id="whatif-body"),
-        dcc.Store(id="whatif-shown"),
-        dcc.Interval(id="whatif-tick", interval=_EVERY_MS),
-    ]
+    return made_in_parts("whatif", "Predicted changes", "Predicting …", _STOP, _EVERY_MS)
 
 
 def register(app: Dash, answers: Answers) -> None:
-    @app.callback(
-        Output("whatif-body", "children"),
-        Output("whatif-bar", "className"),
-        Output("whatif-progress", "value"),
-        Output("whatif-progress", "max"),
-        Output("whatif-count", "children"),
-        Output("whatif-stop", "children"),
-        Output("whatif-tick", "disabled"),
-        Output("whatif-shown", "data"),
-        Input("whatif-tick", "n_intervals"),
-        Input("whatif-stop", "n_clicks"),
-        *(Input(try_change.field(name), "value") for name in ASSUMED),
-        State("whatif-shown", "data"),
-        running=[(Output("whatif-tick", "max_intervals"), 0, -1)],  # a question drops the answer of the one before
-    )
-    def show(_tick: int | None, clicks: int | None, *values: Any) -> Any:
-        *assumed, shown = values
-        return _answer(answers, dict(zip(ASSUMED, assumed, strict=True)), shown, is_paused=bool((clicks or 0) % 2))
+    def show(is_paused: bool, shown: str | None, *assumed: Any) -> tuple[Any, ...]:
+        return _answer(answers, dict(zip(ASSUMED, assumed, strict=True)), shown, is_paused=is_paused)
+
+    fill_in_parts(app, "whatif", [Input(try_change.field(name), "value") for name in ASSUMED], show)
 
 
 def _answer(answers: Answers, assumed: Mapping[str, object], shown: str | None, *, is_paused: bool) -> tuple[Any, ...]:
@@ -68,18 +45,15 @@ def _answer(answers: Answers, assumed: Mapping[str, object], shown: str | None, 
             predicting.go_on()
         progress = predicting.progress()
     except PptraceError as err:
-        return ([empty("No prediction", str(err), "whatif-refused")], "gone", "0", "1", "", "Stop", True, "")
+        return of_parts([empty("No prediction", str(err), "whatif-refused")], 0, 0, "", is_paused, "")
     state = f"{progress.done} of {progress.num_changes} {sorted(assumed.items())}"
     body = (
         no_update if state == shown else guarded(lambda: changes(progress, assumed), "No prediction", "whatif-refused")
     )
-    place = "gone" if progress.is_over else "predicting"
-    most = "1" if progress.num_changes is None else f"{progress.num_changes}"
-    button = "Go on" if is_paused else "Stop"
     count = "Finding out what can be changed …"
     if progress.num_changes is not None:
         count = f"{progress.done} of {counted(progress.num_changes, 'change')} predicted"
-    return (body, place, f"{progress.done}", most, count, button, is_paused or progress.is_over, state)
+    return of_parts(body, progress.done, progress.num_changes, count, is_paused, state)
 
 
 def changes(progress: Progress, assumed: Mapping[str, object]) -> list[Node]:

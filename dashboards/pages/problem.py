@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dash import dcc, html
 
 from dashboards.components import Node, hang_panel, panel, table
-from dashboards.store import InputFile, Loaded
+from dashboards.store import READABLE, InputFile, Loaded
 from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.live_records.frames import SUFFIX
 from pptrace.model.units import num_bytes
+from pptrace.model.wording import counted
 
 _FACTS = (
     ("status", "Status"),
@@ -40,7 +41,7 @@ def no_page(path: str) -> Node:
 def layout(loaded: Loaded) -> Node:
     """The page for a load that failed."""
     has_steps = any(file.name.endswith(SUFFIX) for file in loaded.files)
-    advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files exist.")
+    advice = _ADVICE.get(str(loaded.run.get("status"))) or _advice_on(loaded.files)
     if has_steps and loaded.run.get("profiler") == "none":
         advice = "It was started with --profiler none: there will be no traces."
     live = (
@@ -75,6 +76,14 @@ def layout(loaded: Loaded) -> Node:
         content = table([*map(str.capitalize, names)], rows, text_columns=len(names), id="run-ranks")
         parts.append(panel("Ranks", content))
     return html.Div([*parts, html.Div(columns, className="columns ragged")])
+
+
+def _advice_on(files: Sequence[InputFile]) -> str:
+    broken = [file.name for file in files if file.problem not in ("", READABLE)]
+    if not broken:
+        return f"Reload this page when {'this is mended' if files else 'the files exist'}."
+    more = f" and {counted(len(broken) - 1, 'more file')}" if len(broken) > 1 else ""
+    return f"{broken[0]}{more} cannot be read: why is below. Copy or record anew what is broken, and reload this page."
 
 
 _OPENABLE = (

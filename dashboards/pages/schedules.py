@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
 from dashboards.components import Node, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
-from dashboards.parts import waiting, with_files
+from dashboards.parts import fill_in_parts, made_in_parts, of_parts, waiting, with_files
 from dashboards.store import Loaded, Store
 from pptrace.api.options import Option, Value
 from pptrace.errors import PptraceError
@@ -21,7 +21,7 @@ from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
 from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
-from pptrace.report.figures import CONFIG, timeline
+from pptrace.report.figures import CONFIG, plan_timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.schedule.registry import SCHEDULES
@@ -32,6 +32,11 @@ _OPTIONS = {**PLAN, **SIZES, **SEVERAL}
 """The options of all fields by their names, as an address has them."""
 _REFUSED = "plan-refused"
 _BLANK = "no such plan, pointing at it says why"
+_EVERY_MS = 250
+_SWEPT_S = 1.0
+"""Time after which a page is shown what is simulated, s."""
+_STOP = "stops after the schedule that is being simulated, and goes on from there"
+_OF_PLAN = "p ranks, m microbatches, v chunks a rank; F, B: all layers of a rank"
 _SEVERAL = "Several values each (2,4,8 or 1..8:x2), for what fits; what is empty here is as above"
 
 
@@ -42,15 +47,16 @@ def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     if (chosen := choice_of(query, "schedule", list(SCHEDULES))) is not None:
         name, of_run = chosen, {}
     schedule = dcc.Dropdown(id="plan-schedule", options=list(SCHEDULES), value=name, clearable=False, searchable=False)
-    fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
+    fields: list[Node] = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
     fields += [_field(key, option, query, of_run.get(key)) for key, option in PLAN.items()]
+    fields += [html.Span(_OF_PLAN, className="note")]
     sizes = [html.Span("Sizes of a model, for what its ranks need", className="note")]
     sizes += [_field(key, option, query) for key, option in SIZES.items()]
     several = [html.Span(_SEVERAL, className="note")]
     several += [_text(key, option, query) for key, option in SEVERAL.items()]
-    later = (waiting(id=f"plan-{place}") for place in ("fits", "sweeps"))
+    later = [waiting(id="plan-fits"), *made_in_parts("sweep", "Simulated sizes", "Simulating …", _STOP, _EVERY_MS)]
     forms = (html.Div(each, className="panel plan-fields") for each in (fields, sizes, several))
-    return html.Div([*forms, html.Div(id="plan-body"), *later, keeper("plan")])
+    return html.Div([*forms, html.Div(id="plan-body"), *later, waiting(id="plan-curves"), keeper("plan")])
 
 
 def _id(key: str) -> str:
@@ -91,24 +97,30 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
 def register(app: Dash, _store: Store) -> None:
     _show(app, "plan-body", [*PLAN, *SIZES], body)
     _show(app, "plan-fits", [*PLAN, *SIZES, *SEVERAL], what_fits)
-    _show(app, "plan-sweeps", list(PLAN), sweeps)
+    _show(app, "plan-curves", list(PLAN), throughput)
+    fill_in_parts(app, "sweep", _given(list(PLAN)), _sweep)
     keep_fields(app, "plan", "plan-schedule", *map(_id, _OPTIONS))
 
 
 def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper], list[Node]]) -> None:
     """Fill a place of the page by itself: the plan is there before the sweeps, which take longer."""
 
-    @app.callback(
-        Output(place, "children"),
-        Input("plan-schedule", "value"),
-        *(Input(_id(key), "value") for key in names),
-        State("location", "pathname"),
-    )
-    def show(schedule: str, *values: Any) -> Any:
-        *numbers, path = values
-        if path != "/schedules":
-            raise PreventUpdate
-        return parts(on_paper({"schedule": schedule} | dict(zip(names, numbers, strict=True))))
+    @app.callback(Output(place, "children"), *_given(names))
+    def show(*values: Any) -> Any:
+        return parts(_form(names, *values))
+
+
+def _given(names: Sequence[str]) -> list[Any]:
+    """What :func:`_form` takes of the page."""
+    fields = [Input(_id(key), "value") for key in names]
+    return [Input("plan-schedule", "value"), *fields, State("location", "pathname")]
+
+
+def _form(names: Sequence[str], schedule: str, *values: Any) -> OnPaper:
+    *numbers, path = values
+    if path != "/schedules":
+        raise PreventUpdate
+    return on_paper({"schedule": schedule} | dict(zip(names, numbers, strict=True)))
 
 
 def body(form: OnPaper) -> list[Node]:
@@ -121,9 +133,22 @@ def what_fits(form: OnPaper) -> list[Node]:
     return _or_refused([_combinations], form, _refusal(form.estimate))
 
 
-def sweeps(form: OnPaper) -> list[Node]:
-    """The bubbles of all schedules over m, and the throughput; or a line, where the plan's own does not say why not."""
-    return _or_refused([_bubbles, _throughput], form, _refusal(form.step))
+def throughput(form: OnPaper) -> list[Node]:
+    """The throughput; or a line, where the plan's own and that of the bubbles do not say why not."""
+    return _or_refused([_throughput], form, _refusal(form.step) or _refusal(lambda: form.bubbles(0)))
+
+
+def _sweep(is_paused: bool, shown: str | None, *values: Any) -> tuple[Any, ...]:
+    """The bubbles that are simulated, after some more of them; ``shown`` is the state of them that the page has."""
+    form = _form(list(PLAN), *values)
+    try:
+        sweep = form.bubbles(0 if is_paused else _SWEPT_S)
+    except PptraceError:
+        return of_parts(_or_refused([_bubbles], form, _refusal(form.step)), 0, 0, "", is_paused, "")
+    done, total = len(sweep.points), sweep.grid.num_points
+    count = f"{done} of {total} combinations of schedule, v and m simulated"
+    state = f"{done} {form.options}"
+    return of_parts(no_update if state == shown else _bubbles(form), done, total, count, is_paused, state)
 
 
 def _refusal(make: Callable[[], object]) -> str:
@@ -150,12 +175,13 @@ def _or_refused(parts: Sequence[Callable[[OnPaper], list[Node]]], form: OnPaper,
 
 def _plan(form: OnPaper) -> list[Node]:
     step = form.step()
-    figure = timeline(step.ops)
+    figure, drawn_ranks = plan_timeline(step.ops)
     note = (
         f"{units.milliseconds(step.makespan_ns)} ms · bubble ratio {units.ratio(step.bubble_ratio)}, "
         f"{units.percent(step.bubble_share)} of the step · at most "
         f"{counted(int(max(step.ranks.peak_inflight_microbatches)), 'activation')} of a chunk on a rank"
     )
+    note += f" · drawn: {drawn_ranks}; the files have all" if drawn_ranks else ""
     drawn = panel(form.schedule, still_picture(figure, "plan-timeline", CONFIG), note=note, id="plan-drawn")
     idle = idle_table(step.simulation, units.milliseconds, "ms")
     tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
@@ -209,7 +235,7 @@ def _bubbles(form: OnPaper) -> list[Node]:
             "plan-bubbles",
             form,
         )
-        for sizes, figure in heat_maps(form.bubbles())
+        for sizes, figure in heat_maps(form.bubbles(0))
     ]
 
 

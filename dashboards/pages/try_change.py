@@ -37,7 +37,10 @@ _VERIFY = "runs this plan in real processes of this machine: ops sleep as long a
 _SLIDER: Any = {"step": 1, "marks": None, "allow_direct_input": False, "className": "slider"}
 _MOST_VERIFIED_S = 10.0
 """Longer steps are left to the command line: six of them are run while a page waits."""
-_HELP = "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one."
+_HELP = (
+    "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one.",
+    *(f"{option.label}: {option.hint}." for option in FORM.values() if not option.is_change),
+)
 _LABELS_PX = 170
 _WHOLE, _TIMES, _SHARES, _TEXTS = (
     {name: option for name, option in FORM.items() if option.takes is value}
@@ -55,7 +58,7 @@ _MOST_HANDLES = 31
 def layout(loaded: Loaded, note: str, query: Query = NOTHING) -> list[Node]:
     """The panel of the fields, with what the address has for them, and the place of the answer."""
     return [
-        panel("Try a change", _controls(loaded, query), html.P(_HELP, className="help"), note=note, id="try"),
+        panel("Try a change", _controls(loaded, query), html.P(" ".join(_HELP), className="help"), note=note, id="try"),
         waiting(id="try-body"),
         keeper("try"),
     ]

@@ -82,7 +82,7 @@ class EstimateOptions:
         None, Value.WHOLE, "Rows of embedding and head; more where tp does not divide them.", "V", label="vocabulary"
     )
     sequence: int | None = option(None, Value.WHOLE, "Tokens of a sequence.", "S", label="sequence")
-    microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B", label="b")
+    microbatch_size: int = option(1, Value.WHOLE, "Sequences of a microbatch.", "B", label="microbatch size")
     dropout: bool = option(False, Value.FLAG, "With dropout, whose masks are kept.")
     attention: str = option(
         "fused",
@@ -138,7 +138,9 @@ class EstimateOptions:
     head_activations: int | None = option(
         None, Value.WHOLE, "Bytes that the head keeps of a sequence, with them.", "BYTES", label="head bytes"
     )
-    fits: int | None = option(None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES", label="fits")
+    fits: int | None = option(
+        None, Value.SIZE, "Memory that a rank has, such as 80GB or 74GiB.", "BYTES", label="rank memory"
+    )
     tflops: float | None = option(
         None, Value.TIMES, "TFLOP/s that a rank reaches in matrix products: predict the step.", "X", label="TFLOP/s"
     )

@@ -10,6 +10,7 @@ and transferring.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -46,6 +47,10 @@ CONFIG: Mapping[str, Any] = {
     "doubleClick": "autosize",
 }
 """plotly.js options for a timeline: the wheel zooms time, dragging selects a range, a double click shows the whole step."""
+
+
+MOST_ROWS = 64
+"""Most ranks of a step on paper that are drawn, every so many of more."""
 
 
 def timeline(
@@ -103,6 +108,17 @@ def timeline(
         traces += comm_traces(step_comms, rows)
     last_ns = max(int(table["end_ns"].max()) for table in (step_ops, step_comms) if len(table))
     return _lay_out(go.Figure(traces), rows, row_labels(step_ops), shown, shown_ns, last_ns)
+
+
+def plan_timeline(ops: pd.DataFrame) -> tuple[go.Figure, str]:
+    """Draw a step on paper, of many ranks every so many and the last one, with a sentence that says so; "" where it has all."""
+    windows, said = _one_window(ops), ""
+    if windows and len(ranks := windows[0].ranks) > MOST_ROWS:
+        every = -(-len(ranks) // MOST_ROWS)
+        shown = (*ranks[:-1:every], ranks[-1])
+        windows = (replace(windows[0], ranks=shown),)
+        said = f"{len(shown)} of {len(ranks):,} ranks: every {every}th from rank {ranks[0]}, and the last"
+    return timeline(ops, windows=windows), said
 
 
 def step_timeline(analysis: Analysis, step: StepReport) -> go.Figure:

@@ -19,7 +19,7 @@ from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.charts.memory import memory_over_time
-from pptrace.report.figures import CONFIG, step_timeline, timeline
+from pptrace.report.figures import CONFIG, plan_timeline, step_timeline, timeline
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
@@ -91,9 +91,11 @@ def simulation_page(simulation: Simulation) -> str:
     for rank in simulation.ranks:
         times = map(units.milliseconds, (rank.compute_ns, rank.bubble_ns))
         rows.append((rank.rank, *times, rank.peak_inflight_microbatches))
+    figure, drawn_ranks = plan_timeline(simulation.ops())
     parts = [
         f"<h1>{escape(plan.name)} <small>simulated</small></h1>{_facts(facts)}",
-        _figure(timeline(simulation.ops())),
+        _figure(figure),
+        f'<p class="note">Drawn: {drawn_ranks}; the table has all.</p>' if drawn_ranks else "",
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     if (idle := idle_table(simulation, units.milliseconds, "ms")) is not None:

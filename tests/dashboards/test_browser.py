@@ -102,6 +102,8 @@ def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
 ) -> None:
     (tmp_path / "rank0.json.gz").write_bytes(b"")
     (tmp_path / "rank1.json.gz").write_bytes(b"this is no trace")
+    advice = visit(serve([tmp_path])).page.text_content("#problem + p")
+    assert advice.startswith("rank0.json.gz and 1 more file cannot be read: why is below"), "not that there are none"
     broken = {"status": "failed", "trace": None, "error": "RuntimeError: out of luck"}
     synthetic.write_run_json(tmp_path, 3, status="failed", rank2=broken)
     page = visit(serve([tmp_path])).page

@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,11 +20,15 @@ from click.testing import CliRunner
 import pptrace
 from dashboards import paper
 from dashboards.app import create_app
-from dashboards.pages import schedules
+from dashboards.pages import schedules, try_change
+from dashboards.store import Loaded
 from dashboards.tables import TABLES
+from pptrace.api.wishes import FORM
 from pptrace.cli.main import cli
+from pptrace.report.figures import plan_timeline
+from pptrace.report.html import simulation_page
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator.sweep.run import run_sweep
+from pptrace.simulator.sweep.run import run_sweep, sweep_plans
 from tests.support.programs import SAMPLES
 
 
@@ -105,12 +110,47 @@ ON_PAPER = "schedule=interleaved-1f1b&pp=4&microbatches=8&chunks=2&forward=1&bac
 
 def test_sweeps_of_a_schedule_on_paper_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(paper, "run_sweep", lambda *given: made.append(given) or run_sweep(*given))
+    monkeypatch.setattr(paper, "sweep_plans", lambda *given: made.append(given) or sweep_plans(*given))
     first, again, other = (paper.OnPaper("1f1b", 3, 7, None, 1.0, 2.0, p2p) for p2p in (0.25, 0.25, 0.75))
     assert first.bubbles() is again.bubbles()
     assert len(made) == 1
     assert other.bubbles() is not first.bubbles()
     assert len(made) == 2
+
+
+def test_a_sweep_has_whole_rows_as_they_are_simulated_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One plan a question; the rest, where a file is asked for, and for who waits what all at once are."""
+    form, clock = paper.OnPaper("1f1b", 3, 7, None, 1.0, 2.0, 0.125), count()
+    monkeypatch.setattr(paper, "monotonic", lambda: next(clock) / 2)
+    rows = [len(form.bubbles(1).points) for _ in range(8)]
+    assert rows == [0, 0, 0, 0, 0, 6, 6, 6]
+    assert len(form.bubbles(0).points) == 6
+    assert form.bubbles().points == run_sweep(form.bubbles(0).grid).points
+    answer = schedules._sweep(True, None, "1f1b", 3, 7, None, 1.0, 2.0, 0.125, "/schedules")
+    assert answer[1:5] == ("gone", "270", "270", "270 of 270 combinations of schedule, v and m simulated")
+    small = schedules._sweep(True, None, "1f1b", 3, 7, None, 1.0, 2.0, 0.0625, "/schedules")
+    assert small[1:3] + small[5:7] == ("predicting", "0", "Go on", True)
+
+
+def test_of_very_many_ranks_of_a_schedule_some_are_drawn_and_it_says_which() -> None:
+    form = paper.OnPaper("1f1b", 512, 8, None, 1.0, 2.0, 0.0)
+    figure, said = plan_timeline(form.step().ops)
+    assert said == "65 of 512 ranks: every 8th from rank 0, and the last"
+    assert figure.layout.height < 2_000
+    assert len(figure.layout.yaxis.tickvals) == 65
+    assert figure.layout.xaxis.range[1] == pytest.approx(1.008 * 3 * (511 + 8))
+    assert f"drawn: {said}; the files have all" in str(schedules.body(form))
+    assert f"Drawn: {said}; the table has all" in simulation_page(form.step().simulation)
+
+
+def test_fields_say_in_sight_what_they_are() -> None:
+    page = str(schedules.layout(Loaded((SAMPLES,))))
+    assert "p ranks, m microbatches, v chunks a rank" in page
+    labels = {one.label for one in (*paper.SIZES.values(), *paper.SEVERAL.values())}
+    assert {"microbatch size", "rank memory"} <= labels
+    assert not labels & {"b", "fits"}
+    tried = str(try_change.layout(Loaded((SAMPLES,)), ""))
+    assert all(f"{one.label}: {one.hint}." in tried for one in FORM.values() if not one.is_change)
 
 
 def test_a_schedule_on_paper_has_files_too(client: Any) -> None:
@@ -206,7 +246,7 @@ def test_costs_that_are_left_empty_are_those_of_the_command() -> None:
     for empty in ({}, {"forward": "", "backward": None}):
         form = paper.on_paper(sizes | empty)
         assert form.step().makespan_ns == usual.makespan_ns == 15_000_000
-        assert "both cost" not in str([*schedules.body(form), *schedules.sweeps(form)])
+        assert "both cost" not in str([*schedules.body(form), *schedules.throughput(form)])
     assert paper.on_paper(sizes | {"backward": "5"}).step().makespan_ns == 5 * 6_000_000
     none = schedules.body(paper.on_paper(sizes | {"forward": "0", "backward": "0"}))
     assert "forward and backward both cost 0 ns; expected at least one of them above 0" in str(none)

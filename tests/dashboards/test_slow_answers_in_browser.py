@@ -128,6 +128,23 @@ def test_a_page_that_asks_again_and_again_waits_for_its_answer(
     page.wait_for_selector(shown)
 
 
+def test_a_sweep_of_schedules_is_shown_as_it_is_made_and_can_be_stopped(
+    serve: Serve, visit: Visiting, run_p4: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboards.pages.schedules._SWEPT_S", 0.001)  # a plan an answer
+    page = visit(serve([run_p4]) + "schedules?schedule=1f1b&pp=3&microbatches=4").page
+    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
+    page.click("#sweep-stop")
+    page.wait_for_selector("#sweep-stop:has-text('Go on')")
+    stopped = page.inner_text("#sweep-count")
+    assert stopped.endswith(" of 270 combinations of schedule, v and m simulated")
+    page.wait_for_timeout(800)  # in which it would have asked again
+    assert page.inner_text("#sweep-count") == stopped
+    monkeypatch.undo()
+    page.click("#sweep-stop")
+    page.wait_for_selector("#sweep-bar.gone", state="attached")
+
+
 def test_tiles_that_a_server_refuses_for_a_while_come_later(serve: Serve, visit: Visiting, run_p4: Path) -> None:
     opened = visit(serve([run_p4]) + "hang")
     page = opened.page

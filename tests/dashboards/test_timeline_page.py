@@ -539,6 +539,11 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
         # Events come lane by lane.
         page.wait_for_function(f"() => {STATE}.svg().includes('>{name}</text>')", polling=100)
     assert "events=" not in address(page)
+    assert "Compute, kernel" in page.inner_text(".timeline-legend").split("\n"), "they have one colour"
+    colours = page.evaluate(
+        f"[{STATE}.about.colours.memory, ...{STATE}.about.eventClasses.map(([, [[fill]]]) => fill)]"
+    )
+    assert len(set(colours)) == len(colours)
     page.keyboard.press("u")
     page.wait_for_selector("#timeline-sums:has-text('aten::linear')")
 

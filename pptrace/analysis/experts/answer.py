@@ -18,11 +18,12 @@ from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, SentRows, Traffic, names_of, sent_rows_of, traffic_of
 from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, RankLoad, RoutingGain, report_traffic
-from pptrace.analysis.experts.waits import ROLES, Waits, expert_steps
+from pptrace.analysis.experts.waits import LEAST_COMPARED, ROLES, Waits, expert_steps
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.communication import HotSpot
 from pptrace.analysis.stragglers.reason import gain_interval, gains
 from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.wording import as_ranges
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
@@ -241,6 +242,9 @@ def _reasons(
             "of some forwards dispatch and combine are not known: overlapped pairs interleave them, or calls are missing; times, "
             f"waits and calls are those of the other ops, routes {'and rows' if sizes is not None else 'of experts'} those of all"
         )
+    if has_rows and (few := experts.waits.hardly_compared):
+        of_ranks = f"of rank{'s' * (len(few) > 1)} {as_ranges(few)}"
+        yield f"{of_ranks} fewer than {LEAST_COMPARED} exchanges have rows to compare with those of others: slowness is null"
     if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"
     if len(exchanges) and in_no_op.all():

@@ -74,7 +74,7 @@ class RankLoad:
     ratio: float | None  #: rows over the mean of its groups; null as ``rows``
     expert_ns: int  #: time between dispatch and combine, forward and backward
     #: ``expert_ns`` over the time of others of its groups with as many rows, the median; null where the group or rows are not
-    #: known, and of experts without rows, unless others have none either
+    #: known, of experts without rows, unless others have none either, and where fewer than three exchanges compare
     slowness: float | None
     waited_ns: int | None  #: time for which it waited in these calls; null where they are not matched
     #: time for which others waited for it in dispatches, to which it came late from elsewhere; null as ``waited_ns``

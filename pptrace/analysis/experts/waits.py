@@ -16,6 +16,9 @@ from pptrace.analysis.experts.types import ExpertStep
 from pptrace.model.tables import UNKNOWN, Bool, Floats, Int64
 from pptrace.slices import Slice, places_of_each, reduce_groups
 
+LEAST_COMPARED = 3
+"""Exchanges of a rank from which on their median says how slow it is."""
+
 
 def times_of_experts(exchanges: Slice) -> Slice:
     """Times of each exchange: its ``rank`` and ``rows``, the time in its experts (``took``) and of one more row (``slope``),
@@ -41,13 +44,22 @@ def median_slowness(times: Slice) -> dict[int, float]:
     What others would take is the median of theirs, moved to as many rows by what a row takes. Down to few rows that is not
     sure, so that who takes less than the least of the others is not slow.
     """
+    return _medians(_ratios_of_ranks(times))
+
+
+def _medians(ratios: Mapping[int, Floats]) -> dict[int, float]:
+    return {rank: float(np.median(of_rank)) for rank, of_rank in ratios.items()}
+
+
+def _ratios_of_ranks(times: Slice) -> dict[int, Floats]:
+    """The times of the exchanges of each rank that compare, over what others would take."""
     known = times.where(times["group"] >= 0)
     ratios: dict[int, list[Floats]] = {}
     for at in places_of_each(known["place"]):
         for times_together, ranks in _companions(known.where(at)):
             for rank, of_rank in _ratios(times_together, ranks):
                 ratios.setdefault(rank, []).append(of_rank)
-    return {rank: float(np.median(np.concatenate(of_rank))) for rank, of_rank in sorted(ratios.items())}
+    return {rank: np.concatenate(of_rank) for rank, of_rank in sorted(ratios.items())}
 
 
 def _companions(times: Slice) -> Iterable[tuple[Slice, list[int]]]:
@@ -183,9 +195,20 @@ class Waits:
         return times_of_experts(self.exchanges)
 
     @cached_property
+    def _ratios(self) -> dict[int, Floats]:
+        return _ratios_of_ranks(self.times)
+
+    @cached_property
     def slowness(self) -> dict[int, float]:
-        """The slowness of each rank: how many times as long as others it takes for as many rows."""
-        return median_slowness(self.times)
+        """The slowness of each rank: how many times as long as others it takes for as many rows. Those of
+        :attr:`hardly_compared` have none: one exchange would decide it, such as the first, in which a library is loaded.
+        """
+        return _medians({rank: of_rank for rank, of_rank in self._ratios.items() if rank not in self.hardly_compared})
+
+    @property
+    def hardly_compared(self) -> list[int]:
+        """The ranks of which too few exchanges compare with those of others."""
+        return [rank for rank, of_rank in self._ratios.items() if len(of_rank) < LEAST_COMPARED]
 
     @cached_property
     def lateness(self) -> Mapping[str, Lateness]:

@@ -6,6 +6,7 @@ Two runs compared: the causes of their typical steps side by side, and the parts
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import plotly.graph_objects as go
 
@@ -60,11 +61,12 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     shown = [*choices, result.today]
     x_range = _padded([_size(one, unit) for one in shown])
     y_range = _padded([least / 1e6, *((one.gain_ns + _bounds(one)[1]) / 1e6 for one in shown)])
-    names = _Names(x_range, y_range, [_whisker(one, unit) for one in shown])
+    at = [(_size(one, unit), one.gain_ns / 1e6) for one in front]
+    names = _Names(x_range, y_range, [_whisker(one, unit) for one in shown], at)
     figure = go.Figure()
     figure.add_scatter(
-        x=[_size(one, unit) for one in front],
-        y=[one.gain_ns / 1e6 for one in front],
+        x=[x for x, _ in at],
+        y=[y for _, y in at],
         mode="lines",
         line={"shape": "hv", "color": COMPUTE, "width": 1.5, "dash": "dot"},
         showlegend=False,
@@ -82,12 +84,8 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
         worse = [one for one in every if one.gain_ns < least]
         # of those on the front the best one, which takes least memory
         among = next((f", among them {one.name} with less memory" for one in worse if one.on_pareto_front), "")
-        figure.add_annotation(
-            text=f"not shown: {counted(len(worse), 'change')} with a larger loss{among}",
-            **{"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"},
-            showarrow=False,
-            font={"size": 11, "color": QUIET},
-        )
+        left_out = f"not shown: {counted(len(worse), 'change')} with a larger loss{among}"
+        x += f'<br><span style="font-size: 11px; color: {QUIET}">{left_out}</span>'
     return lay_out(figure, 380, x, "gain, ms a step", xaxis_range=x_range, yaxis_range=y_range)
 
 
@@ -160,9 +158,17 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 class _Names:
-    """Places of names next to their points, of which none covers another name or another point, nor a whisker if it can be."""
+    """Places of names next to their points: none covers another name, another point or the line of the front, and each crosses as
+    few whiskers as it can.
+    """
 
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], whiskers: Sequence[Whisker]) -> None:
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        whiskers: Sequence[Whisker],
+        front: Sequence[tuple[float, float]],
+    ) -> None:
         self._ranges = x, y
         self._taken: list[Box] = []
         self._whiskers: list[Box] = []
@@ -170,20 +176,24 @@ class _Names:
             (x_px, y_px), (_, low_px), (_, high_px) = (self._px((memory, value)) for value in (gain, low, high))
             self._taken.append((x_px - 6, x_px + 6, y_px - 6, y_px + 6))
             self._whiskers.append((x_px - 3, x_px + 3, low_px, high_px))
+        for (left, low_y), (right, high_y) in pairwise(map(self._px, front)):  # along, then up
+            self._taken.append((left, right, low_y - 1, low_y + 1))
+            self._taken.append((right - 1, right + 1, min(low_y, high_y), max(low_y, high_y)))
 
     def place(self, name: str, point: tuple[float, float]) -> str | None:
         """Take a place for a name; None where there is no room: the pointer still tells it."""
         boxes = {place: self._box(name, self._px(point), side) for place, side in _PLACES.items()}
-        for occupied in ([*self._taken, *self._whiskers], self._taken):
-            for place, box in boxes.items():
-                is_inside = box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
-                if is_inside and not any(
-                    (box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3])
-                    for other in occupied
-                ):
-                    self._taken.append(box)
-                    return place
-        return None
+        free = [
+            place
+            for place, box in boxes.items()
+            if box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
+            if not _num_crossed(box, self._taken)
+        ]
+        if not free:
+            return None
+        best = min(free, key=lambda place: _num_crossed(boxes[place], self._whiskers))
+        self._taken.append(boxes[best])
+        return best
 
     def _box(self, name: str, at: tuple[float, float], side: tuple[int, int]) -> Box:
         (x, y), (right, up), width, height = at, side, len(name) * _NAME_PX[0], _NAME_PX[1]
@@ -196,6 +206,10 @@ class _Names:
             for value, (low, high), size in zip(point, self._ranges, _PLOT_PX, strict=True)
         )
         return x, y
+
+
+def _num_crossed(box: Box, others: Sequence[Box]) -> int:
+    return sum(box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3] for other in others)
 
 
 A_COLOUR, B_COLOUR = "#56708F", "#E69F00"

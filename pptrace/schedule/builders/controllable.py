@@ -15,6 +15,7 @@ sail-sg/zero-bubble-pipeline-parallelism ``scheduler/zbv_greedy.py`` has the sam
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -62,8 +63,9 @@ def _build(name: str, shape: Shape, pattern: Pattern) -> Plan:
     require_two_chunks(name, shape)
     orders = [_steady_order(shape, rank, pattern(shape.pp, rank)) for rank in range(shape.pp)]
     limit = max(map(_peak, orders))
+    pending = [[_pending(op, shape) for op in order] for order in orders]
     packed = min(
-        (_pack(orders, shape, limit, always_last) for always_last in (False, True)),
+        (_pack(list(map(list, pending)), shape, limit, always_last) for always_last in (False, True)),
         key=lambda candidate: candidate[0],
     )
     rows = []
@@ -93,6 +95,10 @@ def _steady_order(shape: Shape, rank: int, ticks: tuple[int, int, int, int]) -> 
 
 
 _HOLDS = {Kind.F: 1, Kind.I: 0, Kind.W: -1}
+_LANES = {Kind.F: 0, Kind.I: 1, Kind.W: 2}
+_ALL_LANES = 2**PERIOD - 1
+_NOTHING = -1
+"""The place of an end that has always been: what needs nothing is ready."""
 
 
 def _peak(order: list[_Op]) -> int:
@@ -103,63 +109,75 @@ def _peak(order: list[_Op]) -> int:
     return peak
 
 
-def _pack(orders: list[list[_Op]], shape: Shape, limit: int, always_last: bool) -> tuple[int, list[list[_Op]]]:
-    """Run the orders in ticks of one op, ranks filling their waits; returns (number of ticks, the ops of each rank).
+class _Pending(NamedTuple):
+    """An op that waits. ``lane`` is the bit of its kind and stage, ``holds`` how many activations more its rank has after it;
+    ``own`` and ``needs`` are the places of its end, and of the end of the op before it, in a table of ends.
+    """
+
+    op: _Op
+    lane: int
+    holds: int
+    own: int
+    needs: int
+
+
+def _pending(op: _Op, shape: Shape) -> _Pending:
+    def place(kind: Kind, stage: int) -> int:
+        return (_LANES[kind] * 2 * shape.pp + stage) * shape.num_microbatches + op.microbatch
+
+    kind, stage, _ = op
+    if kind is Kind.F:
+        needs = place(Kind.F, stage - 1) if stage else _NOTHING
+    elif kind is Kind.W:
+        needs = place(Kind.I, stage)
+    else:
+        needs = place(Kind.I, stage + 1) if stage < 2 * shape.pp - 1 else place(Kind.F, stage)
+    return _Pending(op, 1 << 2 * _LANES[kind] + (stage < shape.pp), _HOLDS[kind], place(kind, stage), needs)
+
+
+def _pack(pending: list[list[_Pending]], shape: Shape, limit: int, always_last: bool) -> tuple[int, list[list[_Op]]]:
+    """Run what is pending in ticks of one op, ranks filling their waits; returns (number of ticks, the ops of each rank).
 
     ``always_last``: W's come after everything else that is ready, and not only once the rank has all microbatches.
     """
-    pending = [list(order) for order in orders]
-    to_come = [shape.num_microbatches] * len(orders)
-    done: list[list[_Op]] = [[] for _ in orders]
-    held = [0] * len(orders)
-    ended: dict[_Op, int] = {}
+    to_come = [shape.num_microbatches] * shape.pp
+    done: list[list[_Op]] = [[] for _ in pending]
+    held = [0] * shape.pp
+    ends = [math.inf] * sum(map(len, pending)) + [0]
     tick = 0
     while any(pending):
         for rank, ops in enumerate(pending):
             weights_last = always_last or not to_come[rank]
-            index = _next_index(ops, limit - held[rank], tick, ended, 2 * shape.pp - 1, weights_last)
+            index = _next_index(ops, limit - held[rank], tick, ends, weights_last)
             if index is not None:
-                op = ops.pop(index)
-                held[rank] += _HOLDS[op.kind]
+                op, _, holds, own, _ = ops.pop(index)
+                held[rank] += holds
                 to_come[rank] -= op.kind is Kind.F and op.stage < shape.pp
-                ended[op] = tick + 1
+                ends[own] = tick + 1
                 done[rank].append(op)
         tick += 1
     return tick, done
 
 
-def _next_index(
-    ops: list[_Op], num_free: int, tick: int, ended: dict[_Op, int], last_stage: int, weights_last: bool
-) -> int | None:
+def _next_index(ops: list[_Pending], num_free: int, tick: int, ends: list[float], weights_last: bool) -> int | None:
     """The index in ``ops`` of the op that runs now, None for none. ``num_free`` more activations fit.
 
     Ops of one kind and stage keep their order, so only the first of each is a candidate. A forward that overtakes others needs
     memory at each of their moments too.
     """
-    seen: set[tuple[Kind, int]] = set()
-    held = most = 0
+    seen = held = most = 0
     weight_index: int | None = None
-    for index, op in enumerate(ops):
-        if (op.kind, op.stage) not in seen:
-            seen.add((op.kind, op.stage))
-            dependency = _dependency(op, last_stage)
-            ready = dependency is None or ended.get(dependency, tick + 1) <= tick
-            if ready and op.kind is Kind.W and weights_last:
-                weight_index = index if weight_index is None else weight_index
-            elif ready and (op.kind is not Kind.F or most + 1 <= num_free):
-                return index
-            if len(seen) == PERIOD:
+    for index, (_, lane, holds, _, needs) in enumerate(ops):
+        if not seen & lane:
+            seen |= lane
+            if ends[needs] <= tick:
+                if holds < 0 and weights_last:
+                    weight_index = index if weight_index is None else weight_index
+                elif holds <= 0 or most < num_free:
+                    return index
+            if seen == _ALL_LANES:
                 break
-        held += _HOLDS[op.kind]
-        most = max(most, held)
+        held += holds
+        if held > most:
+            most = held
     return weight_index
-
-
-def _dependency(op: _Op, last_stage: int) -> _Op | None:
-    """The op that must have ended before ``op`` starts; None for the first stage's forward."""
-    kind, stage, mb = op
-    if kind is Kind.F:
-        return _Op(Kind.F, stage - 1, mb) if stage else None
-    if kind is Kind.W:
-        return _Op(Kind.I, stage, mb)
-    return _Op(Kind.I, stage + 1, mb) if stage < last_stage else _Op(Kind.F, stage, mb)

@@ -80,13 +80,19 @@ def run_sweep(grid: Grid, on_points: OnPoints | None = None) -> Sweep:
     for name in grid.schedules:
         registry.get(name)
     swept: list[SweptPoint] = []
-    for points in grid.plans():
-        searches = registry.get(points[0].schedule).searches  # then its plan depends on the costs
-        for of_one_plan in ([point] for point in points) if searches else (points,):
-            swept += _of_one_plan(of_one_plan, grid, searches)
+    for points in sweep_plans(grid):
+        swept += points
         if on_points is not None:
             on_points(len(swept))
     return Sweep(grid, tuple(swept))
+
+
+def sweep_plans(grid: Grid) -> Iterator[list[SweptPoint]]:
+    """The points of a grid in their order, those that differ in costs alone together, each simulated when it is asked for."""
+    for points in grid.plans():
+        searches = registry.get(points[0].schedule).searches  # then its plan depends on the costs
+        of_plans = ([point] for point in points) if searches else (points,)
+        yield [swept for of_one_plan in of_plans for swept in _of_one_plan(of_one_plan, grid, searches)]
 
 
 def _of_one_plan(points: Sequence[SweepPoint], grid: Grid, searches: bool) -> list[SweptPoint]:

@@ -42,6 +42,12 @@ def test_who_takes_less_than_all_others_is_not_slow() -> None:
     assert Waits(Slice(columns)).slowness[1] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("microbatches", "known"), [(2, []), (3, [0, 1, 2, 3])])
+def test_the_slowness_of_a_rank_stands_on_three_exchanges(microbatches: int, known: list[int]) -> None:
+    waits = Waits(exchanges(dict.fromkeys(ROWS, 10), microbatches))
+    assert (list(waits.slowness), waits.hardly_compared) == (known, [] if known else list(ROWS))
+
+
 def one_by_one(exchanges: Slice) -> dict[int, float]:
     """The definition: of each rank the median, over its exchanges, of the time that it takes over what the others of the same
     groups, stage and direction would, by the medians of theirs; no more than over the least that these took.
@@ -61,7 +67,7 @@ def one_by_one(exchanges: Slice) -> dict[int, float]:
                 expected = expected_of(took[others], rows[others], times["slope"][same[0]], rows[same])
                 most = np.maximum(took[same] / max(took[others].min(), 1), 1)
                 ratios.append(np.minimum(took[same] / np.maximum(expected, 1), most))
-        if ratios:
+        if sum(map(len, ratios)) >= 3:
             found[rank] = float(np.median(np.concatenate(ratios)))
     return found
 
