@@ -51,12 +51,10 @@ def find_browser() -> Path:
         if shutil.which(named) is None:
             raise NoBrowserError(f"${_VARIABLE} is {named!r}, which is no program; unset it or name a Chromium")
         return Path(named)
-    rows = [path for name in _NAMES if (path := shutil.which(name))]
-    rows += [index for index in _PLACES if shutil.which(index)]
-    rows += [path for path in (_playwrights_own(),) if path]
-    if not rows:
+    found = next((path for name in (*_NAMES, *_PLACES) if (path := shutil.which(name))), None) or _playwrights_own()
+    if found is None:
         raise NoBrowserError("no Chromium found: run python tools/get_browser.py, or install chromium")
-    return Path(rows[0])
+    return Path(found)
 
 
 def _playwrights_own() -> str | None:

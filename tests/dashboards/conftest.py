@@ -84,6 +84,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[
     """A window of a headless Chromium, whose pages share what was loaded and compiled. Where there is none a test fails.
 
     They share a process, too, which a page that stays open keeps: a new one would optimise the scripts anew, a third of a visit.
+    Each page would have its own where sites are isolated, whatever the limit.
     """
     missing = ""
     try:
@@ -98,7 +99,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[
         window = playwright.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("browser"),  # only with a directory of its own does it keep compiled scripts
             executable_path=str(path),
-            args=[*get_browser.BROWSER_ARGS, "--renderer-process-limit=1"],
+            args=[*get_browser.BROWSER_ARGS, "--renderer-process-limit=1", "--disable-site-isolation-trials"],
             timeout=60_000,
             viewport={"width": 1400, "height": 900},
         )

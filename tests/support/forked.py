@@ -56,7 +56,7 @@ PRELOADED = (
     *("tests.instrument.pipeline.cases.training", "tests.instrument.models.cases.mixes"),
     "tests.instrument.tensor.cases.layers",
 )
-LAUNCHERS = (PROGRAM, "pptrace.cli", "torch.distributed.run", "instrument.launch.nsys", "/nsys")
+LAUNCHERS = (PROGRAM, "pptrace.cli", "torch.distributed.run", "instrument.launch.nsys", "/nsys", "/delayed_ops.py")
 PR_SET_CHILD_SUBREAPER = 36
 MAX_REQUEST = 1 << 17
 _FLAGS = ("-P", "-u")
@@ -182,7 +182,8 @@ def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
 
 def _num_children(arguments: Sequence[str]) -> int:
     """Number of ranks that ``pptrace run`` or torchrun is to start; two for those that do not say it."""
-    if not any(name in argument for argument in arguments[:4] for name in LAUNCHERS):
+    is_launcher = any(name in argument for argument in arguments[:4] for name in LAUNCHERS)
+    if not is_launcher and tuple(arguments[:3]) != ("-m", "pptrace", "run"):
         return 0
     return next((int(value) for option, value in pairwise(arguments) if option in ("-n", "--nproc-per-node")), 2)
 

@@ -177,6 +177,7 @@ def serve(rank_text: str, port: str, stack_file: str) -> None:
     threading.Thread(target=_close_groups, args=(closing,), daemon=True).start()
     groups: list[dist.ProcessGroup] = []
     gc.freeze()  # what is imported stays; looking through it after each case would take longer than most cases do
+    gc.set_threshold(20_000, 20, 50)  # and less often within one
     with Path(stack_file).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         while True:

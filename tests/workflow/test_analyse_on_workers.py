@@ -31,7 +31,7 @@ from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.rank_store import recognise_trace
 from pptrace.workflow.remote_rank import RemoteRank
 from tests.analysis.experts.test_experts import HOT
-from tests.support.damages import KINDS, OF_CLOCK, damaged
+from tests.support.damages import KINDS, OF_CLOCK, RANK, damaged
 from tests.support.here_engine import HereEngine
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, record, run_on_paper, without
@@ -56,9 +56,16 @@ def ranks_of(make: Callable[[], list[Trace]]) -> list[RecognisedRank]:
     return list(_recognised(make))
 
 
+def traces_of(path: Path) -> list[Trace]:
+    return list(read_each(open_inputs([path]), lambda trace: trace, jobs=1).traces)
+
+
 def of_sample() -> list[Trace]:
-    ranks = read_each(open_inputs([SAMPLES / "1f1b_p4"]), lambda trace: trace, jobs=1).traces
-    return list(ranks)
+    return traces_of(SAMPLES / "1f1b_p4")
+
+
+def of_experts() -> list[Trace]:
+    return traces_of(SAMPLES / "gpu_nccl_experts_pp2_ep2")
 
 
 def noisy(action: Action) -> int:
@@ -160,8 +167,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("damage", CHANGES)
 def test_damaged_recordings_have_the_same_figures_and_nulls(damage: str, tmp_path: Path) -> None:
-    folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, CHANGES[damage])
-    ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
+    folder, ranks = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, CHANGES[damage]), ranks_of(of_experts)
+    (ranks[RANK],) = map(recognise_trace, traces_of(folder / f"rank{RANK}.json"))
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
@@ -172,7 +179,7 @@ def test_waits_whose_ranges_are_lost_have_the_same_nulls(tmp_path: Path) -> None
         ]
 
     folder = damaged(SAMPLES / "gpu_1f1b_p4", tmp_path, change)
-    ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
+    ranks = [recognise_trace(trace) for trace in traces_of(folder)]
     analysis = analyse_ranks(ranks)
     assert analysis.data.clock.early_ends
     assert json_of(on_workers(ranks)) == json_of(analysis)

@@ -308,7 +308,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder, mix.packed)
     weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
     alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary, encoder=mix.encoder)
-    whole = GptStage(alone.config, range(mix.layers)).double()
+    whole = _whole(alone.config, mix.layers)
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
     for stage in stages_of(runtime):
@@ -324,6 +324,12 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     return Outcome(
         max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, weights, experts_counted, turns
     )
+
+
+@lru_cache(maxsize=4)
+def _whole(config: GptConfig, layers: int) -> GptStage:
+    """A model of all layers, of any parameters: making one takes as long as a step."""
+    return GptStage(config, range(layers)).double()
 
 
 def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage, parallel: Parallel) -> list[tuple[Tensor, Tensor]]:
