@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _SUFFIXES_OF_TRACES = (".json", ".gz")
 _MOST_FILES = 40
 READABLE = "can be read"
-"""In place of the problem of a file that has none."""
+"""Problem of a file that has none."""
 
 Fingerprint = tuple[tuple[str, int, int], ...]
 

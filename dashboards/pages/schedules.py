@@ -111,7 +111,7 @@ def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper]
 
 
 def _given(names: Sequence[str]) -> list[Any]:
-    """What :func:`_form` takes of the page."""
+    """Inputs of the page that :func:`_form` takes."""
     fields = [Input(_id(key), "value") for key in names]
     return [Input("plan-schedule", "value"), *fields, State("location", "pathname")]
 
