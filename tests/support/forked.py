@@ -182,8 +182,7 @@ def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
 
 def _num_children(arguments: Sequence[str]) -> int:
     """Number of ranks that ``pptrace run`` or torchrun is to start; two for those that do not say it."""
-    is_launcher = any(name in argument for argument in arguments[:4] for name in LAUNCHERS)
-    if not is_launcher and tuple(arguments[:3]) != ("-m", "pptrace", "run"):
+    if not any(name in argument for argument in arguments[:4] for name in LAUNCHERS):
         return 0
     return next((int(value) for option, value in pairwise(arguments) if option in ("-n", "--nproc-per-node")), 2)
 

@@ -140,7 +140,6 @@ def test_workers_started_for_a_command_end_with_it(tmp_path: Path) -> None:
         *("analyze", P2, "--no-cache", "--engine", "dask", "--jobs", "1", "--json", tmp_path / "report.json"),
         environ={"TMPDIR": str(tmp_path / "tmp")},
         timeout_s=60,
-        forked=True,
     )
     assert (ended.code, ended.err) == (0, "")
     assert (tmp_path / "report.json").read_text() == json_here(P2).removesuffix("\n")
