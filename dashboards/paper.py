@@ -202,7 +202,7 @@ class Sweeping:
             try:
                 while monotonic() - begin < most_s and (points := next(self._left, None)) is not None:
                     self._points += points
-            except PptraceError:  # who asks again is told again
+            except PptraceError:  # asking again gives the error again
                 self._left, self._points = sweep_plans(self._grid), []
                 raise
             if len(self._points) > num:

@@ -112,13 +112,13 @@ def timeline(
 
 def plan_timeline(ops: pd.DataFrame) -> tuple[go.Figure, str]:
     """Draw a step on paper, of many ranks every so many and the last one, with a sentence that says so; "" where it has all."""
-    windows, said = _one_window(ops), ""
+    windows, note = _one_window(ops), ""
     if windows and len(ranks := windows[0].ranks) > MOST_ROWS:
         every = -(-len(ranks) // MOST_ROWS)
         shown = (*ranks[:-1:every], ranks[-1])
         windows = (replace(windows[0], ranks=shown),)
-        said = f"{len(shown)} of {len(ranks):,} ranks: every {every}th from rank {ranks[0]}, and the last"
-    return timeline(ops, windows=windows), said
+        note = f"{len(shown)} of {len(ranks):,} ranks: every {every}th from rank {ranks[0]}, and the last"
+    return timeline(ops, windows=windows), note
 
 
 def step_timeline(analysis: Analysis, step: StepReport) -> go.Figure:

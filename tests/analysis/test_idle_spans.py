@@ -168,7 +168,7 @@ def test_evaluations_in_steps_that_are_long_for_something_else_count() -> None:
 
 
 def test_what_some_steps_alone_compute_is_a_gain() -> None:
-    """One of four steps takes 300 ms longer, and computes as much more: what steps take beside their compute is no limit."""
+    """One of four steps takes 300 ms longer, and computes as much more: what steps take besides their compute is no limit."""
     ranks = [rank_of(compute_ns=(98 + 300 * (at == 3)) * MS) for at in range(4)]
     lengths = [(100 + 300 * (at == 3)) * MS for at in range(4)]
     steps = [replace(step_of(rank, number=at), span_ns=lengths[at]) for at, rank in enumerate(ranks)]

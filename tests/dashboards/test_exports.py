@@ -134,13 +134,13 @@ def test_a_sweep_has_whole_rows_as_they_are_simulated_until_it_is_stopped(monkey
 
 def test_of_very_many_ranks_of_a_schedule_some_are_drawn_and_it_says_which() -> None:
     form = paper.OnPaper("1f1b", 512, 8, None, 1.0, 2.0, 0.0)
-    figure, said = plan_timeline(form.step().ops)
-    assert said == "65 of 512 ranks: every 8th from rank 0, and the last"
+    figure, note = plan_timeline(form.step().ops)
+    assert note == "65 of 512 ranks: every 8th from rank 0, and the last"
     assert figure.layout.height < 2_000
     assert len(figure.layout.yaxis.tickvals) == 65
     assert figure.layout.xaxis.range[1] == pytest.approx(1.008 * 3 * (511 + 8))
-    assert f"drawn: {said}; the files have all" in str(schedules.body(form))
-    assert f"Drawn: {said}; the table has all" in simulation_page(form.step().simulation)
+    assert f"drawn: {note}; the files have all" in str(schedules.body(form))
+    assert f"Drawn: {note}; the table has all" in simulation_page(form.step().simulation)
 
 
 def test_fields_say_in_sight_what_they_are() -> None:

@@ -520,7 +520,7 @@ def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(
         page.bring_to_front()
         page.wait_for_selector("#timeline[data-complete]", state="attached")
         steps = page.evaluate(f"[{STATE}.step, {STATE}.about.steps[0][0]]")
-        assert held, "the header was told first"
+        assert held, "the header answered first"
     finally:
         for route in held:
             route.continue_()

@@ -348,11 +348,13 @@ def test_of_several_ranks_merged_into_one_file_each_has_its_own_events(
 
 
 def test_ranks_in_one_file_of_which_nothing_tells_whose_kernels_are_whose_are_refused(write: Write, op: Op) -> None:
-    content = [op(), op(pid=11), kernel(), kernel() | {"pid": 1}]
-    with pytest.raises(
-        TraceError, match=r"several ranks in one file, and nothing tells .* expected the file of each rank"
-    ):
-        read_ranks(write(content))
+    content = [op(), op(pid=11), kernel(correlation=1), kernel(correlation=1) | {"pid": 1}]
+    call = op("cudaLaunchKernel", 0, 1, cat="cuda_runtime", args={"correlation": 1})
+    for calls in ([], [call, call | {"pid": 11}]):  # by neither of them, and by both
+        with pytest.raises(
+            TraceError, match=r"several ranks in one file, and nothing tells .* expected the file of each rank"
+        ):
+            read_ranks(write([*calls, *content]))
     picture = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"rank {pid}"}} for pid in (0, 1)]
     with pytest.raises(TraceError, match="without operators or device work"):
         read_ranks(write([*picture, *(op(pid=pid, cat="op") for pid in (0, 1))]))
