@@ -13,11 +13,14 @@ from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, Reco
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport
 from pptrace.model.known import all_known
 from pptrace.model.tables import Int64
+from pptrace.model.traces import Bool
 
 _WARM_UP = 2
 _MOST_STEPS = 10
 """Unrecorded steps that are looked at on each side of the recorded ones."""
 _FEWEST_RECORDED = 3
+_FEWEST_BEFORE = 3
+"""Of fewer steps before the recording all must be shorter than all of those after it, and the recorder still be attached."""
 _ELSEWHERE, _MOST_ELSEWHERE = 0.03, 0.25
 """Shares by which a typical step is another one where steps begin elsewhere; by more, the marks are not those of steps."""
 _SLOWED = 1.05
@@ -113,12 +116,13 @@ def _most_gain(steps: Sequence[StepReport], typical: StepReport) -> int | None:
 @dataclass(frozen=True, slots=True)
 class UnrecordedSteps:
     """Lengths of steps that were not recorded, ns: of those before the recording, and of those after it; ``recorded`` are those
-    of the recorded ones, from start to start as the others.
+    of the recorded ones, from start to start as the others. ``is_detached``: the recorder left nothing on that slows later steps.
     """
 
     before: Int64
     after: Int64
     recorded: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    is_detached: bool = False
 
     @property
     def typical_ns(self) -> int | None:
@@ -141,7 +145,7 @@ class UnrecordedSteps:
         if not _ELSEWHERE < abs(ratio - 1) < _MOST_ELSEWHERE:
             return self
         scaled = (np.rint(steps * ratio).astype(np.int64) for steps in (self.before, self.after, self.recorded))
-        return UnrecordedSteps(*scaled)
+        return UnrecordedSteps(*scaled, is_detached=self.is_detached)
 
     @property
     def doubt_ns(self) -> int:
@@ -154,13 +158,15 @@ class UnrecordedSteps:
 
     @property
     def slowed_after(self) -> float | None:
-        """Ratio of steps after the recording to those before it, where they are longer; None where nothing tells."""
+        """Ratio of steps after the recording to those before it; None where too few of them tell."""
         if not len(self.before) or not len(self.after):
             return None
-        return float(np.median(self.after) / np.median(self.before))
+        is_apart = _SLOWED * self.before.max() < self.after.min()
+        is_told = len(self.before) >= _FEWEST_BEFORE or (is_apart and not self.is_detached)
+        return float(np.median(self.after) / np.median(self.before)) if is_told else None
 
 
-def unrecorded_steps(times: Sequence[Mapping[str, Any]]) -> UnrecordedSteps:
+def unrecorded_steps(times: Sequence[Mapping[str, Any]], *, is_detached: bool = False) -> UnrecordedSteps:
     """The unrecorded steps of ranks, of which each wrote when its steps began and ended.
 
     The length of a step is from its start to the next one's, without what the recorder did in between: the median of the ranks.
@@ -176,13 +182,22 @@ def unrecorded_steps(times: Sequence[Mapping[str, Any]]) -> UnrecordedSteps:
             continue
         if recorded is None or len(start) != len(end):
             continue
-        periods = np.array(device if device and None not in device else end - start, dtype=np.int64)
+        periods, is_known = _periods(device, start, end)
         steps = first + np.arange(len(start))
-        counts = (steps >= _WARM_UP) & ~np.isin(steps, disturbed)
+        counts = (steps >= _WARM_UP) & ~np.isin(steps, disturbed) & is_known
         before.append(periods[counts & (steps < recorded[0])][-_MOST_STEPS:])
         after.append(periods[counts & (steps >= recorded[1])][:_MOST_STEPS])
         inside.append(periods[counts & (steps >= recorded[0]) & (steps < recorded[1])])
-    return UnrecordedSteps(*(_median_of_ranks(of_ranks) for of_ranks in (before, after, inside)))
+    parts = (_median_of_ranks(of_ranks) for of_ranks in (before, after, inside))
+    return UnrecordedSteps(*parts, is_detached=is_detached)
+
+
+def _periods(device: Any, start: Int64, end: Int64) -> tuple[Int64, Bool]:
+    """(the length of each step by its device, or by its host where no device had one, whether that is known)."""
+    if not isinstance(device, Sequence) or len(device) != len(start) or all(ns is None for ns in device):
+        return end - start, np.ones(len(start), dtype=np.bool_)
+    known = np.array([ns is not None for ns in device])
+    return np.array([ns or 0 for ns in device], dtype=np.int64), known
 
 
 def _median_of_ranks(of_ranks: Sequence[Int64]) -> Int64:

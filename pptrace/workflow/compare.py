@@ -49,7 +49,7 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         recording_of(
             report.recording,
             [info.format for info in report.inputs],
-            measured_steps(analysis).lengths,
+            measured_steps(analysis, report.recording.settings if report.recording else {}).lengths,
             report.steps,
             analysis.costs,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,8 +76,8 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
 
 
 def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str) -> Undone:
-    measured = measured_steps(analysis)
     settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
+    measured = measured_steps(analysis, settings)
     block = RecordingReport(
         unrecorded_step_ns=measured.typical_ns, slowed_after=measured.slowed_after, settings=dict(settings)
     )
@@ -105,13 +106,13 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     return prediction.undone(block, measured)
 
 
-def measured_steps(analysis: Analysis) -> UnrecordedSteps:
+def measured_steps(analysis: Analysis, settings: Mapping[str, Any]) -> UnrecordedSteps:
     """The steps of a run that were timed without being recorded, as ranks wrote into run.json at their end, else into traces."""
     ranks = analysis.run.get("ranks")
     entries = [entry for entry in ranks if isinstance(entry, Mapping)] if isinstance(ranks, list) else []
     of_run = [entry[STEP_TIMES] for entry in entries if isinstance(entry.get(STEP_TIMES), Mapping)]
     of_traces = [facts[STEP_TIMES] for facts in analysis.facts.values() if isinstance(facts.get(STEP_TIMES), Mapping)]
-    return unrecorded_steps(of_run or of_traces)
+    return unrecorded_steps(of_run or of_traces, is_detached=settings.get("cupti_teardown") is True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

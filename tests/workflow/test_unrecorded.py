@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 
 from pptrace.analysis.findings.verdict import verdict_lines
+from pptrace.analysis.recording import unrecorded_steps
 from pptrace.analysis.report import RecordingReport, Report
 from pptrace.intervals import lengths_within, union
 from pptrace.workflow.load import load
@@ -105,6 +106,44 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
     assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)  # type: ignore[operator]
     assert recording.slowed_after == pytest.approx(47 / 36.1)
     assert not recording.is_too_uncertain
+
+
+def times_of(before: list[float], after: list[float], device: list[float | None] | None = None) -> dict[str, object]:
+    """Times of steps as ``pptrace run`` writes them, ms: two to warm up, those before and after, three recorded between them."""
+    lengths = [900.0, 80.0, *before, 60.0, 60.0, 60.0, *after]
+    start = [round(1e6 * sum(lengths[:step])) for step in range(len(lengths))]
+    recorded = [2 + len(before), 5 + len(before)]
+    on_device = None if device is None else [None if ms is None else round(1e6 * ms) for ms in device]
+    end = [begin + round(1e6 * length) for begin, length in zip(start, lengths, strict=True)]
+    return {"first_step": 0, "start_ns": start, "end_ns": end, "device_ns": on_device, "recorded": recorded}
+
+
+def test_steps_whose_device_was_not_read_do_not_count_where_that_of_others_was() -> None:
+    """A host that runs ahead of its device: the last step's event had not come when the script ended."""
+    device = [900.0, 80.0, 75.0, 75.0, 75.0, 76.0, 76.0, 76.0, 74.0, 74.0, None]
+    steps = unrecorded_steps([times_of([40.0, 41.0, 40.0], [40.0, 41.0, 41.0], device)])
+    assert steps.before.tolist() == [75_000_000] * 3
+    assert steps.after.tolist() == [74_000_000] * 2
+    assert steps.recorded.tolist() == [76_000_000] * 3
+    (before, after) = (unrecorded_steps([times_of([40.0], [41.0], times)]).typical_ns for times in (None, [None] * 7))
+    assert before == after == 40_500_000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "detached", "slowed"),
+    [
+        ([30.0, 31.0, 30.0], [36.0, 37.0], True, 36.5 / 30),
+        ([30.0], [36.0, 37.0, 36.0], False, 36 / 30),
+        ([30.0], [36.0, 37.0, 36.0], True, None),
+        ([30.0, 34.0], [33.0, 37.0, 36.0], False, None),
+    ],
+)
+def test_steps_are_slowed_where_enough_of_them_tell(
+    before: list[float], after: list[float], detached: bool, slowed: float | None
+) -> None:
+    steps = unrecorded_steps([times_of(before, after)], is_detached=detached)
+    assert steps.slowed_after == (None if slowed is None else pytest.approx(slowed))
+    assert steps.typical_ns == round(1e6 * median(before if slowed else before + after))
 
 
 def test_a_run_that_is_not_corrected_keeps_its_figures_and_has_no_findings_that_recording_may_have_made(

@@ -128,7 +128,7 @@ class TraceProfiler:
             "profile_memory": self._with_memory,
             "with_stack": False,
             "all_threads": self._watches_all_threads,
-            "cupti_teardown": os.environ.get(_TEARDOWN) == "1",
+            "cupti_teardown": tears_down_cupti(),
         }
 
     def release(self) -> None:
@@ -163,7 +163,8 @@ class TraceProfiler:
             self._profile.profiler.use_device = None  # all that it still decides is whether stopping synchronises
         self._profile.add_metadata_json(METADATA_KEY, json.dumps(metadata))  # Kineto drops what comes after the stop
         self._recording = False
-        tear_down_cupti()
+        if tears_down_cupti():
+            os.environ[_TEARDOWN] = "1"
         with by_pptrace():
             self._profile.stop_trace()
         if self._with_memory:
@@ -237,11 +238,11 @@ _SAFE_CUDA = (12, 6)
 """Before this version of CUDA graphs crash after a teardown of CUPTI (pytorch pull request 146604)."""
 
 
-def tear_down_cupti() -> None:
-    """Let Kineto detach CUPTI when it stops, so that later steps are as fast as before, unless the user has decided."""
+def tears_down_cupti() -> bool:
+    """Return whether Kineto detaches CUPTI at its end, so that later steps are fast: as the user says, else where it is safe."""
     version = torch.version.cuda
-    if version and tuple(map(int, version.split(".")[:2])) >= _SAFE_CUDA:
-        os.environ.setdefault(_TEARDOWN, "1")
+    is_safe = bool(version) and tuple(map(int, version.split(".")[:2])) >= _SAFE_CUDA
+    return os.environ.get(_TEARDOWN, "1" if is_safe else "0") == "1"
 
 
 def _compress(source: Path, target: Path) -> None:

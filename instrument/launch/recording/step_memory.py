@@ -1,17 +1,20 @@
-"""Peak memory of each step of this process, for two small reads a step and without waiting for a device.
+"""Peak memory of the steps of this process, by two small reads and without waiting for a device.
 
     process    peak resident memory (``VmHWM`` of ``/proc/self/status``, reset through ``clear_refs``): the interpreter, libraries
                and the profiler's buffers are part of it, other processes of the rank are not
     device     ``torch.cuda.memory_stats`` of the current device: most bytes that tensors took, and that its allocator reserved
 
-Both peaks are reset when a step begins. What the script itself reads of them stays as it would be without pptrace: peaks from
-before the resets are added to what its calls return (:class:`DevicePeaks`, :func:`keep_maxrss`).
+Both peaks are reset when a recorded step begins. Behind a step that has emptied the caches the reads take up to half a
+millisecond: steps that are not recorded are measured together until half a second has passed. What the script itself reads of
+them stays as it would be without pptrace: peaks from before the resets are added to what its calls return
+(:class:`DevicePeaks`, :func:`keep_maxrss`).
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,8 @@ import torch
 
 _KIB = 1024
 _STATUS_BYTES = 4096
+_PERIOD_NS = 500_000_000
+"""Time after which peaks are read and reset where no step is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,12 @@ class DevicePeaks:
         """The device of the step that began last, as torch names it."""
         return None if self._device is None else f"cuda:{self._device}"
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether the process has begun to use a device since :meth:`begin`."""
+        is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return self._device is None and self.reason is None and is_used
+
     def begin(self) -> None:
         """Reset the peaks of the current device, if this process uses one."""
         self._device = None
@@ -216,7 +227,7 @@ def _first_line(err: BaseException) -> str:
 
 @dataclass(slots=True)
 class StepMemory:
-    """The memory of this process by step. Every step is measured; those that are recorded are kept, and the last one."""
+    """The memory of this process by step. Steps that are recorded are measured each for itself, others together."""
 
     process: ProcessPeak = field(default_factory=ProcessPeak)
     device: DevicePeaks = field(default_factory=DevicePeaks)
@@ -225,29 +236,55 @@ class StepMemory:
     _most_process: int = 0
     _most_device: int = 0
     _device_name: str | None = None
-    _open: int | None = None
+    _step: int | None = None
+    _is_open: bool = False
+    _is_read: bool = True
+    _reset_ns: int = 0
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, is_recorded: bool = True) -> None:
         """A step begins."""
-        self._open = step
-        self.process.begin()
-        self.device.begin()
+        is_due = is_recorded or self._step is None or self._is_due or self.device.is_new
+        if is_due:
+            self._read()
+        self._step, self._is_open = step, True
+        if is_due:
+            self._reset_ns = time.perf_counter_ns()
+            self.process.begin()
+            self.device.begin()
 
     def end(self, *, keep: bool) -> None:
         """The step that began last ends; ``keep``: it is recorded."""
-        if (peak := self.now()) is None:
+        if not self._is_open:
             return
-        self._open, self._last = None, peak
+        self._is_open = self._is_read = False
+        if keep or self._is_due:
+            self._read()
+        if keep and self._last is not None:
+            self._kept.append(self._last)
+            self._reset_ns = 0  # the next step is measured without this one
+
+    @property
+    def _is_due(self) -> bool:
+        return time.perf_counter_ns() - self._reset_ns >= _PERIOD_NS
+
+    def _read(self) -> None:
+        """Read the peaks of the steps that have ended since they were read."""
+        if self._is_read or self._step is None:
+            return
+        self._is_read = True
+        self._last = peak = StepPeak(self._step, self.process.level(), self.device.level())
         self._most_process = max(self._most_process, peak.process.peak if peak.process else 0)
         self._most_device = max(self._most_device, peak.device.peak if peak.device else 0)
         if peak.device is not None:
             self._device_name = self.device.name
-        if keep:
-            self._kept.append(peak)
 
     def now(self) -> StepPeak | None:
         """The step that runs now, so far; None between steps."""
-        return None if self._open is None else StepPeak(self._open, self.process.level(), self.device.level())
+        return (
+            StepPeak(self._step, self.process.level(), self.device.level())
+            if self._is_open and self._step is not None
+            else None
+        )
 
     def facts(self) -> dict[str, object] | None:
         """The recorded steps as a trace's metadata holds them, one list per quantity; None where there are none."""
@@ -265,6 +302,8 @@ class StepMemory:
 
     def summary(self, *, running: bool) -> dict[str, object] | None:
         """The most of all steps, and the step that ended last or is ``running``, for ``run.json``; None before the first."""
+        if not self._is_open:
+            self._read()
         last = (self.now() if running else None) or self._last
         if last is None:
             return None

@@ -20,6 +20,8 @@ _UNKNOWN = -1
 _AROUND = 1_000
 """Steps before and after the recorded ones whose times are written down."""
 _MOST_PENDING = 64
+_SOON_NS = 1_000_000
+"""A step that begins so soon after the one before it begins with its last event."""
 
 
 class StepTimes:
@@ -35,6 +37,7 @@ class StepTimes:
         self._recorded: list[int] = []
         self._disturbed: set[int] = set()
         self._began: Any = None
+        self._ended: Any = None
         self._pending: deque[tuple[int, Any, Any]] = deque()
 
     def begin(self) -> None:
@@ -47,8 +50,10 @@ class StepTimes:
         step = len(self._start)
         if self._is_recording():
             self._recorded.append(step)
-        self._began = _event()
-        self._start.append(time.perf_counter_ns())
+        now = time.perf_counter_ns()
+        is_soon = bool(self._end) and now - self._end[-1] < _SOON_NS
+        self._began = self._ended if is_soon and self._ended is not None else _event()
+        self._start.append(now)
 
     def end(self) -> None:
         """The step that began last ends now."""
@@ -56,8 +61,9 @@ class StepTimes:
             return
         self._end.append(time.perf_counter_ns())
         self._device.append(_UNKNOWN)
-        if self._began is not None and (ended := _event()) is not None and len(self._pending) < _MOST_PENDING:
-            self._pending.append((len(self._end) - 1, self._began, ended))
+        self._ended = _event()
+        if self._began is not None and self._ended is not None and len(self._pending) < _MOST_PENDING:
+            self._pending.append((len(self._end) - 1, self._began, self._ended))
         self._read_events()
 
     def disturb(self, step: int) -> None:
@@ -69,9 +75,12 @@ class StepTimes:
         return bool(self._recorded) and len(self._end) > self._recorded[-1] + _AROUND
 
     def _read_events(self) -> None:
-        while self._pending and self._pending[0][2].query():
-            step, began, ended = self._pending.popleft()
-            self._device[step] = round(1e6 * began.elapsed_time(ended))
+        try:
+            while self._pending and self._pending[0][2].query():
+                step, began, ended = self._pending.popleft()
+                self._device[step] = round(1e6 * began.elapsed_time(ended))
+        except RuntimeError:  # the device has failed, as the script's own next call will say
+            self._pending.clear()
 
     def facts(self, recorded: range) -> dict[str, object] | None:
         """The times as JSON; None without a whole step.
@@ -79,6 +88,7 @@ class StepTimes:
         Args:
             recorded: the steps of the trace; others that were recorded count as disturbed.
         """
+        self._read_events()
         num = len(self._end)
         steps = [step for step in self._recorded if step in recorded and step < num]
         first = max(steps[0] - _AROUND, 0) if steps else max(num - _AROUND, 0)

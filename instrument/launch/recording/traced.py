@@ -235,7 +235,7 @@ class TracedSession(Session):
         if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
             self._record_as_configured(profiler)
         self._passes = 0
-        self._memory.begin(self.num_steps)
+        self._memory.begin(self.num_steps, is_recorded=self._profiler is not None and self._profiler.recording)
         if self._live is not None:
             self._live.begin_step(self.num_steps)
         self._step_times.begin()

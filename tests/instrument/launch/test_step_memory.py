@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from instrument.launch.recording import step_memory
 from instrument.launch.recording.profiler import record_device_history
 from instrument.launch.recording.step_memory import DevicePeaks, Level, ProcessPeak, StepMemory, keep_maxrss
 from pptrace.model.step_memory import MemoryKind, read_recorded_memory
@@ -195,6 +196,50 @@ def test_another_current_device_at_the_end_of_a_step_is_not_measured(
     assert device.level() is not None
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert device.level() is None
+
+
+def test_short_steps_that_are_not_recorded_are_measured_together(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(
+        torch._C, "_cuda_memoryStats", lambda device: (reads.append(device), allocator.statistics(0))[1]
+    )
+    now = [1_000_000_000]
+    monkeypatch.setattr(step_memory.time, "perf_counter_ns", lambda: now[0])
+    memory = StepMemory(ProcessPeak(), DevicePeaks())
+
+    def step(number: int, most: int, *, recorded: bool = False) -> None:
+        memory.begin(number, is_recorded=recorded)
+        allocator.take(most)
+        allocator.take(-most)
+        now[0] += 10_000_000
+        memory.end(keep=recorded)
+
+    for number in range(50):
+        step(number, 70 if number == 7 else 5)
+    assert len(reads) <= 4
+    for number in (50, 51):
+        step(number, number, recorded=True)
+    step(52, 3)
+    recorded: Any = read_recorded_memory(memory.facts() or {})
+    assert [recorded.device_of(number).peak for number in (50, 51)] == [50, 51]
+    summary: Any = memory.summary(running=False)
+    assert (summary["step"], summary["device_bytes"], summary["most_device_bytes"]) == (52, 3, 70)
+
+
+def test_a_device_that_a_step_begins_to_use_is_measured_from_the_next_one_on(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_used = [False]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used[0])
+    memory = StepMemory(ProcessPeak(), DevicePeaks())
+    for number in range(3):
+        memory.begin(number, is_recorded=False)
+        is_used[0] = True
+        allocator.take(10)
+        memory.end(keep=False)
+    assert memory.summary(running=False)["device_bytes"] == 30  # type: ignore[index]
 
 
 def test_only_recorded_steps_are_kept() -> None:

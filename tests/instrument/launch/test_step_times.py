@@ -107,8 +107,38 @@ def test_events_of_the_device_are_read_when_they_have_come_and_never_waited_for(
     run_steps(times, 2)
     assert times.facts(range(0))["device_ns"] is None  # type: ignore[index]
     asked[0] = 3
+    assert times.facts(range(0))["device_ns"] == [5_000_000] * 2  # type: ignore[index]
+    monkeypatch.setattr(Event, "query", lambda _: False)
     run_steps(times, 1)
+    assert times.facts(range(0))["device_ns"] == [5_000_000, 5_000_000, None]  # type: ignore[index]
+
+
+def test_a_step_begins_with_the_event_at_which_the_one_before_it_ended_unless_something_lies_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Event] = []
+    monkeypatch.setattr(step_times, "_event", lambda: made.append(Event(5 * len(made), [3])) or made[-1])
+    now = [0]
+    monkeypatch.setattr(step_times.time, "perf_counter_ns", lambda: now[0])
+    times = StepTimes(lambda: False)
+    for gap in (0, 50_000, 5_000_000):
+        now[0] += gap
+        times.begin()
+        now[0] += 20_000_000
+        times.end()
+    assert len(made) == 5
     assert times.facts(range(0))["device_ns"] == [5_000_000] * 3  # type: ignore[index]
+
+
+def test_a_device_that_fails_hides_no_error_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Event) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(step_times, "_event", lambda: Event(0, [3]))
+    monkeypatch.setattr(Event, "query", fail)
+    times = StepTimes(lambda: False)
+    run_steps(times, 2)
+    assert times.facts(range(0))["device_ns"] is None  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
