@@ -144,8 +144,10 @@ class UnrecordedSteps:
         ratio = step_ns / float(np.median(self.recorded))
         if not _ELSEWHERE < abs(ratio - 1) < _MOST_ELSEWHERE:
             return self
-        scaled = (np.rint(steps * ratio).astype(np.int64) for steps in (self.before, self.after, self.recorded))
-        return UnrecordedSteps(*scaled, is_detached=self.is_detached)
+        before, after, recorded = (
+            np.rint(steps * ratio).astype(np.int64) for steps in (self.before, self.after, self.recorded)
+        )
+        return UnrecordedSteps(before, after, recorded, self.is_detached)
 
     @property
     def doubt_ns(self) -> int:
@@ -188,8 +190,7 @@ def unrecorded_steps(times: Sequence[Mapping[str, Any]], *, is_detached: bool = 
         before.append(periods[counts & (steps < recorded[0])][-_MOST_STEPS:])
         after.append(periods[counts & (steps >= recorded[1])][:_MOST_STEPS])
         inside.append(periods[counts & (steps >= recorded[0]) & (steps < recorded[1])])
-    parts = (_median_of_ranks(of_ranks) for of_ranks in (before, after, inside))
-    return UnrecordedSteps(*parts, is_detached=is_detached)
+    return UnrecordedSteps(_median_of_ranks(before), _median_of_ranks(after), _median_of_ranks(inside), is_detached)
 
 
 def _periods(device: Any, start: Int64, end: Int64) -> tuple[Int64, Bool]:

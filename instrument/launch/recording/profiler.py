@@ -240,8 +240,8 @@ _SAFE_CUDA = (12, 6)
 
 def tears_down_cupti() -> bool:
     """Return whether Kineto detaches CUPTI at its end, so that later steps are fast: as the user says, else where it is safe."""
-    version = torch.version.cuda
-    is_safe = bool(version) and tuple(map(int, version.split(".")[:2])) >= _SAFE_CUDA
+    version = torch.version.cuda or "0"  # None where torch is not built for CUDA
+    is_safe = tuple(map(int, version.split(".")[:2])) >= _SAFE_CUDA
     return os.environ.get(_TEARDOWN, "1" if is_safe else "0") == "1"
 
 
