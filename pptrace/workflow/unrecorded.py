@@ -120,7 +120,7 @@ class _RankSteps:
     """Begins of the steps of a rank, in order of their numbers, and when the last one's range ends, ns on the common clock.
 
     ``usual`` is the index of the step that begins as long after its range (``marked_ns``) as is usual. Not ``is_marked``: there
-    are no ranges, and the last step ends with its last op.
+    are no ranges, and the last step ends with its last op. ``on_device``: they are times of its work, such as replays of a graph.
     """
 
     steps: Int64
@@ -129,6 +129,7 @@ class _RankSteps:
     marked_ns: int
     end_ns: int
     is_marked: bool
+    on_device: bool = False
 
     @property
     def over_ns(self) -> int:
@@ -147,6 +148,7 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
     ranges = rows_where(ops, marks if marks.any() else is_compute).groupby(["rank", "step"])
     found = {"begin": begins, "marked": ranges["start_ns"].min(), "end": ranges["end_ns"].max()}
     bounds = pd.DataFrame(found).dropna().astype("int64").reset_index()
+    on_device = not by_ops and bool((ops["clock"].to_numpy()[marks] == "device").all())
     steps = {}
     for rank, of_rank in bounds.groupby("rank"):
         begin, marked = of_rank["begin"].to_numpy(), of_rank["marked"].to_numpy()
@@ -154,7 +156,8 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
         leads = np.argsort((begin - marked)[first:], kind="stable")
         usual = first + int(leads[(len(leads) - 1) // 2])
         end, is_marked = int(of_rank["end"].iloc[-1]), bool(marks.any())
-        steps[int(str(rank))] = _RankSteps(of_rank["step"].to_numpy(), begin, usual, int(marked[usual]), end, is_marked)
+        at = int(marked[usual])
+        steps[int(str(rank))] = _RankSteps(of_rank["step"].to_numpy(), begin, usual, at, end, is_marked, on_device)
     return steps
 
 
@@ -268,7 +271,7 @@ class _Prediction:
             host = self.recordings[rank].graph.host
             times = self.graph.time_ns[self.graph.position[rank][: len(host)]]
             begin, end = self.graph.time_ns[bounds.host[[0, -1]]]
-            counts.append(float(host["units"][(times > begin) & (times <= end)].sum()) / len(bounds.steps))
+            counts.append(int(host["events"][(times > begin) & (times <= end)].sum()) / len(bounds.steps))
         return round(float(np.mean(counts)))
 
     def _idle_share(self, comes: Int64) -> float | None:
@@ -300,9 +303,9 @@ class _Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StepNodes:
-    """Nodes at which the steps of a rank begin, and the last one ends: those of the host, and the ends of the work that the
-    device had to do until then (−1 for none). A step begins when both have come, as an event of CUDA would show. ``marked`` is
-    the node of the host at which the range of the ``usual`` step begins.
+    """Nodes at which the steps of a rank begin, and the last one ends: those of the host, or of the device where steps are of its
+    work, and the ends of the work that the device had to do until then (−1 for none). A step begins when both have come, as an
+    event of CUDA would show. ``marked`` is the node at which the range of the ``usual`` step begins.
     """
 
     steps: Int64
@@ -314,6 +317,8 @@ class _StepNodes:
 
     @classmethod
     def of(cls, graph: RunGraph, of_rank: RankGraph, position: Int64, steps: _RankSteps) -> _StepNodes:
+        if steps.on_device and len(of_rank.start_ns):
+            return cls._on_device(graph, of_rank, position, steps)
         times = np.append(steps.begin_ns, steps.end_ns)
         host, _, ends = of_rank.split(position)
         host = host[np.argsort(graph.time_ns[host], kind="stable")]
@@ -321,6 +326,15 @@ class _StepNodes:
         *nodes, marked = host[np.maximum(at, 0)]
         last_work = _last_work(graph, of_rank, position, ends, times)
         return cls(steps.steps, np.array(nodes), last_work, steps.usual, int(marked), steps.is_marked)
+
+    @classmethod
+    def _on_device(cls, graph: RunGraph, of_rank: RankGraph, position: Int64, steps: _RankSteps) -> _StepNodes:
+        """Steps that begin where work of the device does, and the last one of which ends where work does."""
+        _, starts, ends = (part[np.argsort(graph.time_ns[part], kind="stable")] for part in of_rank.split(position))
+        begin = np.minimum(np.searchsorted(graph.time_ns[starts], steps.begin_ns), len(starts) - 1)
+        over = max(int(np.searchsorted(graph.time_ns[ends], steps.end_ns, side="right")) - 1, 0)
+        nodes = np.append(starts[begin], ends[over])
+        return cls(steps.steps, nodes, np.full(len(nodes), -1), steps.usual, int(nodes[steps.usual]), steps.is_marked)
 
     def times_at(self, comes: Int64) -> Int64:
         """The times of all bounds where the nodes come at these."""

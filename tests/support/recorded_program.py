@@ -15,6 +15,8 @@ from pptrace.model.tables import COMM_ARGS, COMMS, empty_table, make_table
 from pptrace.model.traces import Category, Events
 
 LATENCY, GAP, LAUNCH, RETURN = 6_000, 1_000, 3_000, 2_000
+NODE_COST, NODE_NS = 0.7, 250
+"""What recording a node of a graph costs at its launch, as a part of the cost of an event, and on the device, ns."""
 MAIN, AUTOGRAD = 100, 200
 
 
@@ -46,6 +48,14 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """A graph of kernels of these lengths on a stream, launched by one call."""
+
+    stream: int
+    kernels_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Synchronise:
     """A call that returns when the device has done everything."""
 
@@ -60,9 +70,10 @@ class Meet:
 
 @dataclass(frozen=True)
 class Backward:
-    """Work of autograd's thread while the main thread waits."""
+    """Work of autograd's thread while the main thread waits, which goes on ``after`` ns after it."""
 
     inside: tuple[object, ...]
+    after: int = 30_000
 
 
 @dataclass
@@ -88,16 +99,18 @@ class _Machine:
                     self._event(step)
                 case Launch():
                     self._launch(step)
+                case Graph():
+                    self._replay(step)
                 case Synchronise():
                     self._runtime("cudaDeviceSynchronize", max(self.free.values(), default=0) + RETURN)
                 case Meet(group, ns):
                     self._meet(group, ns)
-                case Backward(inside):
+                case Backward(inside, after):
                     self.now += 20_000
                     self.thread = AUTOGRAD
                     self.run(inside)
                     self.thread = MAIN
-                    self.now += 30_000
+                    self.now += after
 
     def _event(self, op: Op) -> None:
         self.now += self.cost // 2
@@ -115,12 +128,12 @@ class _Machine:
     def _end(self, row: int, category: Category, name: str, start: int, correlation: int = -1) -> None:
         self.rows[row] = (category, name, start, self.now - start, -1, self.thread, correlation)
 
-    def _runtime(self, name: str, until: int = 0) -> int:
+    def _runtime(self, name: str, until: int = 0, recording: int = 0) -> int:
         self.now += self.cost // 4
         start, row = self.now, self._row()
         self.correlation += 1
         self.now += 1_000 if until else LAUNCH
-        self.now += self.cost // 2
+        self.now += self.cost // 2 + recording
         self.now = max(self.now, until)
         self._end(row, Category.RUNTIME, name, start, self.correlation)
         self.now += self.cost // 4
@@ -139,6 +152,16 @@ class _Machine:
         self.free[work.stream] = end
         name = "kernel" if work.group is None else "ncclDevKernel_AllReduce"
         self.rows.append((Category.KERNEL, name, start, end - start, work.stream, -1, self.correlation))
+
+    def _replay(self, graph: Graph) -> None:
+        recording = round(NODE_COST * self.cost) * (len(graph.kernels_ns) - 1)
+        launched = self._runtime("cudaGraphLaunch", recording=recording)
+        now = max(launched + LATENCY + recording, self.free.get(graph.stream, -GAP) + GAP)
+        for ns in graph.kernels_ns:
+            length = ns + (NODE_NS if self.cost else 0)
+            self.rows.append((Category.KERNEL, "node", now, length, graph.stream, -1, self.correlation))
+            now += length
+        self.free[graph.stream] = now
 
     def _meet(self, group: int, ns: int) -> None:
         self.now += self.cost // 2

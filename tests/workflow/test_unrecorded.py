@@ -18,6 +18,7 @@ from pptrace.workflow.unrecorded import Undone
 from tests.support.programs import ROOT
 
 OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
+GRAPHS = ROOT.parent / "shared" / "data" / "gpu_graph"
 needs_runs = pytest.mark.skipif(not OBSERVED.is_dir(), reason="the recorded GPU runs of shared/data are not here")
 RUNS = {"mid": "mid.shapes", "small": "small.cpu_cuda"}
 
@@ -106,6 +107,16 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
     assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)  # type: ignore[operator]
     assert recording.slowed_after == pytest.approx(47 / 36.1)
     assert not recording.is_too_uncertain
+
+
+@pytest.mark.skipif(not GRAPHS.is_dir(), reason="the recorded graphs of shared/data are not here")
+def test_replays_of_a_graph_are_predicted_though_hosts_do_too_little_to_tell_what_recording_costs() -> None:
+    """The script measured 13.2 ms a step. Steps begin where the device begins a replay, which the host launched long before."""
+    recording = load([GRAPHS / "plain_rank0.json.gz"]).report.recording
+    assert recording is not None
+    assert recording.predicted_step_ns == pytest.approx(13.2e6, rel=0.05)
+    assert recording.events_per_step < 50  # type: ignore[operator]
+    assert recording.cost_per_event_ns == 3_000
 
 
 def times_of(before: list[float], after: list[float], device: list[float | None] | None = None) -> dict[str, object]:

@@ -270,7 +270,7 @@ def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
     return calls, calls[~has_kernel]
 
 
-_REPLAYS_GRAPH = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
+REPLAYS_GRAPH = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
 _USUAL, _MOST_LOST = 3, 0.1
 """Equal replays that tell what a graph runs, and the part of its nodes that one of other nodes lacks at most."""
 
@@ -281,7 +281,7 @@ def lost_in_graphs(events: Events, rows: Rows) -> Rows:
     All replays of a graph run the same nodes. What ran once, and lacks a few of those that other replays run, has lost them.
     """
     calls = launch_calls(events, rows)
-    of_graphs = np.flatnonzero(np.append(events.named(_REPLAYS_GRAPH)[events.name_id], False)[calls])
+    of_graphs = np.flatnonzero(np.append(events.named(REPLAYS_GRAPH)[events.name_id], False)[calls])
     order = of_graphs[np.argsort(calls[of_graphs], kind="stable")]
     if not len(order):
         return order

@@ -2,7 +2,8 @@
 
 A profiler works before it stamps the begin of an event and after it has stamped the end, so that its cost lies in the gaps
 between these boundaries: of torch's profiler see ``onFunctionEnter`` and ``onFunctionExit`` in
-``torch/csrc/autograd/profiler_kineto.cpp``. Events of a profiler's own (``overhead``) cost as long as they last.
+``torch/csrc/autograd/profiler_kineto.cpp``. Events of a profiler's own (``overhead``) cost as long as they last. While kernels
+are recorded each node of a graph is prepared for it when the graph is launched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
+from pptrace.recognise.device.work import REPLAYS_GRAPH, device_rows, launch_calls
 
 Float = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -25,6 +27,8 @@ UNITS: dict[Category, float] = {
     Category.PYTHON: 0.6,
 }
 """Cost of recording an event of each category, in units of the cost per event."""
+_NODE, _NODE_WITHOUT_OPERATORS = 0.7, 0.2
+"""Cost of each node of a launched graph but the first, in the same units, which are of calls where operators are not recorded."""
 LONG_NS = 100_000
 """A thread without a boundary for this long waits, sleeps or computes in Python."""
 _REMOVABLE = 0.9
@@ -63,6 +67,7 @@ class Boundaries:
         # Half of a runtime call's cost is inside it (CUPTI); of what is outside half comes before it, half after it.
         inside = np.where(events.category[event] == Category.RUNTIME, units[events.category[event]] / 2, 0.0)
         outside = (units[events.category[event]] - inside) / 2
+        inside += node_units(events)[event]
         before, after = np.where(is_end, inside, outside), np.where(is_end, outside, 0.0)
         return cls(time, event, is_end, before, after, _overhead(events, time, threads, first), threads, first)
 
@@ -101,6 +106,19 @@ class Boundaries:
         boundaries = np.full(num_events, -1, dtype=np.intp)
         boundaries[self.event[chosen]] = chosen
         return boundaries[events]
+
+
+def node_units(events: Events) -> Float:
+    """The cost of recording the nodes of the graph that each event launched but the first, in units of the cost per event."""
+    calls = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
+    if not len(calls):
+        return np.zeros(len(events))
+    launched = launch_calls(events, device_rows(events))
+    num_nodes = np.bincount(launched[launched >= 0], minlength=len(events))
+    units = np.zeros(len(events))
+    has_operators = bool((events.category == Category.CPU_OP).any())
+    units[calls] = np.maximum(num_nodes[calls] - 1, 0) * (_NODE if has_operators else _NODE_WITHOUT_OPERATORS)
+    return units
 
 
 def _overhead(events: Events, time: Int64, threads: Int64, first: Rows) -> Int64:

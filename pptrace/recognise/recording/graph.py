@@ -29,7 +29,7 @@ from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Rows
+from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows, node_units
 from pptrace.slices import Slice
 
 SOON_NS = 30_000
@@ -38,6 +38,8 @@ _LEAST_CALL_NS = 1_000
 _PERCENTILE = 10
 _LATENCY_NS, _STREAM_GAP_NS = 5_000, 1_000
 """Latencies where a recording shows none: from a launch to its start on an idle device; from a kernel to its stream's next."""
+_NODE_NS = 250
+"""Length that recording adds to each kernel of a graph, which the device begins without the host."""
 _QUEUE = 1_024
 """Launches that a device takes ahead of their execution; a further one waits until the first of them has ended."""
 
@@ -46,6 +48,7 @@ _HOST_NODES = {
     "time_ns": np.int64,
     "thread": np.int64,
     "lag_ns": np.int64,  # after the node before it, of which at most ``room_ns`` was recording
+    "events": np.int64,  # that began since the node before it
     "units": np.float64,  # events recorded since the node before it, in units of the cost per event
     "overhead_ns": np.int64,  # of events of the profiler's own since the node before it
     "room_ns": np.int64,
@@ -101,17 +104,18 @@ class RankGraph:
         return host, start, end
 
 
-def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64) -> RankGraph:
+def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64, cost_ns: float = 0.0) -> RankGraph:
     """The graph of a rank.
 
     Args:
         boundaries: of its host events.
         times_ns: times at which boundaries are nodes: where its ops and calls of communication begin and end.
+        cost_ns: of recording one host event, which that of other things is a part or a multiple of.
     """
     if not len(boundaries):
         return RankGraph()
-    device = _Device.of(events, boundaries)
-    work, call_end, call_lag, call_waited = _waits_for_device(events, boundaries, device)
+    device = _Device.of(events, boundaries, cost_ns)
+    work, call_end, call_lag, call_waited = _waits_for_device(events, boundaries, device, cost_ns)
     source, target, lag = _hand_overs(events, boundaries)
     fresh = ~np.isin(target, call_end)
     source, target, lag = source[fresh], target[fresh], lag[fresh]
@@ -143,6 +147,7 @@ def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: In
     }
     sums = {
         "lag_ns": boundaries.gaps_ns,
+        "events": (~boundaries.is_end).astype(np.int64),
         "units": boundaries.units,
         "overhead_ns": boundaries.overhead_ns,
         "room_ns": boundaries.room_ns,
@@ -158,7 +163,8 @@ def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: In
 class _Device:
     """The device work of a rank by start: ``rows`` of the events, launched by the ``calls`` (−1 where that was not recorded).
 
-    ``launch`` is the boundary at which the call begins, −1 where nothing tells when the work was launched.
+    ``launch`` is the boundary at which the call begins, −1 where nothing tells when the work was launched; recording took
+    ``units_before`` and ``recording_ns`` of the time since then, and ``units`` of its length.
     """
 
     rows: Rows
@@ -168,9 +174,12 @@ class _Device:
     stream: Int64
     launch: Rows
     launched_ns: Int64
+    units_before: Float
+    recording_ns: Int64
+    units: Float
 
     @classmethod
-    def of(cls, events: Events, boundaries: Boundaries) -> _Device:
+    def of(cls, events: Events, boundaries: Boundaries, cost_ns: float) -> _Device:
         rows = device_rows(events)
         calls = launch_calls(events, rows)
         launch = np.where(calls >= 0, boundaries.of_events(calls, len(events), ends=False), -1)
@@ -178,7 +187,14 @@ class _Device:
         start = events.start_ns[rows]
         late = launched > start  # clocks of host and device that differ: nothing starts before it is launched
         ends, stream = events.ends_of(rows), events.stream[rows]
-        return cls(rows, calls, start, ends, stream, np.where(late, -1, launch), np.where(late, -1, launched))
+        # Nodes of a graph that start while its launch goes on have waited for the recording of those before them alone.
+        passed = np.clip((start - launched) / np.maximum(events.dur_ns[calls], 1), 0.0, 1.0)
+        of_nodes = np.where(calls >= 0, node_units(events)[calls], 0.0)
+        launch, launched = np.where(late, -1, launch), np.where(late, -1, launched)
+        units = np.where(of_nodes > 0, _NODE_NS / max(cost_ns, 1.0), 0.0)
+        units_before = of_nodes * passed
+        recording_ns = np.rint(units_before * cost_ns).astype(np.int64)
+        return cls(rows, calls, start, ends, stream, launch, launched, units_before, recording_ns, units)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -201,9 +217,10 @@ class _Device:
             (cause >= 0) & (self.stream[cause] != self.stream) & (caused_ns <= SOON_NS) & (self.end[cause] > ended)
         )
         launched = self.launch >= 0
-        latency = np.where(launched, self.start - self.launched_ns, 0)
+        prepared_ns = self.launched_ns + self.recording_ns
+        latency = np.where(launched, self.start - prepared_ns, 0)
         behind = np.where(before >= 0, self.start - ended, 0)  # negative where work of one stream overlaps
-        idle = launched & ((before < 0) | (ended <= self.launched_ns))
+        idle = launched & ((before < 0) | (ended <= prepared_ns))
         least_latency = _low(latency[idle], _LATENCY_NS)
         least_gap = _low(behind[launched & ~idle & (behind >= 0) & (behind <= SOON_NS)], _STREAM_GAP_NS)
         by_launch = idle & (latency <= least_latency + SOON_NS)
@@ -212,14 +229,16 @@ class _Device:
         by_launch |= idle & ~by_other
         by_stream |= ~by_launch & ~by_other
         follows, overlaps = (before >= 0) & (behind >= 0), (before >= 0) & (behind < 0)
-        lag_of_launch = np.where(by_launch, latency, np.minimum(latency, least_latency))
+        lag_of_launch = self.recording_ns + np.where(by_launch, latency, np.minimum(latency, least_latency))
         lag_of_stream = np.where(by_stream, behind, np.minimum(behind, least_gap))
         return [
-            edges_of(node_of[self.launch[launched]], starts[launched], lag_of_launch[launched]),
+            edges_of(
+                node_of[self.launch[launched]], starts[launched], lag_of_launch[launched], self.units_before[launched]
+            ),
             edges_of(ends[before[follows]], starts[follows], lag_of_stream[follows]),
             edges_of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
             edges_of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
-            edges_of(starts, ends, self.end - self.start),
+            edges_of(starts, ends, self.end - self.start, self.units),
             self._queue_edges(node_of, ends),
         ]
 
@@ -237,7 +256,9 @@ def _low(values: Int64, default: int) -> int:
     return int(np.percentile(values, _PERCENTILE)) if len(values) >= 5 else default
 
 
-def _waits_for_device(events: Events, boundaries: Boundaries, device: _Device) -> tuple[Rows, Rows, Int64, Bool]:
+def _waits_for_device(
+    events: Events, boundaries: Boundaries, device: _Device, cost_ns: float
+) -> tuple[Rows, Rows, Int64, Bool]:
     """Calls that return when device work is over, by what synchronises, and others that lasted until work had ended: launches
     into a full queue, allocations: (the work, the boundary of their end, how long after the work that came, whether they had to
     wait).
@@ -245,7 +266,10 @@ def _waits_for_device(events: Events, boundaries: Boundaries, device: _Device) -
     if not len(device):
         return _NO_ROWS, _NO_ROWS, _NO_ROWS, np.empty(0, dtype=np.bool_)
     explicit = synchronising_calls(events, device.rows, device.calls)
-    long = np.flatnonzero((events.category == Category.RUNTIME) & (events.dur_ns >= LONG_NS // 2))
+    recording_ns = (
+        node_units(events) * cost_ns
+    )  # a launch of a graph that is long for its nodes' sake waits for nothing
+    long = np.flatnonzero((events.category == Category.RUNTIME) & (events.dur_ns - recording_ns >= LONG_NS // 2))
     rows = np.union1d(explicit, long).astype(np.intp)
     end = boundaries.of_events(rows, len(events), ends=True)
     leaf = (end > 0) & (boundaries.event[end - 1] == rows)
@@ -293,8 +317,11 @@ def _hand_overs(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int
     woken = ~on_main & ~boundaries.is_end[rows]
     lag = time[rows] - time[other]
     count, idle_before = _activity_since(boundaries, thread[other], time[rows - 1], time[rows])
-    did_much = idle_before & (count >= _MANY) & (lag <= _HAND_OVER_NS)
-    woke_soon = lag <= np.maximum(_WAKE_NS, _LATE_WAKE * gaps[rows])  # late where threads wait for a core
+    late = (
+        _LATE_WAKE * gaps[rows]
+    )  # where threads wait for a core, or the one that goes on does something in Python first
+    did_much = idle_before & (count >= _MANY) & (lag <= np.maximum(_HAND_OVER_NS, late))
+    woke_soon = lag <= np.maximum(_WAKE_NS, late)
     ended_long = boundaries.is_end[other] & (events.dur_ns[boundaries.event[other]] >= LONG_NS // 2) & woke_soon
     computes = inside & events.named(_COMPUTES)[events.name_id[boundaries.event[rows]]]
     waited = on_main & ~computes & ~is_first[rows] & (did_much | ended_long)

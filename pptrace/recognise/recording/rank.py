@@ -3,12 +3,14 @@
 From the begin of an operator to the begin of the first one inside it a program does little but dispatch: of these gaps the 25th
 percentile is mostly the recorder's own work, and follows the speed of the machine and what is recorded of each event. The whole
 cost of an event (both its boundaries, memory that is touched for the first time, callbacks of CUPTI inside of launches) is about
-the same multiple of it on all hosts and with all settings that were tried. It was measured as the difference between steps with
-and without the profiler, by number of events: docs/recording.md has the runs.
+the same multiple of it on all hosts and with all settings that were tried. Where no operators are recorded, the 25th percentile
+of how long launches take follows the cost in their place. Both were measured as the difference between steps with and without
+the profiler, by number of events: docs/recording.md has the runs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +20,11 @@ import pandas as pd
 
 from pptrace.model.damage import RankDamage
 from pptrace.model.traces import Category, Events, InputFormat, Trace
+from pptrace.recognise.device.work import device_rows
 from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries
 from pptrace.recognise.recording.graph import RankGraph, graph_of
 
+_LAUNCHES = re.compile(r"^(?:cuda|hip|cu)(?:Module|ExtModule)?LaunchKernel")
 SETTINGS = "recording"
 """Fact: what the recorder of a trace was told to record."""
 STEP_TIMES = "step_times"
@@ -30,6 +34,8 @@ _MICROSECOND = 1_000
 _PERCENTILE = 25
 _MULTIPLE = 3.25
 """Cost of an event over the percentile of gaps."""
+_MULTIPLE_OF_LAUNCH = 1.6
+"""Cost of a call of the runtime over the percentile of launches, where no operators are recorded."""
 _LOW, _HIGH = 0.7, 1.4
 """The 90 % interval of the cost, as a multiple of it."""
 _MOST_OF_HOST = 0.65
@@ -49,8 +55,12 @@ class EventCost:
         return self.value_ns > 0
 
 
-_COST_OF_RANGE = EventCost(3_000.0, 1_000.0, 6_000.0)
-"""The cost of a range where nothing else was recorded: of few, hardly any, and not known better."""
+_COST_OF_FEW = EventCost(3_000.0, 1_000.0, 6_000.0)
+"""The cost of an event where ranges alone were recorded, or hosts do little but replay graphs: of few, hardly any, and not known
+better.
+"""
+_FEW_EVENTS = 0.2
+"""Boundaries of host events for each piece of device work, where they are few."""
 
 
 def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 0) -> EventCost:
@@ -70,14 +80,25 @@ def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 
         if len(of_thread) >= _LEAST_GAPS and (of_thread % _MICROSECOND).any():  # whole microseconds are too coarse
             total += float(np.percentile(of_thread, _PERCENTILE)) * (high - low)
             weight += high - low
-    if not weight:
-        return EventCost()
     num_events = len(boundaries) / 2
-    value = _MULTIPLE * total / weight * (1 + num_instants / num_events)
+    if (events.category == Category.CPU_OP).any():
+        value = _MULTIPLE * total / max(weight, 1) * (1 + num_instants / num_events)
+    else:
+        value = _MULTIPLE_OF_LAUNCH * _launch_ns(events)
+    if not value:
+        return EventCost()
     most = float(_MOST_OF_HOST * gaps[gaps < LONG_NS].sum() / num_events)
     if value > most:  # something else makes all gaps long
         return EventCost(most, most / 3, most)
     return EventCost(value, value * _LOW, value * _HIGH)
+
+
+def _launch_ns(events: Events) -> float:
+    """How long launches of one kernel take, the 25th percentile; 0 where too few were recorded."""
+    calls = events.rows_named(_LAUNCHES, Category.RUNTIME)
+    lengths = events.dur_ns[calls]
+    is_known = len(calls) >= _LEAST_GAPS and bool((lengths % _MICROSECOND).any())
+    return float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +128,12 @@ def recording_of(trace: Trace, tables: Sequence[pd.DataFrame]) -> RankRecording:
     if trace.format is not InputFormat.KINETO or not len(trace.events):
         return RankRecording(settings=settings)
     boundaries = Boundaries.of(trace.events)
-    is_light = settings.get("level") == "light"
-    cost = _COST_OF_RANGE if is_light else cost_from_trace(trace.events, boundaries, len(trace.memory))
+    cost = cost_from_trace(trace.events, boundaries, len(trace.memory))
+    has_few = len(boundaries) < _FEW_EVENTS * len(device_rows(trace.events))
+    if not cost.is_known and (has_few or settings.get("level") == "light"):
+        cost = _COST_OF_FEW
     if not cost.is_known:
         return RankRecording(settings=settings)
     times = [table[name].to_numpy() for table in tables for name in table.columns if name.endswith("_ns")]
-    graph = graph_of(trace.events, boundaries, np.unique(np.concatenate(times)))
+    graph = graph_of(trace.events, boundaries, np.unique(np.concatenate(times)), cost.value_ns)
     return RankRecording(graph, cost, settings, trace.path, trace.rank)

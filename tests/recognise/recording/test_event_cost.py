@@ -44,6 +44,19 @@ def test_few_events_and_whole_microseconds_tell_nothing() -> None:
     assert not cost_from_trace(coarse, Boundaries.of(coarse)).is_known
 
 
+def test_without_operators_launches_tell_the_cost_of_a_call() -> None:
+    """The call itself takes 3 µs and half of the cost beside it: 1.6 times that is what it is taken to cost."""
+    program = [part for _ in range(300) for part in (Python(21_003), Launch(7, 2_000))]
+    (events, *_), _ = run_programs([program], 8_004)
+    boundaries = Boundaries.of(events)
+    assert cost_from_trace(events, boundaries).value_ns == pytest.approx(1.6 * (3_000 + 4_002))
+    few = events.take(np.arange(len(events) // 2))
+    assert not cost_from_trace(few, Boundaries.of(few)).is_known
+    with_operators = [part for _ in range(300) for part in (Python(21_003), Op(501, 500, (Launch(7, 2_000),)))]
+    (events, *_), _ = run_programs([with_operators], 8_004)
+    assert not cost_from_trace(events, Boundaries.of(events)).is_known, "no operator begins inside another one"
+
+
 def test_recorded_allocations_cost_as_events_do() -> None:
     events = nested(400, 2_000)
     boundaries = Boundaries.of(events)

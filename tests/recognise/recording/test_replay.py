@@ -17,7 +17,7 @@ from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.graph import graph_of
 from pptrace.recognise.recording.replay import Correction, corrected, join_graphs
 from tests.support.extent import ALL
-from tests.support.recorded_program import Backward, Launch, Meet, Op, Python, Synchronise, run_programs
+from tests.support.recorded_program import Backward, Graph, Launch, Meet, Op, Python, Synchronise, run_programs
 from tests.support.synthetic import Event, make_trace
 
 COST = 4_000
@@ -30,7 +30,7 @@ def without(programs: Sequence[Sequence[object]], cost: int, removed: float) -> 
     for rank, of_rank in enumerate(events):
         rows = comms[comms["rank"] == rank]
         times = np.concatenate([rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()])
-        graphs[rank] = graph_of(of_rank, Boundaries.of(of_rank), np.unique(times))
+        graphs[rank] = graph_of(of_rank, Boundaries.of(of_rank), np.unique(times), removed)
     clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(graphs, 0), 0)
     joined = join_graphs(graphs, dict.fromkeys(graphs, removed), comms, clock)
     comes = joined.replay(1.0)
@@ -88,12 +88,33 @@ def test_a_program_recorded_at_a_known_cost_is_found_as_it_runs_without(kernel_n
     assert_as_without_recorder([step(kernel_ns) * 2], within_ns)
 
 
+def test_a_thread_that_does_something_in_python_after_the_backward_has_waited_for_it() -> None:
+    backward = Backward(layers(10, 2_000) * 80, after=2_500_000)
+    assert_as_without_recorder(
+        [[Python(50_000), *layers(10, 2_000), backward, *layers(10, 2_000)] * 2], within_ns=5_000
+    )
+
+
 def test_where_the_device_limits_recording_changes_nothing_but_the_host() -> None:
     recorded, _ = run_programs([step(60_000) * 2], COST)
     plain, _ = run_programs([step(60_000) * 2])
     assert abs(int(recorded[0].end_ns.max()) / int(plain[0].end_ns.max()) - 1) < 0.05
     found = without([step(60_000) * 2], COST, COST)
     assert abs(int(found[0].end_ns.max()) - int(plain[0].end_ns.max())) < 20_000
+
+
+@pytest.mark.parametrize("kernel_ns", [500, 60_000], ids=["host limits", "device limits"])
+def test_graphs_are_launched_and_run_as_fast_as_without_recorder(kernel_ns: int) -> None:
+    graphs = (Op(4_000, 2_000, (Graph(7, (kernel_ns,) * 40),)), Op(4_000, 2_000, (Graph(7, (kernel_ns,) * 5),)))
+    program = [Python(60_000), *graphs * 6, Synchronise(), Python(20_000)] * 3
+    recorded, plain = (run_programs([program], cost)[0][0] for cost in (COST, 0))
+    (found,) = without([program], COST, COST)
+    assert recorded.end_ns.max() > 1.01 * plain.end_ns.max()
+    assert found.end_ns.max() - found.start_ns.min() == pytest.approx(
+        plain.end_ns.max() - plain.start_ns.min(), rel=0.01
+    )
+    of_nodes = [np.array([*events.names])[events.name_id] == "node" for events in (found, plain)]
+    assert found.dur_ns[of_nodes[0]].sum() == pytest.approx(plain.dur_ns[of_nodes[1]].sum(), rel=0.01)
 
 
 def test_streams_that_wait_for_each_other_still_do() -> None:
@@ -123,6 +144,11 @@ programs = st.recursive(
     st.one_of(
         st.builds(Python, st.integers(0, 300_000)),
         st.builds(Launch, st.sampled_from([7, 20]), st.integers(1_000, 80_000)),
+        st.builds(
+            Graph,
+            st.sampled_from([7, 20]),
+            st.lists(st.integers(1_000, 30_000), min_size=1, max_size=20).map(tuple),
+        ),
         st.just(Synchronise()),
     ),
     lambda inner: st.builds(
@@ -157,8 +183,11 @@ def test_whatever_is_taken_out_nothing_ends_before_it_begins_or_runs_before_its_
     }
     kernels = np.flatnonzero(found.category == Category.KERNEL)
     assert all(found.start_ns[row] >= launched[int(found.correlation[row])] for row in kernels.tolist())
-    lasted = [sorted(events.dur_ns[events.category == Category.KERNEL].tolist()) for events in (recorded, found)]
+    names = np.array([*recorded.names, ""])
+    lasted = [sorted(events.dur_ns[names[events.name_id] == "kernel"].tolist()) for events in (recorded, found)]
     assert lasted[0] == lasted[1]
+    nodes = [sorted(events.dur_ns[names[events.name_id] == "node"].tolist()) for events in (recorded, found)]
+    assert all(short <= long for long, short in zip(*nodes, strict=True))
 
 
 def test_a_thread_that_waits_for_a_core_after_what_it_waited_for_still_waits_for_it() -> None:
