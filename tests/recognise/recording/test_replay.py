@@ -91,7 +91,7 @@ def test_a_program_recorded_at_a_known_cost_is_found_as_it_runs_without(kernel_n
 def test_a_thread_that_does_something_in_python_after_the_backward_has_waited_for_it() -> None:
     backward = Backward(layers(10, 2_000) * 80, after=2_500_000)
     assert_as_without_recorder(
-        [[Python(50_000), *layers(10, 2_000), backward, *layers(10, 2_000)] * 2], within_ns=200_000
+        [[Python(50_000), *layers(10, 2_000) * 20, backward, *layers(10, 2_000)] * 2], within_ns=200_000
     )
 
 
