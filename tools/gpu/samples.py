@@ -36,6 +36,7 @@ CASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gpu_zbv_p2": (*_SMALL, "--pp", "2", "--schedule", "zbv"),
         "gpu_1f1b_p2_tp2": ("--layers", "2", *_SMALL[2:-1], "2", *_TP),
         "gpu_nccl_1f1b_p4": (*_SMALL, *_NCCL),
+        "gpu_nccl_graphs_1f1b_p2": (*_SMALL, "--cuda-graphs", *_NCCL),
         "gpu_nccl_experts_pp2_ep2": ("--layers", "2", *_SMALL[2:-1], "2", *_EXPERTS, *_NCCL),
     }
 )
