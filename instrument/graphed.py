@@ -14,8 +14,10 @@ Sources: ``torch.cuda.make_graphed_callables``; Megatron-LM ``core/transformer/c
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from weakref import ReferenceType, ref
 
 import torch
@@ -74,7 +76,7 @@ class _Slot:
             return output
 
         static = tuple(map(_in_same_memory, (sample.clone(), *self._parameters)))
-        with warnings.catch_warnings():
+        with _without_collections(), warnings.catch_warnings():
             # The warm-up's stream, which joins the capture.
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
             self._graphed: Callable[..., Tensor] = torch.cuda.make_graphed_callables(compute, static)  # type: ignore[assignment]
@@ -104,6 +106,21 @@ class _Slot:
             gradient if gradient is None or (owner is not None and owner.grad is not None) else gradient.clone()
             for owner, gradient in zip(owners, gradients, strict=True)
         )
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause Python's automatic collections: one that finds graphs of a stage that is gone destroys them, which ends a capture.
+
+    Graphs of ``make_graphed_callables`` are in cycles of references (pytorch issue 195397).
+    """
+    were_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if were_on:
+            gc.enable()
 
 
 def _in_same_memory(tensor: Tensor) -> Tensor:

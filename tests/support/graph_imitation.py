@@ -3,7 +3,7 @@
 A replay runs the recorded operators on the tensors of the capture and writes their results to where the capture had them. So it
 has the dangers of the original: it reads and overwrites static memory alone, and keeps the activations of the last forward only.
 Of graphs that share a pool, a later capture may have memory that an earlier one has freed: a replay of the earlier one leaves NaN
-in what the later ones have made.
+in what the later ones have made. A graph that is destroyed while another is captured ends that capture.
 """
 
 from __future__ import annotations
@@ -63,10 +63,16 @@ class Graph:
     """An imitation of ``torch.cuda.CUDAGraph``; ``pool`` has those that share memory with it, in the order of their captures."""
 
     num_replays = 0
+    captured: Graph | None = None  # the one that is being captured
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
         self.pool: list[Graph] = []
+        self.is_valid = True
+
+    def __del__(self) -> None:
+        if (captured := type(self).captured) is not None:
+            captured.is_valid = False
 
     @torch.no_grad()
     def replay(self) -> None:
@@ -85,8 +91,10 @@ class Graph:
 def _capture(graph: Graph, pool: list[Graph], **_: Any) -> Iterator[None]:
     graph.pool = pool
     pool.append(graph)
-    with _Recording(graph.calls):
+    with _Recording(graph.calls), mock.patch.object(Graph, "captured", graph):
         yield
+    if not graph.is_valid:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
 
 class _Recording(TorchDispatchMode):

@@ -172,6 +172,7 @@ def serve(rank_text: str, port: str, stack_file: str) -> None:
     warnings.simplefilter("error")
     # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+    warnings.filterwarnings("ignore", message=".*Profiler clears events")  # of torch up to 2.11, at every first cycle
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False)
     closing: queue.SimpleQueue[list[dist.ProcessGroup]] = queue.SimpleQueue()
     threading.Thread(target=_close_groups, args=(closing,), daemon=True).start()

@@ -18,8 +18,9 @@ TOLERANCE = 1e-9
 
 
 def check(pool: Pool, cases: list[Case]) -> None:
-    first = cases[0]
-    outcomes = pool.run(compare_with_one_process, cases, world=first.pp * first.dp)
+    """Run cases of one mesh shape together."""
+    assert len({(case.pp, case.dp) for case in cases}) == 1, "they share a mesh"
+    outcomes = pool.run(compare_with_one_process, cases, world=cases[0].pp * cases[0].dp)
     for index, case in enumerate(cases):
         ranks = [row[index] for row in outcomes]
         for rank, outcome in enumerate(ranks):
