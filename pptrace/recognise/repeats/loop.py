@@ -35,12 +35,15 @@ from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, outermost_ra
 from pptrace.slices import rows_among
 
 _UPDATE = re.compile(r"^Optimizer\.step#")
+_UPDATE_KERNEL = re.compile(r"(?i)multi_tensor_apply|addcdiv|adam|lamb(?!da)|\blion_|adafactor|sgd_|optimi[sz]er")
 _ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
 _NODE = re.compile(r"^autograd::engine::evaluate_function")
 _CLOSE = 0.01
 """Share of a step within which zero_grad follows the optimizer if it is a part of the same step."""
 _ALIKE = 0.25
 """Share by which the numbers of autograd's nodes of all steps may differ from the usual one, where they are not the same."""
+_MOST_BEFORE = 0.8
+"""Share of the kernels before the first step, where no operators are known, that have names of kernels in it."""
 _REASON = "the backwards between optimizer steps differ"
 
 
@@ -49,6 +52,7 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
 
     Operators that repeat are steps where each of them has one backward and no device runs their work: launches of kernels may be
     those of evaluation, or of the layers of one forward, and several backwards may be steps with an evaluation behind some.
+    Of a device without operators, launches that repeat are steps where each has kernels of an optimizer.
 
     Args:
         captures: times in which CUDA graphs were captured.
@@ -56,10 +60,14 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
     """
     if len(work) or has_captured:
         repeats = repeated_steps(events, captures)
-        return repeats if repeats.has_graphs or has_captured else steps_of_optimizers(events, work)
+        if repeats.has_graphs or has_captured:
+            return repeats
     of_optimizers = steps_of_optimizers(events, work)
     if len(of_optimizers) or of_optimizers.reason:
         return of_optimizers
+    if len(work):
+        has_operators = events.is_of(Category.CPU_OP).any()
+        return RepeatedSteps() if has_operators else _with_updates(events, repeats)
     repeats = repeated_steps(events, captures)
     # A backward begins with the first of autograd's nodes that no other operator of the loop's thread is between.
     nodes = _backward_nodes(events)
@@ -68,6 +76,29 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
     backwards = events.start_ns[nodes[is_first]]
     in_step = np.searchsorted(backwards, repeats.end_ns) - np.searchsorted(backwards, repeats.start_ns)
     return repeats if len(repeats) and (in_step == 1).all() else RepeatedSteps()
+
+
+def _with_updates(events: Events, steps: RepeatedSteps) -> RepeatedSteps:
+    """The steps of a device, whose kernels alone are known, if each of them runs an optimizer's.
+
+    Without any of an optimizer nothing is known to train. What repeats in one step, as an optimizer does for each parameter, is
+    no loop of steps: what ran before these has mostly kernels that they have too, as warm-ups do.
+    """
+    updates = events.start_ns[events.rows_named(_UPDATE_KERNEL, Category.KERNEL)]
+    if not len(updates):
+        return RepeatedSteps()
+    if not len(steps):
+        return steps
+    if (np.searchsorted(updates, steps.start_ns) == np.searchsorted(updates, steps.end_ns)).any():
+        return RepeatedSteps(
+            reason="what repeats runs no optimizer's kernels, and may be a microbatch or an evaluation"
+        )
+    kernels = np.flatnonzero(events.category == Category.KERNEL)
+    first, stop = np.searchsorted(events.start_ns[kernels], [steps.start_ns[0], steps.end_ns[0]])
+    names = events.name_id[kernels]
+    if first and np.isin(names[:first], names[first:stop]).mean() < _MOST_BEFORE:
+        return RepeatedSteps(reason="other launches come before what repeats, which may be a part of a longer step")
+    return steps
 
 
 def _backward_nodes(events: Events) -> Rows:

@@ -283,9 +283,11 @@ def _objection(calls: Slice, period: Period) -> str:
 
 
 def _cut(calls: Slice, period: Period) -> int:
-    """Place at which the loop begins anew: where the host takes longest, at the median, between two calls; with a launch, where
-    that is open.
+    """Place at which the loop begins anew: where the recording begins, if that is of whole turns, else where the host takes
+    longest, at the median, between two calls; with a launch, where that is open.
     """
+    if (period.stop - period.start) % period.length == 0 and not calls["launches"][: period.start].any():
+        return 0
     gaps = np.maximum(
         calls["start_ns"][period.start + 1 : period.stop] - calls["end_ns"][period.start : period.stop - 1], 0
     )

@@ -15,11 +15,14 @@ from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, find_period,
 from tests.support.synthetic import Event, make_trace
 
 STEP = "abcdef"
+_KERNELS = {"o": "multi_tensor_apply_kernel<AdamFunctor>"}
 
 
 @dataclass
 class Host:
-    """A host that launches a kernel per letter, one graph for ``G``, and waits for its device at ``.``."""
+    """A host that launches a kernel per letter, an optimizer's for ``o``, one graph for ``G``, and waits for its device at
+    ``.``.
+    """
 
     events: list[Event] = field(default_factory=list)
     now: int = 0
@@ -33,7 +36,7 @@ class Host:
             elif letter == "G":
                 self.launch("cudaGraphLaunch", ("n1", "n2", "n3"), launch, kernel)
             else:
-                self.launch("cudaLaunchKernel", (letter,), launch, kernel)
+                self.launch("cudaLaunchKernel", (_KERNELS.get(letter, letter),), launch, kernel)
         return self
 
     def launch(self, call: str, names: tuple[str, ...], took: int, kernel: int) -> None:
