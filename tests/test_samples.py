@@ -39,7 +39,7 @@ def test_there_are_samples() -> None:
     assert {case.name for case in CASES} >= {
         *("1f1b_p2", "1f1b_p4", "mesh_pp2_tp2_cp2_dp2", "faults_pp2_dp2", "experts_pp2_ep2", "hang_p4"),
         *("gpu_1f1b_p4", "gpu_zbv_p2", "gpu_1f1b_p2_tp2"),
-        *("gpu_nccl_torch_1f1b_p4", "gpu_nccl_1f1b_p4", "gpu_nccl_experts_pp2_ep2"),
+        *("gpu_nccl_torch_1f1b_p4", "gpu_nccl_1f1b_p4", "gpu_nccl_graphs_1f1b_p2", "gpu_nccl_experts_pp2_ep2"),
     }
 
 
