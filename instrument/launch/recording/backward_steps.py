@@ -38,7 +38,7 @@ class TrainedTensors:
         """Remember how they are now, after a backward pass from ``roots``."""
         self._watched = [item for item in self._watched if item() is not None]
         if not self._watched:
-            kept = (leaf for leaf in _leaves(roots) if not _is_freed(leaf))
+            kept = (leaf for leaf in map(_unwrapped, _leaves(roots)) if not _is_freed(leaf))
             self._watched = [ref(leaf) for leaf in itertools.islice(kept, _MOST_WATCHED)]
         self._before = self._state()
 
@@ -63,6 +63,13 @@ class TrainedTensors:
 
     def _state(self) -> list[tuple[object, object]]:
         return [(None, None) if (tensor := item()) is None else _state_of(tensor) for item in self._watched]
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the transforms of ``torch.func`` (``grad``, ``vmap``) have wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:

@@ -302,6 +302,22 @@ def functional(model: torch.nn.Module, batch: torch.Tensor) -> None:
             parameter -= 0.1 * grad
 
 
+def transformed(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Parameters of ``torch.func`` are tensors that the script replaces, and wrapped in the passes of its transforms."""
+    parameters = getattr(model, "of_func", None) or {name: each.detach() for name, each in model.named_parameters()}
+
+    def loss(values: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = torch.func.functional_call(model, values, (inputs,))
+        return output.square().mean()
+
+    halves = [torch.func.grad(loss)(parameters, inputs) for inputs in batch.split(1)]
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, batch)
+    model.of_func = {  # type: ignore[assignment]
+        name: each - 0.1 * sum(half[name] for half in halves) - per_sample[name].mean(0)
+        for name, each in parameters.items()
+    }
+
+
 def through_data(model: torch.nn.Module, batch: torch.Tensor) -> None:
     """Of the last step, nothing follows that shows its update."""
     model.zero_grad(set_to_none=False)
@@ -329,7 +345,7 @@ def two_losses(model: torch.nn.Module, batch: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("loop", "num_steps"),
     [
-        *((loop, 6) for loop in (accumulating, by_hand, validating, functional, two_losses)),
+        *((loop, 6) for loop in (accumulating, by_hand, validating, functional, transformed, two_losses)),
         *((through_data, 5), (gradients_only, 0)),
     ],
 )
