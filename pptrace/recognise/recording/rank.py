@@ -29,7 +29,7 @@ SETTINGS = "recording"
 """Fact: what the recorder of a trace was told to record."""
 STEP_TIMES = "step_times"
 """Fact: when each step of a rank began and ended, recorded or not."""
-_LEAST_GAPS = 200
+_LEAST_GAPS, _LEAST_LAUNCHES = 200, 100
 _MICROSECOND = 1_000
 _PERCENTILE = 25
 _MULTIPLE = 3.25
@@ -97,7 +97,7 @@ def _launch_ns(events: Events) -> float:
     """How long launches of one kernel take, the 25th percentile; 0 where too few were recorded."""
     calls = events.rows_named(_LAUNCHES, Category.RUNTIME)
     lengths = events.dur_ns[calls]
-    is_known = len(calls) >= _LEAST_GAPS and bool((lengths % _MICROSECOND).any())
+    is_known = len(calls) >= _LEAST_LAUNCHES and bool((lengths % _MICROSECOND).any())
     return float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0
 
 
