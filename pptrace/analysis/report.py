@@ -110,7 +110,7 @@ class RecordingReport:
     #: share of the predicted step in which a device did nothing, mean of the ranks with a device; of the recorded step where
     #: nothing is predicted; null without a device
     device_idle_share: float | None = None
-    #: steps after the recording over those before it; null where either were not timed
+    #: steps after the recording over those before it; null where too few were timed to tell
     slowed_after: float | None = None
     #: run that the figures of this report are of: ``unrecorded``, without its recording, or ``recorded``
     figures: str = "recorded"
