@@ -250,7 +250,7 @@ def read_events(source: ByteSource) -> tuple[list[RawEvent], list[str]]:
     if stream.damage.early_end:
         warnings.append(f"trace ends early (cut inside the list of events); kept {len(events)} before it")
     if num_lost := stream.damage.lost_events:
-        warnings.append(f"left out {num_lost} events that could not be read (damaged JSON)")
+        warnings.append(f"left out {counted(num_lost, 'event')} that could not be read (damaged JSON)")
     return events, warnings
 
 

@@ -27,6 +27,7 @@ from pptrace.ingest.common.sort_events import EventColumns
 from pptrace.ingest.common.sqlite import NONE, UNNAMED, Database
 from pptrace.model.tables import MEMORY, Int32, Int64, make_table
 from pptrace.model.traces import Category
+from pptrace.model.wording import counted
 
 KERNELS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -201,7 +202,9 @@ def _complete_rows(events: EventColumns, table: str, start: Int64, end: Int64, w
     is_complete = (start != NONE) & (end != NONE)
     if is_complete.all():
         return events
-    warnings.append(f"left out {np.count_nonzero(~is_complete)} rows of table {table} without a start or an end")
+    warnings.append(
+        f"left out {counted(int(np.count_nonzero(~is_complete)), 'row')} of table {table} without a start or an end"
+    )
     return events.select(np.flatnonzero(is_complete))
 
 
