@@ -202,9 +202,8 @@ def _complete_rows(events: EventColumns, table: str, start: Int64, end: Int64, w
     is_complete = (start != NONE) & (end != NONE)
     if is_complete.all():
         return events
-    warnings.append(
-        f"left out {counted(int(np.count_nonzero(~is_complete)), 'row')} of table {table} without a start or an end"
-    )
+    rows = counted(int(np.count_nonzero(~is_complete)), "row")
+    warnings.append(f"left out {rows} of table {table} without a start or an end")
     return events.select(np.flatnonzero(is_complete))
 
 

@@ -115,9 +115,8 @@ def _columns(
         columns |= _places_of(db, suffix, columns.pop("track_id"))
     is_complete = (columns["start"] != NONE) & (columns["end"] != NONE)
     if not is_complete.all():
-        warnings.append(
-            f"left out {counted(int(np.count_nonzero(~is_complete)), 'row')} of table {table} without a start or an end"
-        )
+        rows = counted(int(np.count_nonzero(~is_complete)), "row")
+        warnings.append(f"left out {rows} of table {table} without a start or an end")
     return {name: column[is_complete] for name, column in columns.items()}
 
 

@@ -95,7 +95,7 @@ def test_ends_without_a_begin_and_events_without_times_are_counted() -> None:
     result = pair(raw)
     assert [entry.name for entry in result.ranges] == ["f"]
     assert result.warnings == [
-        'left out 1 events whose "ts" or "dur" is no time in µs',
+        'left out 1 event whose "ts" or "dur" is no time in µs',
         "left out 2 ends of ranges without a begin (E without B)",
     ]
 
@@ -122,7 +122,7 @@ def test_damage_inside_costs_the_damaged_events_alone(tmp_path: Path) -> None:
     path.write_text(text.replace('"ts": 8', '"ts" 8', 1))
     (trace,) = read_chrome(path)
     assert len(trace.events) == 9
-    assert any("left out 1 events that could not be read" in line for line in trace.warnings)
+    assert any("left out 1 event that could not be read" in line for line in trace.warnings)
     assert any("of ranges without a begin" in line for line in trace.warnings)
 
 
