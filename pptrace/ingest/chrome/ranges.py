@@ -140,7 +140,7 @@ def pair(events: Sequence[RawEvent]) -> ChromeRanges:
     result.ranges = _split_by_rank(result.ranges, result.process_names)
     result.ranges.sort(key=lambda entry: (entry.start_ns, -entry.end_ns))
     if untimed:
-        result.warnings.append(f'left out {untimed} events whose "ts" or "dur" is no time in µs')
+        result.warnings.append(f'left out {counted(untimed, "event")} whose "ts" or "dur" is no time in µs')
     if unclosed:
         result.warnings.append(
             f"{counted(unclosed, 'range')} without an end (B without E): read as ending with the enclosing range or the "
