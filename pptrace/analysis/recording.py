@@ -90,14 +90,18 @@ _OF_HOST = ("host",)
 
 def _reason(recording: RecordingReport) -> str:
     half = recording.relative_error
-    known = "is not known" if half is None else f"is known to ±{half:.0%} only"
+    known = "how long the step is without its recording is not known"
+    if half is not None:
+        known = f"how long the step is without its recording is known to ±{half:.0%} only"
+    elif recording.slowdown is not None:
+        known = f"recorded steps take {recording.slowdown:.2f} times as long, and what of that is the recorder's is not known"
     if recording.unrecorded_step_ns is None:
         cure = "record with less (no shapes, stacks or modules), by `pptrace run`, which measures it"
     elif recording.settings.get("level") != "light":
         cure = "record with less (pptrace run --record light), or more steps on a machine that does nothing else"
     else:
         cure = "take more steps on a machine that does nothing else"
-    return f"how long the step is without its recording {known}, so that there are no findings about hosts: {cure}"
+    return f"{known}, so that there are no findings about hosts: {cure}"
 
 
 _COMPUTING = ("imbalance", "straggler", "jitter")
@@ -136,12 +140,12 @@ class UnrecordedSteps:
         return self.before if is_slowed else np.concatenate((self.before, self.after))
 
     def like(self, step_ns: int) -> UnrecordedSteps:
-        """The same lengths where steps begin elsewhere, so that the typical recorded one takes ``step_ns``: what does not come in
-        every step is in another one then.
+        """The same lengths where steps begin elsewhere, so that the typical recorded one takes ``step_ns`` (the median, of an
+        even number the lower one): what does not come in every step is in another one then.
         """
         if len(self.recorded) < _FEWEST_RECORDED:
             return self
-        ratio = step_ns / float(np.median(self.recorded))
+        ratio = step_ns / float(np.sort(self.recorded)[(len(self.recorded) - 1) // 2])
         if not _ELSEWHERE < abs(ratio - 1) < _MOST_ELSEWHERE:
             return self
         before, after, recorded = (

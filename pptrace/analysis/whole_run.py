@@ -193,7 +193,8 @@ class StepSeries:
     changes: tuple[StepChange, ...]
     #: numbers of the steps with forwards alone, which train nothing and are left out; empty without such steps
     evaluations: tuple[int, ...] = ()
-    #: ``period`` where the periods of all steps are known, and are their lengths; else ``span``
+    #: ``period`` where the periods of seven steps or more are known, and of more than half, or of all of fewer: they are the
+    #: lengths then, and the other steps left out; else ``span``
     measure: str = "period"
 
 

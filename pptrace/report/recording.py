@@ -85,7 +85,11 @@ def _entries(entries: Sequence[AuditEntry]) -> Iterator[RenderableType]:
 def recording_line(recording: RecordingReport | None) -> str:
     """The step as it was recorded and without its recording, and whose figures a report has; "" where nothing is known."""
     if recording is not None and recording.reason == KERNELS_MISSING:
-        return f"recording: figures are as recorded; what it cost is not known ({KERNELS_MISSING})"
+        steps = ""
+        if recording.recorded_step_ns is not None and recording.unrecorded_step_ns is not None:
+            recorded, unrecorded = map(units.milliseconds, (recording.recorded_step_ns, recording.unrecorded_step_ns))
+            steps = f"{recorded} ms a step while recorded, {unrecorded} measured without; "
+        return f"recording: {steps}figures are as recorded; what of them it cost is not known ({KERNELS_MISSING})"
     if recording is None or recording.recorded_step_ns is None:
         return ""
     without = []

@@ -88,6 +88,7 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     if recorded is None:
         return Undone(replace(block, reason="no step begins and ends in the traces"))
     if analysis.data.lost_steps or any(work.missing_device_events for work in analysis.data.work.values()):
+        block = block if length is None else _slowed(block, measured, length)
         return Undone(replace(block, reason=KERNELS_MISSING))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     prediction = _Prediction.of(analysis, known, steps) if known and not why_recorded else None
@@ -95,15 +96,16 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
         return Undone(replace(block, reason=_MARKS_APART))
     measured = measured.like(recorded)
-    block = replace(
-        block,
-        unrecorded_step_ns=measured.typical_ns,
-        recorded_step_ns=recorded,
-        slowdown=recorded / measured.typical_ns if measured.typical_ns else None,
-    )
+    block = _slowed(block, measured, recorded)
     if prediction is None:
         return Undone(replace(block, reason=why_recorded or _NO_COST))
     return prediction.undone(block, measured)
+
+
+def _slowed(block: RecordingReport, measured: UnrecordedSteps, recorded: int) -> RecordingReport:
+    """The block with the recorded step and by how much it is longer than the unrecorded ones, ns."""
+    slowdown = recorded / measured.typical_ns if measured.typical_ns else None
+    return replace(block, unrecorded_step_ns=measured.typical_ns, recorded_step_ns=recorded, slowdown=slowdown)
 
 
 def measured_steps(analysis: Analysis, settings: Mapping[str, Any]) -> UnrecordedSteps:

@@ -19,6 +19,7 @@ from pptrace.model.device import LostKernels
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_rows, device_work, is_much, kernel_launches, lost_kernels
 from pptrace.recognise.rank import recognise_rank
+from pptrace.report.recording import recording_line
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support import damages as tampered
@@ -207,6 +208,29 @@ def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) 
     recording = known(damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording)
     assert (recording.recorded_step_ns, recording.predicted_step_ns, recording.figures) == (None, None, "recorded")
     assert recording.reason == "kernels are missing in the traces"
+
+
+def test_of_a_run_that_lost_kernels_the_unrecorded_steps_tell_whether_hosts_were_as_they_are(tmp_path: Path) -> None:
+    """A run of which nothing is replayed: its hosts are those of the recording where recorded steps take longer than others."""
+    lost = partial(without_first, of_rank=2, share=0.3)
+    length = known(known(damaged(tmp_path, PLAIN, lost).report.typical_step).length_ns)
+    for slowdown in (2.0, 1.0):
+        unrecorded = round(length / slowdown)
+        start = [1 + step * length for step in range(8)]
+        end = [begin + unrecorded for begin in start]
+        times = {"first_step": 0, "start_ns": start, "end_ns": end, "device_ns": None, "recorded": [6, 8]}
+        ranks = [{"rank": rank, "trace": f"rank{rank}.json", "step_times": times} for rank in range(4)]
+        content = msgspec.json.encode({"schema": "pptrace.run/1", "world_size": 4, "ranks": ranks})
+        (tmp_path / "run.json").write_bytes(content)
+        report = load([tmp_path]).report
+        recording = known(report.recording)
+        assert (recording.recorded_step_ns, recording.unrecorded_step_ns) == (length, unrecorded)
+        assert recording.slowdown == pytest.approx(slowdown, rel=1e-6)
+        assert recording.predicted_step_ns is None
+        reasons = [entry.reason for entry in report.missing_evidence if entry.findings == ("host",)]
+        assert len(reasons) == (slowdown > 1.1)
+        assert all(reason.startswith("recorded steps take 2.00 times as long") for reason in reasons)
+        assert f"ms a step while recorded, {unrecorded / 1e6:.2f} measured without" in recording_line(recording)
 
 
 def test_no_undamaged_sample_loses_anything() -> None:

@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.recording import unrecorded_steps
+from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.report import RecordingReport, Report
 from pptrace.intervals import lengths_within, union
 from pptrace.workflow.load import load
@@ -138,6 +139,14 @@ def test_steps_whose_device_was_not_read_do_not_count_where_that_of_others_was()
     assert steps.recorded.tolist() == [76_000_000] * 3
     (before, after) = (unrecorded_steps([times_of([40.0], [41.0], times)]).typical_ns for times in (None, [None] * 7))
     assert before == after == 40_500_000
+
+
+def test_steps_that_begin_where_those_of_the_trace_do_stay_as_they_were_measured() -> None:
+    """Of an even number of recorded steps that differ the typical one is the lower of the two in the middle, here as there."""
+    recorded = np.array([30, 31, 32, 36, 43, 47]) * 1_000_000
+    steps = UnrecordedSteps(np.array([20_000_000]), np.array([20_000_000]), recorded)
+    assert steps.like(32_000_000).lengths.tolist() == [20_000_000] * 2
+    assert steps.like(36_000_000).lengths.tolist() == [22_500_000] * 2
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,13 @@ def _of_both(a: Sequence[Typical] | None, b: Sequence[Typical] | None) -> _OfRun
 
 
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
-    """(the length of each step of A, of B, a line where that is neither the period nor the span)."""
+    """(the length of each step of A, of B, a line where that is not the period)."""
     if a.period is not None and b.period is not None:
         return a.period, b.period, ()
     if a.span is not None and b.span is not None:
-        return a.span, b.span, ()
+        lacking = listed(name for name, run in (("A", a), ("B", b)) if run.period is None)
+        line = f"when the next step begins is not known of all steps of {lacking}: steps are as long as from first op to last"
+        return a.span, b.span, (line,)
     lacking = listed(name for name, run in (("A", a), ("B", b)) if run.span is None)
     line = (
         f"the times of the ranks of {lacking} do not compare: steps are as long as the mean of the ranks' own windows, "

@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep, StepReport, alike_steps
+from pptrace.analysis.steps.step_series import periodic_steps
 from pptrace.intervals import lengths_within
 from pptrace.model.known import all_known
 from pptrace.model.tables import Floats, Int64
@@ -101,10 +102,13 @@ _RECORD_ALL = tuple(map(str, (InputFormat.KINETO, InputFormat.NSYS_SQLITE, Input
 
 
 def whole_steps(steps: Sequence[StepReport]) -> list[StepReport]:
-    """The steps to compare: those with every op of the plan where it is known which these are, else those of known length."""
+    """The steps to compare: those with every op of the plan where it is known which these are, else those of known length; of
+    enough of them those of which it is known when the next one begins.
+    """
     present = [step for step in steps if step.ranks]
     known = [step for step in present if step.span_ns is not None] or present
-    return [step for step in known if step.causes is not None] or known
+    whole = [step for step in known if step.causes is not None] or known
+    return periodic_steps(whole, len(whole)) or whole
 
 
 def _of_ranks(steps: Sequence[StepReport]) -> dict[str, dict[Place, Series]]:

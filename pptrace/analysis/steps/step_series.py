@@ -39,11 +39,7 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     """
     evaluations = tuple(step.step for step in steps if step.is_evaluation)
     known = alike_steps([step for step in steps if not step.is_evaluation])
-    # Of few steps all are needed to tell which are outliers: by their spans. Else by when the next one begins, which is not known
-    # of the last one of a trace without marks of steps.
-    periodic = [step for step in steps if not step.is_evaluation and None not in (step.span_ns, step.period_ns)]
-    if len(periodic) >= _ENOUGH and 2 * len(periodic) > len(known):
-        known = periodic
+    known = periodic_steps([step for step in steps if not step.is_evaluation], len(known)) or known
     if not known:
         return None
     spans = np.array([step.length_ns for step in known], dtype=np.int64)
@@ -67,6 +63,14 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
         *(tuple(by_excess), tuple(changes), evaluations),
         measure="span" if known[0].period_ns is None else "period",
     )
+
+
+def periodic_steps(steps: Sequence[StepReport], num_known: int) -> list[StepReport]:
+    """The steps of which it is known when the next one begins, which it is not of the last one of a trace without marks of steps;
+    none where they are few, so that all steps are needed to tell how they vary, or less than half of ``num_known``.
+    """
+    periodic = [step for step in steps if None not in (step.span_ns, step.period_ns)]
+    return periodic if len(periodic) >= _ENOUGH and 2 * len(periodic) > num_known else []
 
 
 def _levels(spans: Int64) -> list[tuple[int, int]]:

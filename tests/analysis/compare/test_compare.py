@@ -85,8 +85,10 @@ def test_the_typical_steps_are_those_of_the_reports_and_the_other_way_round_is_t
     slower = replace(RUN, slower=0.03)
     there = compared(tmp_path, RUN, slower)
     for seed, ns in ((0, there.span.a_ns), (1, there.span.b_ns)):
-        spans = sorted(step.span_ns or 0 for step in load([tmp_path / f"{seed}.csv"]).report.steps)
-        assert spans[(len(spans) - 1) // 2] == ns
+        steps = load([tmp_path / f"{seed}.csv"]).report.steps
+        lengths = sorted(step.period_ns for step in steps if step.period_ns is not None)
+        assert len(lengths) == len(steps) - 1, "nothing marks when the last one ends"
+        assert lengths[(len(lengths) - 1) // 2] == ns
     back = compare_runs(*(read_compared(tmp_path / f"{seed}.csv") for seed in (1, 0)))
     assert (there.verdict, back.verdict) == ("slower", "faster")
     assert (1 + known(there.span.change)) * (1 + known(back.span.change)) == pytest.approx(1)
@@ -237,7 +239,7 @@ def test_where_ranks_waited_for_cores_steps_are_compared_without_what_disturbed_
     assert part(slower, "compute", kind="B", stage=2).significant
     assert not any(one.significant for one in same.parts if one.name == "compute")
     line = next(line for line in same.warnings if "waited for a core" in line)
-    assert f"typical ones took {np.sort(known(read[0].figures.span))[24] / 1e6:,.2f} ms in A" in line
+    assert f"typical ones took {np.sort(read[0].figures.lengths)[24] / 1e6:,.2f} ms in A" in line
     assert "undisturbed step" in same.detail
 
 

@@ -128,8 +128,9 @@ def test_of_other_work_the_sentence_is_on_lengths_alone(
     assert not {"faster", "slower"} & set(detail.removeprefix(different).split())
 
 
-def test_spans_of_pipelines_have_no_mean_for_throughput(run: ComparedRun) -> None:
-    """A table of ops does not tell when the step after its last one begins."""
+def test_spans_of_pipelines_have_no_mean_for_throughput(tmp_path: Path) -> None:
+    """A table of ops does not tell when the step after its last one begins, and of few steps all count."""
+    run = read_compared(NoisyRun(steps=7).write(tmp_path / "run.csv", 0))
     assert run.figures.period is None
     found = compare_runs(run, run)
     assert found.mean is None
