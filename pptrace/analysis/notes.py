@@ -278,9 +278,8 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
         return
     ranks, numbers = (sorted(set(column)) for column in zip(*unknown, strict=True))
     of_steps = "" if len(numbers) == len(steps) else f" in step {as_ranges(numbers)}"
-    losing = {number for of_rank in lost_steps(run.ops, run.work).values() for number in of_rank}
     why = "the other side of their messages is not in the traces"
-    if losing.issuperset(numbers):
+    if _losing(run).issuperset(numbers):
         why = "the ranks on the other side of their messages lost kernels"
     lacking = run.comms[run.comms["rank"].isin(ranks) & (run.comms["match"] < 0)]
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
@@ -296,6 +295,11 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
         "be separated from transfer"
         f"{waits}"
     )
+
+
+def _losing(run: RecognisedRun) -> set[int]:
+    """The steps in which some rank lost kernels."""
+    return {number for of_rank in lost_steps(run.ops, run.work).values() for number in of_rank}
 
 
 def _unknown_waits(steps: Sequence[StepReport]) -> list[str]:
@@ -408,9 +412,13 @@ def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stra
     if any(comm.bytes is None for comm in comms):
         fields.append("sizes and bandwidths of messages (the calls record no sizes)")
     if (unknown_waits := _unknown_waits(steps)) and not _without_bubble(steps):
+        numbers = [step.step for step in steps if _unknown_waits([step])]
+        of_steps = "" if len(numbers) == len(steps) else f" in step {as_ranges(numbers)}"
+        is_lost = _losing(run).issuperset(numbers)
+        why = "lost kernels" if is_lost else "have no trace, or are unknown"
         fields.append(
-            f"how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed (other members of the calls have no "
-            "trace, or are unknown)"
+            f"how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed{of_steps} (other members of the calls "
+            f"{why})"
         )
     if stragglers is None:
         fields.append("what stragglers cost (no step has every op of a known plan, or the ranks' times do not compare)")

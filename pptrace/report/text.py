@@ -17,6 +17,7 @@ from pptrace.hang_diagnosis.calls import lines
 from pptrace.model import units
 from pptrace.model.report_table import more
 from pptrace.model.schedule_info import PlanSource
+from pptrace.model.wording import as_ranges
 from pptrace.report.idle import idle_table
 from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, unknown_line, warning_lines
@@ -75,8 +76,9 @@ def _header(report: Report) -> RenderableType:
     lacking = ""
     if len(report.device) < mesh.num_ranks or any(info.warnings for info in report.inputs):
         lacking = "parts of the run are missing or damaged"
-    elif any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):
-        lacking = "bubbles are not known"
+    elif unknown := [step.step for step in report.steps if step.bubble.ratio is None and step.has_pipeline]:
+        is_all = len(unknown) == sum(step.has_pipeline for step in report.steps)
+        lacking = f"bubbles{'' if is_all else f' of step {as_ranges(unknown)}'} are not known"
     lines += [Text(f"{lacking}: see the warnings at the end", style="yellow")] if lacking else []
     return Group(*lines)
 

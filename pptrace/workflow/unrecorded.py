@@ -21,6 +21,8 @@ from pptrace.recognise.recording.replay import Correction, Corrections, RunGraph
 from pptrace.slices import rows_among, rows_where
 from pptrace.workflow.analyse import Analysis
 
+_MOST_LOST = 0.25
+"""Part of the steps in which kernels may be missing: the others tell what a step takes."""
 _LEAST_CHANGE = 0.02
 """A step that is shorter by less without its recording is shown as it was recorded."""
 _SCALES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.35, 1.8, 2.5, 4.0)
@@ -82,16 +84,19 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
         unrecorded_step_ns=measured.typical_ns, slowed_after=measured.slowed_after, settings=dict(settings)
     )
     steps = _steps_of_ranks(analysis)
-    recorded = _typical(steps)
+    lost = frozenset[int]().union(*analysis.data.lost_steps.values())
+    recorded = _typical(steps, lost)
     typical = analysis.report.typical_step
     length = None if typical is None else typical.length_ns
-    if recorded is None:
-        return Undone(replace(block, reason="no step begins and ends in the traces"))
-    if analysis.data.lost_steps or any(work.missing_device_events for work in analysis.data.work.values()):
+    every = frozenset[int]().union(*(of_rank.steps.tolist() for of_rank in steps.values()))
+    is_missing = any(work.missing_device_events for work in analysis.data.work.values())
+    if every and (is_missing or len(every & lost) > _MOST_LOST * len(every)):
         block = block if length is None else _slowed(block, measured, length)
         return Undone(replace(block, reason=KERNELS_MISSING))
+    if recorded is None:
+        return Undone(replace(block, reason="no step begins and ends in the traces"))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
-    prediction = _Prediction.of(analysis, known, steps) if known and not why_recorded else None
+    prediction = _Prediction.of(analysis, known, steps, lost) if known and not why_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step
     if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
         return Undone(replace(block, reason=_MARKS_APART))
@@ -150,7 +155,7 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
     ranges = rows_where(ops, marks if marks.any() else is_compute).groupby(["rank", "step"])
     found = {"begin": begins, "marked": ranges["start_ns"].min(), "end": ranges["end_ns"].max()}
     bounds = pd.DataFrame(found).dropna().astype("int64").reset_index()
-    on_device = not by_ops and bool((ops["clock"].to_numpy()[marks] == "device").all())
+    of_device = set() if by_ops else set(ops["rank"][marks & rows_among(ops["clock"], ("device",))])
     steps = {}
     for rank, of_rank in bounds.groupby("rank"):
         begin, marked = of_rank["begin"].to_numpy(), of_rank["marked"].to_numpy()
@@ -158,14 +163,15 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
         leads = np.argsort((begin - marked)[first:], kind="stable")
         usual = first + int(leads[(len(leads) - 1) // 2])
         end, is_marked = int(of_rank["end"].iloc[-1]), bool(marks.any())
-        at = int(marked[usual])
-        steps[int(str(rank))] = _RankSteps(of_rank["step"].to_numpy(), begin, usual, at, end, is_marked, on_device)
+        at, number = int(marked[usual]), of_rank["step"].to_numpy()
+        steps[int(str(rank))] = _RankSteps(number, begin, usual, at, end, is_marked, on_device=rank in of_device)
     return steps
 
 
-def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
+def _typical(steps: Mapping[int, _RankSteps], lost: frozenset[int] = frozenset()) -> int | None:
     """The median time from the start of a step to that of the next one, of an even number the lower one, as the periods of a
-    report are: a step begins where it first does, and the last one ends where the rank ends it that began it.
+    report are: a step begins where it first does, and the last one ends where the rank ends it that began it. ``lost`` are the
+    steps that do not count, as kernels are missing in them.
     """
     first: dict[int, tuple[int, int]] = {}
     for of_rank in steps.values():
@@ -176,17 +182,23 @@ def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
     follows = any(step + 1 in first for step in first)
     if not follows or all(of_rank.is_marked for of_rank in steps.values()):
         first[max(first) + 1] = first[max(first)][1], 0
-    lengths = sorted(first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first)
-    return lengths[(len(lengths) - 1) // 2]
+    lengths = sorted(
+        first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first and step not in lost
+    )
+    return lengths[(len(lengths) - 1) // 2] if lengths else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """The joined graph of a run with the nodes at which the steps of each rank begin, and the last one ends."""
+    """The joined graph of a run with the nodes at which the steps of each rank begin, and the last one ends.
+
+    ``lost`` are the steps in which kernels are missing.
+    """
 
     graph: RunGraph
     recordings: Mapping[int, RankRecording]
     bounds: Mapping[int, _StepNodes]
+    lost: frozenset[int]
     analysis: Analysis
 
     @classmethod
@@ -195,6 +207,7 @@ class _Prediction:
         analysis: Analysis,
         recordings: Mapping[int, RankRecording],
         steps: Mapping[int, _RankSteps],
+        lost: frozenset[int],
     ) -> _Prediction:
         clock, comms = analysis.data.clock, analysis.data.comms
         related = comms["rank"].isin([rank for rank in recordings if rank not in clock.unrelated])
@@ -202,7 +215,7 @@ class _Prediction:
         costs = {rank: recording.cost.value_ns for rank, recording in recordings.items()}
         graph = join_graphs(graphs, costs, rows_where(comms, related.to_numpy()), clock)
         bounds = {rank: _StepNodes.of(graph, graphs[rank], graph.position[rank], steps[rank]) for rank in recordings}
-        return cls(graph, recordings, bounds, analysis)
+        return cls(graph, recordings, bounds, lost, analysis)
 
     @property
     def recorded_step(self) -> int:
@@ -262,7 +275,7 @@ class _Prediction:
 
     def _step(self, comes: Int64) -> int:
         """The typical step where the nodes come at these times, ns."""
-        typical = _typical({rank: bounds.steps_at(comes) for rank, bounds in self.bounds.items()})
+        typical = _typical({rank: bounds.steps_at(comes) for rank, bounds in self.bounds.items()}, self.lost)
         assert typical is not None
         return typical
 

@@ -130,6 +130,13 @@ def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_
     assert gains_of(find(steps, SCHEDULE, Study(gains=small))) == {"jitter": 90}
 
 
+def test_a_stage_of_long_ops_that_compute_as_much_as_others_is_no_heavier() -> None:
+    gains = {("stage", 1): np.full(4, 300)}
+    for part, expected in ((29, {"host": 400}), (30, {"host": 400, "imbalance": 300})):
+        steps = on_devices(run_with(Cause("imbalance", {"stage": 1}, part), Cause("host", {}, 400)))
+        assert gains_of(find(steps, SCHEDULE, Study(gains=gains))) == expected
+
+
 @pytest.mark.parametrize(
     ("rank", "waited_for", "kept"),
     [

@@ -307,6 +307,13 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
     assert those_with("bubble and exposed", lines_of(run_of(), [step_of(rank_step(1, None), span=None)])) == []
     (line,) = those_with("not known: ", lines_of(run_of(), [step_of(rank_step(1, 5, waiting()))]))
     assert "how much of dp all_reduce waits, is hidden or is exposed (other members of the calls have no trace" in line
+    some = [step_of(rank_step(1, 5, waiting())), step_of(rank_step(1, 5), step=1)]
+    for work, why in (
+        (run.work, "have no trace, or"),
+        ({**run.work, 0: replace(run.work[0], lost=lost)}, "lost kernels"),
+    ):
+        (line,) = those_with("not known: ", lines_of(replace(run, work=work), some))
+        assert f"waits, is hidden or is exposed in step 0 (other members of the calls {why}" in line
 
 
 def test_messages_between_stages_are_missed_where_bubbles_are_known_and_stages_are_apart() -> None:

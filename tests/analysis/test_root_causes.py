@@ -32,6 +32,14 @@ def test_ranks_that_share_a_device_are_named_once_and_all_but_the_schedule_follo
     assert with_root_causes([HOST], (), (), STEP_NS) == ((), (HOST,))
 
 
+def test_what_is_not_explained_has_the_turns_of_ranks_that_share_a_device_in_it() -> None:
+    rest = finding("unexplained")
+    for share, detail in ((0.4, "waits for a turn on the shared GPU are in it; look"), (0.04, "look")):
+        _, found = with_root_causes([rest, HOST], [SharedDevice((0, 1), busy_share=share)], (), STEP_NS)
+        assert [one.detail for one in found] == [detail, "look"]
+    assert with_root_causes([rest], (), (), STEP_NS) == ((), (rest,))
+
+
 def test_a_shared_device_that_is_hardly_busy_explains_little() -> None:
     def detail(*shares: float | None) -> str:
         devices = [SharedDevice((2 * number, 2 * number + 1), busy_share=share) for number, share in enumerate(shares)]

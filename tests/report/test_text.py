@@ -107,6 +107,8 @@ def test_bubbles_that_are_not_known_are_no_damage() -> None:
     text = printed(replace(WHOLE, steps=(unknown,)))
     assert "bubbles are not known: see the warnings at the end" in text
     assert LACKING not in text
+    text = printed(replace(WHOLE, steps=(step, replace(unknown, step=5))))
+    assert "bubbles of step 5 are not known: see the warnings at the end" in text
 
 
 def test_a_rank_of_unknown_compute_has_an_empty_bar() -> None:

@@ -6,7 +6,7 @@ Written for itself, step by step as a machine would, and without any code of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,7 @@ class Op:
     after: int
     inside: tuple[object, ...] = ()
     name: str = "aten::op"
+    category: Category = Category.CPU_OP
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Branches:
+    """A graph with nodes on several streams, launched into that of its first node: it runs when all work so far on that has
+    ended, and what is launched into it behind the graph waits for all of its nodes.
+    """
+
+    nodes: tuple[Launch, ...]
+
+
+@dataclass(frozen=True)
 class Synchronise:
     """A call that returns when the device has done everything."""
 
@@ -76,16 +86,25 @@ class Backward:
     after: int = 30_000
 
 
+@dataclass(frozen=True)
+class _Work:
+    """Work of a device by its name, which no other has, and its end."""
+
+    name: str
+    end: int
+
+
 @dataclass
 class _Machine:
-    """One rank while it runs."""
+    """One rank while it runs. ``last`` is what the next work of each stream waits for, ``needs`` the work (before, behind)."""
 
     cost: int
     ready: dict[int, int]
     now: int = 1_000_000
     thread: int = MAIN
     rows: list[tuple[Category, str, int, int, int, int, int]] = field(default_factory=list)
-    free: dict[int, int] = field(default_factory=dict)
+    last: dict[int, tuple[_Work, ...]] = field(default_factory=dict)
+    needs: list[tuple[str, str]] = field(default_factory=list)
     came: dict[int, int] = field(default_factory=dict)
     comms: list[tuple[int, int, int, str]] = field(default_factory=list)
     correlation: int = 0
@@ -101,8 +120,11 @@ class _Machine:
                     self._launch(step)
                 case Graph():
                     self._replay(step)
+                case Branches(nodes):
+                    self._branches(nodes)
                 case Synchronise():
-                    self._runtime("cudaDeviceSynchronize", max(self.free.values(), default=0) + RETURN)
+                    ends = [work.end for of_stream in self.last.values() for work in of_stream]
+                    self._runtime("cudaDeviceSynchronize", max(ends, default=0) + RETURN)
                 case Meet(group, ns):
                     self._meet(group, ns)
                 case Backward(inside, after):
@@ -118,7 +140,7 @@ class _Machine:
         self.now += op.before
         self.run(op.inside)
         self.now += op.after
-        self._end(row, Category.CPU_OP, op.name, start)
+        self._end(row, op.category, op.name, start)
         self.now += self.cost // 2
 
     def _row(self) -> int:
@@ -140,28 +162,47 @@ class _Machine:
         return start
 
     def _launch(self, work: Launch) -> None:
+        if work.after is not None:
+            self._runtime("cudaStreamWaitEvent")
         launched = self._runtime("cudaLaunchKernel")
-        start = max(launched + LATENCY, self.free.get(work.stream, -GAP) + GAP)
-        if work.after is not None and self.free.get(work.after, 0) > start:
-            start = self.free[work.after] + GAP
+        before = self.last.get(work.stream, ()) + self.last.get(-1 if work.after is None else work.after, ())
+        self.last[work.stream] = (self._start(work, launched, before),)
+
+    def _replay(self, graph: Graph) -> None:
+        launched = self._launch_graph(len(graph.kernels_ns))
+        for index, ns in enumerate(graph.kernels_ns):
+            before, gap = self.last.get(graph.stream, ()), 0 if index else GAP
+            self.last[graph.stream] = (self._start_node(Launch(graph.stream, ns), launched, before, gap),)
+
+    def _branches(self, nodes: tuple[Launch, ...]) -> None:
+        launched, into = self._launch_graph(len(nodes)), nodes[0].stream
+        inside: dict[int, tuple[_Work, ...]] = {}
+        for node in nodes:
+            before = inside.get(node.stream, ()) + inside.get(-1 if node.after is None else node.after, ())
+            inside[node.stream] = (self._start_node(node, launched, before or self.last.get(into, ())),)
+        self.last[into] = tuple(work for of_stream in inside.values() for work in of_stream)
+
+    def _launch_graph(self, num_nodes: int) -> int:
+        recording = round(NODE_COST * self.cost) * (num_nodes - 1)
+        return self._runtime("cudaGraphLaunch", recording=recording) + recording
+
+    def _start_node(self, node: Launch, launched: int, before: tuple[_Work, ...], gap: int = GAP) -> _Work:
+        return self._start(replace(node, ns=node.ns + (NODE_NS if self.cost else 0)), launched, before, gap, "node")
+
+    def _start(
+        self, work: Launch, launched: int, before: tuple[_Work, ...], gap: int = GAP, kind: str = "kernel"
+    ) -> _Work:
+        """Run work that was launched then, behind other work."""
+        start = max([launched + LATENCY, *(done.end + gap for done in before)])
         end = start + work.ns
         if work.group is not None:
             self.came[work.group] = start
             end = max(self.ready.get(work.group, start), start) + work.ns
             self.comms.append((work.group, start, end, "device"))
-        self.free[work.stream] = end
-        name = "kernel" if work.group is None else "ncclDevKernel_AllReduce"
+        name = f"{kind if work.group is None else 'ncclDevKernel_AllReduce'}#{len(self.rows)}"
         self.rows.append((Category.KERNEL, name, start, end - start, work.stream, -1, self.correlation))
-
-    def _replay(self, graph: Graph) -> None:
-        recording = round(NODE_COST * self.cost) * (len(graph.kernels_ns) - 1)
-        launched = self._runtime("cudaGraphLaunch", recording=recording)
-        now = max(launched + LATENCY + recording, self.free.get(graph.stream, -GAP) + GAP)
-        for ns in graph.kernels_ns:
-            length = ns + (NODE_NS if self.cost else 0)
-            self.rows.append((Category.KERNEL, "node", now, length, graph.stream, -1, self.correlation))
-            now += length
-        self.free[graph.stream] = now
+        self.needs += [(done.name, name) for done in before]
+        return _Work(name, end)
 
     def _meet(self, group: int, ns: int) -> None:
         self.now += self.cost // 2
@@ -186,20 +227,27 @@ def run_programs(programs: Sequence[Sequence[object]], cost: int = 0) -> tuple[l
         ready = came
 
 
+def needs_of(program: Sequence[object]) -> list[tuple[str, str]]:
+    """(a kernel, one that waits for it) of a program of one rank."""
+    machine = _Machine(0, {})
+    machine.run(program)
+    return machine.needs
+
+
 def _events(machine: _Machine) -> Events:
     rows = sorted(machine.rows, key=lambda row: (row[2], -row[3]))
     category, names, start, duration, stream, thread, correlation = zip(*rows, strict=True)
-    distinct = tuple(dict.fromkeys(names))
+    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     return Events(
         np.array(category, dtype=np.int8),
-        np.array([distinct.index(name) for name in names], dtype=np.int32),
+        np.array([number[name] for name in names], dtype=np.int32),
         np.array(start, dtype=np.int64),
         np.array(duration, dtype=np.int64),
         np.where(np.array(stream) >= 0, 0, -1).astype(np.int32),
         np.array(stream, dtype=np.int64),
         np.array(thread, dtype=np.int64),
         np.array(correlation, dtype=np.int64),
-        distinct,
+        tuple(number),
         empty_table(COMM_ARGS),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -12,11 +13,16 @@ import pytest
 
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
-from pptrace.analysis.report import RecordingReport, Report
+from pptrace.analysis.report import KERNELS_MISSING, RecordingReport, Report
 from pptrace.intervals import lengths_within, union
+from pptrace.model.tables import MEMORY, empty_table
+from pptrace.model.traces import Category, InputFormat, Trace
+from pptrace.workflow.analyse import analyse_ranks
 from pptrace.workflow.load import load
-from pptrace.workflow.unrecorded import Undone
+from pptrace.workflow.rank_store import recognise_trace
+from pptrace.workflow.unrecorded import Undone, undo_recording
 from tests.support.programs import ROOT
+from tests.support.recorded_program import Launch, Op, Python, run_programs
 
 OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
 GRAPHS = ROOT.parent / "shared" / "data" / "gpu_graph"
@@ -164,6 +170,38 @@ def test_steps_are_slowed_where_enough_of_them_tell(
     steps = unrecorded_steps([times_of(before, after)], is_detached=detached)
     assert steps.slowed_after == (None if slowed is None else pytest.approx(slowed))
     assert steps.typical_ns == round(1e6 * median(before if slowed else before + after))
+
+
+def of_profiled_steps(losing: Sequence[int]) -> RecordingReport:
+    """The recording of eight steps of a host that is slow to launch, of which some have lost twenty kernels each."""
+    layers = tuple(
+        part
+        for _ in range(60)
+        for part in (
+            Python(1_000),
+            Op(601, 4_000, (Op(2_000, 1_000, (Launch(7, 3_000),), "aten::mm"),), "aten::linear"),
+        )
+    )
+    steps = [
+        part
+        for number in range(8)
+        for part in (Op(2_000, 2_000, layers, f"ProfilerStep#{number}", Category.ANNOTATION), Python(20_000))
+    ]
+    (events,), _ = run_programs([steps], 4_000)
+    kernels = np.flatnonzero(events.category == Category.KERNEL)
+    lost = np.concatenate([kernels[:0], *(kernels[60 * step + 20 : 60 * step + 40] for step in losing)])
+    events = events.take(np.setdiff1d(np.arange(len(events)), lost))
+    recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events, empty_table(MEMORY)))
+    return undo_recording(analyse_ranks([recognised]), {0: recognised.recording}).report
+
+
+def test_steps_that_lost_kernels_tell_nothing_and_the_others_what_a_step_takes() -> None:
+    whole, lossy = of_profiled_steps([]), of_profiled_steps([2, 5])
+    assert whole.figures == lossy.figures == "unrecorded"
+    assert lossy.recorded_step_ns == whole.recorded_step_ns
+    assert lossy.predicted_step_ns == pytest.approx(whole.predicted_step_ns, rel=0.02)
+    damaged = of_profiled_steps([1, 2, 5])
+    assert (damaged.figures, damaged.reason) == ("recorded", KERNELS_MISSING)
 
 
 def test_a_run_that_is_not_corrected_keeps_its_figures_and_has_no_findings_that_recording_may_have_made(

@@ -35,6 +35,8 @@ _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
 _COMPARED = ("imbalance", "straggler")
 """Causes whose gain is that of a run in which one place costs what its like costs."""
+_LEAST_OF_GAIN = 0.1
+"""Part of such a gain that the cause takes of the steps at least: else ops last longer there by another cause."""
 _MOST_OF_IT, _NEARLY_ALL = 0.5, 0.8
 """A place with this share of a cause is named; with that, of one that all places have some of."""
 _SEVERITIES = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
@@ -187,7 +189,7 @@ def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Findi
     gain = int(of_steps.sum()) // len(of_steps)
     is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
     least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
-    if gain < least * shares.mean_ns or is_noise(of_steps):
+    if gain < least * shares.mean_ns or is_noise(of_steps) or (is_alike and loss.mean < _LEAST_OF_GAIN * gain):
         return None
     texts = WORDS[loss.name]
     takes = texts.takes_at.format(place=" ".join(f"{kind} {at}" for kind, at in where.items())) if where else ""

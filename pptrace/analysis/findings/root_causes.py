@@ -65,10 +65,11 @@ def with_root_causes(
     named = list(findings)
     roots: list[RootCause] = []
     if sharing:
+        shares = [device.busy_share for device in sharing if device.busy_share is not None]
+        is_little = len(shares) == len(sharing) and max(shares) < _HARDLY_BUSY
         for index, finding in enumerate(named):
             if finding.evidence.get("cause") not in (None, "structural"):
-                named[index] = _following(finding, SHARED_DEVICE)
-        shares = [device.busy_share for device in sharing if device.busy_share is not None]
+                named[index] = _following(finding if is_little else _with_turns(finding), SHARED_DEVICE)
         roots.append(
             RootCause(
                 SHARED_DEVICE,
@@ -77,7 +78,7 @@ def with_root_causes(
                 (
                     f"all of them together keep it busy for {max(shares):.0%} of the time, so that turns explain little: "
                     "what else they share, as processor cores and memory, is in these times too"
-                    if len(shares) == len(sharing) and max(shares) < _HARDLY_BUSY
+                    if is_little
                     else TAKING_TURNS
                 ),
                 f"{OWN_DEVICE}, and record again",
@@ -153,6 +154,16 @@ def in_groups(
     names = {root.name for root in roots}
     if others := [finding for finding in findings if finding.evidence.get(FOLLOWS_FROM) not in names]:
         yield None, others
+
+
+def _with_turns(finding: Finding) -> Finding:
+    """What is not explained of ranks that share a GPU has their turns in it."""
+    is_rest = finding.evidence.get("cause") == "unexplained" and "reason" not in finding.evidence
+    return (
+        replace(finding, detail=f"waits for a turn on the shared GPU are in it; {finding.detail}")
+        if is_rest
+        else finding
+    )
 
 
 def _following(finding: Finding, name: str) -> Finding:

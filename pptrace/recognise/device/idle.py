@@ -39,7 +39,7 @@ SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx|Context)Synchronize|Memcp
 """Runtime calls that return when device work is over."""
 _COPIES_AT_ONCE = re.compile(r"Memcpy(?!\w*(?:Async|Batch))")
 _PAGEABLE = re.compile(r"Pageable")
-_WAITS_ON_STREAM = re.compile(r"Stream(?:Wait(?:Event|Value)|BatchMemOp)")
+WAITS_ON_STREAM = re.compile(r"Stream(?:Wait(?:Event|Value)|BatchMemOp)")
 LAUNCHES = re.compile(r"Launch(?!Host)")
 _OPERATOR = re.compile(r"^\w+::")
 """Operators such as ``aten::item``, not ranges of steps, which old versions of Kineto list with them."""
@@ -197,7 +197,7 @@ def _launched_by(events: Events, rows: Rows, calls: Rows, launched: Int64, chose
 
 def _follow_waits(events: Events, calls: Rows, chosen: Rows) -> Bool:
     """Mark the chosen launches that follow a wait for an event that their thread issued after its launch before them."""
-    waits = events.rows_named(_WAITS_ON_STREAM, Category.RUNTIME)
+    waits = events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)
     result = np.zeros(len(chosen), dtype=np.bool_)
     launches = np.unique(calls[calls >= 0])
     for thread in np.unique(events.thread[chosen]).tolist() if len(waits) else ():

@@ -1,7 +1,9 @@
 """Single launches that were lost together with their kernels.
 
 A process numbers all of its calls, recorded or not. Ranges of one name in which it made equally many calls, of which fewer were
-recorded, ran the same: what is missing was lost. Where another kernel ran, or none, other calls were made as well.
+recorded, ran the same: what is missing was lost. Where another kernel ran, or none, other calls were made as well. How often
+something polls is chance: ranges are alike where their thread polled as often, and no thread that only polls did, as NCCL's
+watchdog.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _STEADY = re.compile(
     r"|^(?!.*Convolution)\w+Backward\d*$"
 )
 """Operators that launch the same whenever the same is called around them; convolutions try several algorithms."""
-_LIKE = ["name", "made", "around"]
+_POLLS = re.compile(r"^(?:cuda|hip|cu)(?:Event|Stream)Query")
+_LIKE = ["name", "made", "around", "polls"]
 _KIND = [*_LIKE, "launches", "code"]
 _OUT_OF_ORDER = 0.01
 """Part of the calls with a smaller number than the one before up to which they are numbered as they are made."""
@@ -69,8 +72,9 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
     """The program's ranges and the steady operators between two calls, by start: what of their calls was made and recorded.
 
     Columns: ``row``; ``name``, without numbers, as a code; ``made``, the number of calls from that before it to that behind it;
-    ``around``, a code of these two for operators, 0 for the program's ranges; ``launches``, the number that was recorded in it;
-    ``code``, the sum of the codes of its recorded calls, each a ``code``; ``launches`` marks those that launch kernels.
+    ``around``, a code of these two for operators, 0 for the program's ranges; ``launches`` and ``polls``, the numbers that were
+    recorded in it; ``code``, the sum of the codes of its recorded calls, each a ``code``; ``launches`` marks those that launch
+    kernels.
     """
     is_operator = (events.category == Category.CPU_OP) & events.named(_STEADY)[events.name_id]
     ranges = np.flatnonzero(is_operator | (events.category == Category.ANNOTATION))
@@ -81,8 +85,13 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
         np.setdiff1d(events.correlation[device_rows(events)], number)
     )  # work of launches that are missing alone
     known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
+    polls = events.named(_POLLS)[events.name_id[calls]]
+    others = ~np.isin(events.thread[calls], events.thread[calls[launches]])
+    total, count, polled, by_others = (
+        np.append(0, np.cumsum(of_calls)) for of_calls in (code, launches, polls, others)
+    )
+    known = known[by_others[beyond[known] + 1] == by_others[first[known] - 1]]
     ranges, first, beyond = ranges[known], first[known], beyond[known]
-    total, count = np.append(0, np.cumsum(code)), np.append(0, np.cumsum(launches))
     return pd.DataFrame(
         {
             "row": ranges,
@@ -90,6 +99,7 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
             "made": number[beyond] - number[first - 1],
             "around": np.where(is_operator[ranges], 3 * code[first - 1] + code[beyond], 0),
             "launches": count[beyond] - count[first],
+            "polls": polled[beyond] - polled[first],
             "code": total[beyond] - total[first],
         }
     )

@@ -8,7 +8,8 @@ how much of that recording itself took. Each node comes as soon as all its edges
                 boundary of another thread ──► the one at which a thread goes on that had waited for it
                 end of device work ──► end of the call that waited for it
     device      launching call ──► start                   the latency of a launch
-                end before it on its stream ──► start      or of another stream, where nothing else explains when it started
+                end before it on its stream ──► start
+                end on another stream ──► start            where streams waited, or nothing else explains when it started
                 start ──► end                              as long as it took
 
 Of the edges into a node one is tight: it let the node come when it came. The others have the least time that such an edge is
@@ -30,6 +31,7 @@ from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
 from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows, node_units
+from pptrace.recognise.recording.stream_order import waits_between_streams
 from pptrace.slices import Slice
 
 SOON_NS = 30_000
@@ -130,6 +132,7 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64, cost_ns: f
     ends = starts + len(device)
     units = boundaries.after[source] + boundaries.before[target]
     waits = [edges_of(node_of[source], node_of[target], lag, units), edges_of(ends[work], node_of[call_end], call_lag)]
+    waits.append(device.waits_of_streams(events, starts, ends))
     edges = Slice.joined([edges_of([], [], []), *device.edges(node_of, starts, ends), *waits])
     waited, index = np.unique(np.concatenate((target, call_end[call_waited])), return_index=True)
     least = np.where(index < len(target), 0, _LEAST_CALL_NS)
@@ -241,6 +244,11 @@ class _Device:
             edges_of(starts, ends, self.end - self.start, self.units),
             self._queue_edges(node_of, ends),
         ]
+
+    def waits_of_streams(self, events: Events, starts: Int64, ends: Int64) -> Slice:
+        """The edges from work to what waits for it on another stream, whatever let that begin in the recording."""
+        source, target = waits_between_streams(events, self.start, self.end, self.stream, self.launched_ns)
+        return edges_of(ends[source], starts[target], np.minimum(self.start[target] - self.end[source], _STREAM_GAP_NS))
 
     def _queue_edges(self, node_of: Rows, ends: Int64) -> Slice:
         """A launch waits while the device has as many before it as it takes."""

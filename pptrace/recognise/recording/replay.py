@@ -142,8 +142,11 @@ def _members(
         for node, at in ((start_node, start), (end_node, end)):
             node[host] = _first_like([at[host]], [on_host], first[rank])
         first_work = first[rank] + len(graph.host)
-        start_node[device] = _first_like([start[device], end[device]], [starts, ends], first_work)
-        end_node[device] = np.where(start_node[device] >= 0, start_node[device] + len(starts), -1)
+        begun, done = first_work, first_work + len(starts)
+        one = _first_like([start[device], end[device]], [starts, ends], begun)
+        # Of several kernels, as a send and a receive that one range waits for, a row has the first begin and the last end.
+        start_node[device] = np.where(one >= 0, one, _first_like([start[device]], [starts], begun))
+        end_node[device] = np.where(one >= 0, one - begun + done, _first_like([end[device]], [ends], done))
     has_nodes = (start_node >= 0) & (end_node >= 0)
     _, match = np.unique(rows["match"].to_numpy(), return_inverse=True)
     size = np.bincount(match)

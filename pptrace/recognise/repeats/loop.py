@@ -222,6 +222,10 @@ _AHEAD = 0.1
 """Share of a step by which its work ends after its range, at the median, before the host counts as ahead."""
 _FAR_AHEAD = 0.5
 """The same where graphs are not most of the step: a device that lags behind by less still works in its host's ranges."""
+_VARIES = 0.1
+"""Share of a step by which the lag of the device varies (from the 10th to the 90th percentile), from which on it is ahead too:
+the same steps have more or less of their work in their host's ranges.
+"""
 _MOST_BETWEEN = 0.5
 """Steps of which the next one begins later than this share of a step after the end are not taken as adjacent."""
 
@@ -295,9 +299,11 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
         return ops
     begins = reduce_ranges(np.minimum, work.start_ns[launched], low, high)
     last = reduce_ranges(np.maximum, work.end_ns[launched], low, high)
-    if np.median(last - ends) <= ahead * np.median(last - begins) or (np.diff(begins) <= 0).any():
+    behind, usual = last - ends, np.median(last - begins)
+    is_steady = np.ptp(np.percentile(behind, (10, 90))) <= _VARIES * usual
+    if (np.median(behind) <= ahead * usual and is_steady) or (np.diff(begins) <= 0).any():
         return ops
-    is_next = starts[1:] - ends[:-1] <= _MOST_BETWEEN * np.median(last - begins)
+    is_next = starts[1:] - ends[:-1] <= _MOST_BETWEEN * usual
     until = np.where(np.append(is_next, False), np.append(begins[1:], 0), np.maximum(last, ends))
     new_starts, new_ends = (ops[name].to_numpy(copy=True) for name in ("start_ns", "end_ns"))
     clock = ops["clock"].astype(object).to_numpy(copy=True)

@@ -16,13 +16,19 @@ UNRECORDED = 3
 
 
 def recording(
-    launches: list[list[str]], lost: set[tuple[int, int]], name: str, category: Category, calls: int = 0
+    launches: list[list[str]],
+    lost: set[tuple[int, int]],
+    name: str,
+    category: Category,
+    calls: int = 0,
+    polling: tuple[int, int] = (1, 0),
 ) -> list[Event]:
     """Ranges that launch these kernels, one range after another, without those that were ``lost`` (range, launch).
 
-    Each makes as many ``calls`` at least, of which those that launch nothing are not recorded.
+    Each makes as many ``calls`` at least. Of those that launch nothing, few are recorded: ``polling`` is (thread, how many).
     """
     rows, time, number = [], 0, 0
+    thread, most = polling
     for index, kernels in enumerate(launches):
         time += 10
         begin = time
@@ -31,8 +37,12 @@ def recording(
             if (index, position) not in lost:
                 call = Event(Category.RUNTIME, "cudaLaunchKernel", time, time + 5, thread=1, correlation=number)
                 rows += [call, Event(Category.KERNEL, kernel, time + 5, time + 8, 0, 7, correlation=number)]
-        made = len(kernels) * (UNRECORDED + 1)
-        time, number = time + 10, number + UNRECORDED + max(calls - made, 0)
+        others = max(calls - len(kernels) * (UNRECORDED + 1), 0)
+        for poll in range(1, min(others, most) + 1):
+            time += 2
+            query = Event(Category.RUNTIME, "cudaEventQuery", time, time + 1, thread=thread, correlation=number + poll)
+            rows.append(query)
+        time, number = time + 10, number + UNRECORDED + others
         rows.append(Event(category, name.format(index), begin, time, thread=1))
         time, number = time + 10, number + 1
         rows.append(Event(Category.RUNTIME, "cudaEventRecord", time, time + 1, thread=1, correlation=number))
@@ -80,6 +90,27 @@ def test_a_range_that_ran_another_kernel_with_as_many_calls_lost_none() -> None:
     assert missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION, calls=8)) == []
     launches = [["gemm", "gelu"]] * 6 + [["gemm"]] * 3
     assert len(missing(recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION, calls=8))) == 3
+
+
+@given(programs)
+def test_ranges_that_poll_more_where_they_launch_less_lost_none(numbers: list[int]) -> None:
+    launches = [KERNELS[:number] for number in numbers]
+    calls = len(KERNELS) * (UNRECORDED + 1)
+    assert missing(recording(launches, set(), "F{0} step={0}", Category.ANNOTATION, calls, polling=(1, calls))) == []
+
+
+@given(programs)
+def test_ranges_in_which_a_thread_that_launches_nothing_makes_calls_tell_nothing(numbers: list[int]) -> None:
+    """As NCCL's watchdog, of which not all calls are recorded."""
+    launches = [KERNELS[:number] for number in numbers]
+    calls = len(KERNELS) * (UNRECORDED + 1) + 1
+    assert missing(recording(launches, set(), "F{0} step={0}", Category.ANNOTATION, calls, polling=(2, 1))) == []
+
+
+def test_launches_are_missed_among_ranges_that_poll_as_often() -> None:
+    lost = {(3, 0), (5, 0), (9, 1)}
+    found = missing(recording([["gemm", "gelu"]] * 12, lost, "F{0} step={0}", Category.ANNOTATION, 11, polling=(1, 3)))
+    assert found == [("F3", 1), ("F5", 1), ("F9", 1)]
 
 
 def test_numbers_that_do_not_ascend_in_time_tell_nothing() -> None:

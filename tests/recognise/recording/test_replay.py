@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,18 @@ from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.graph import graph_of
 from pptrace.recognise.recording.replay import Correction, corrected, join_graphs
 from tests.support.extent import ALL
-from tests.support.recorded_program import Backward, Graph, Launch, Meet, Op, Python, Synchronise, run_programs
+from tests.support.recorded_program import (
+    Backward,
+    Branches,
+    Graph,
+    Launch,
+    Meet,
+    Op,
+    Python,
+    Synchronise,
+    needs_of,
+    run_programs,
+)
 from tests.support.synthetic import Event, make_trace
 
 COST = 4_000
@@ -25,7 +39,11 @@ COST = 4_000
 
 def without(programs: Sequence[Sequence[object]], cost: int, removed: float) -> list[Events]:
     """The events of programs recorded at a cost, with another one taken out again."""
-    events, comms = run_programs(programs, cost)
+    return taken_out(*run_programs(programs, cost), removed)
+
+
+def taken_out(events: Sequence[Events], comms: pd.DataFrame, removed: float) -> list[Events]:
+    """The events of each rank with a cost taken out."""
     graphs = {}
     for rank, of_rank in enumerate(events):
         rows = comms[comms["rank"] == rank]
@@ -45,18 +63,24 @@ def trace_of(events: Events) -> Trace:
 
 
 def times_by_name(events: Events) -> dict[tuple[str, int], np.ndarray]:
-    """Start and end of all events, by name and thread, in order."""
-    keys = [(events.names[name], thread) for name, thread in zip(events.name_id, events.thread.tolist(), strict=True)]
+    """Start and end of all events, by name without its number and thread, in order."""
+    rows: dict[tuple[str, int], list[int]] = {}
+    for row, (name, thread) in enumerate(zip(events.name_id.tolist(), events.thread.tolist(), strict=True)):
+        rows.setdefault((events.names[name].partition("#")[0], thread), []).append(row)
     times = np.stack((events.start_ns, events.end_ns), axis=1)
-    return {key: times[[index for index, other in enumerate(keys) if other == key]] for key in sorted(set(keys))}
+    return {key: times[rows[key]] for key in sorted(rows)}
 
 
 def assert_as_without_recorder(programs: Sequence[Sequence[object]], within_ns: int) -> None:
     """Assert that all times are those of the programs without a recorder, which began half a cost earlier."""
     plain, _ = run_programs(programs)
-    for expected, found in zip(plain, without(programs, COST, COST), strict=True):
+    assert_same(plain, without(programs, COST, COST), within_ns)
+
+
+def assert_same(plain: Sequence[Events], found: Sequence[Events], within_ns: int) -> None:
+    for expected, of_rank in zip(plain, found, strict=True):
         for key, times in times_by_name(expected).items():
-            assert np.abs(times_by_name(found)[key] - COST // 2 - times).max() <= within_ns, key
+            assert np.abs(times_by_name(of_rank)[key] - COST // 2 - times).max() <= within_ns, key
 
 
 def layers(num: int, kernel_ns: int, host_ns: int = 8_000) -> tuple[object, ...]:
@@ -140,21 +164,40 @@ def test_ranks_wait_for_the_last_one_of_a_collective_as_they_would_without_recor
     assert_as_without_recorder(on_device, within_ns=10_000)
 
 
+def test_messages_that_begin_with_one_kernel_and_end_with_another_join_their_ranks() -> None:
+    def of_rank(rank: int) -> list[object]:
+        return [
+            part
+            for group in range(6)
+            for part in (
+                *layers(10 + 30 * ((rank + group) % 2), 3_000),
+                Launch(20, 1_000, after=7),
+                Launch(20, 50_000, group=group),
+                Launch(7, 1_000, after=20),
+            )
+        ]
+
+    programs = [of_rank(rank) for rank in range(2)]
+    plain, _ = run_programs(programs)
+    events, comms = run_programs(programs, COST)
+    starts = np.concatenate([of_rank.start_ns[of_rank.stream == 20][::2] for of_rank in events])
+    assert_same(plain, taken_out(events, comms.assign(start_ns=starts, asked_ns=starts), COST), within_ns=15_000)
+
+
+streams = st.sampled_from([7, 20])
+nodes = st.builds(Launch, st.sampled_from([7, 30, 31]), st.integers(1_000, 80_000), st.sampled_from([7, 30, 31]))
 programs = st.recursive(
     st.one_of(
         st.builds(Python, st.integers(0, 300_000)),
-        st.builds(Launch, st.sampled_from([7, 20]), st.integers(1_000, 80_000)),
-        st.builds(
-            Graph,
-            st.sampled_from([7, 20]),
-            st.lists(st.integers(1_000, 30_000), min_size=1, max_size=20).map(tuple),
-        ),
+        st.builds(Launch, streams, st.integers(1_000, 80_000), st.one_of(st.none(), streams)),
+        st.builds(Graph, streams, st.lists(st.integers(1_000, 30_000), min_size=1, max_size=20).map(tuple)),
+        st.lists(nodes, min_size=1, max_size=5).map(lambda rest: Branches((Launch(7, 2_000), *rest))),
         st.just(Synchronise()),
     ),
     lambda inner: st.builds(
         Op, st.integers(500, 20_000), st.integers(500, 20_000), st.lists(inner, max_size=5).map(tuple)
     ),
-    max_leaves=30,
+    max_leaves=40,
 )
 
 
@@ -183,11 +226,32 @@ def test_whatever_is_taken_out_nothing_ends_before_it_begins_or_runs_before_its_
     }
     kernels = np.flatnonzero(found.category == Category.KERNEL)
     assert all(found.start_ns[row] >= launched[int(found.correlation[row])] for row in kernels.tolist())
-    names = np.array([*recorded.names, ""])
+    names = np.array([*(name.partition("#")[0] for name in recorded.names), ""])
     lasted = [sorted(events.dur_ns[names[events.name_id] == "kernel"].tolist()) for events in (recorded, found)]
     assert lasted[0] == lasted[1]
     nodes = [sorted(events.dur_ns[names[events.name_id] == "node"].tolist()) for events in (recorded, found)]
     assert all(short <= long for long, short in zip(*nodes, strict=True))
+
+
+@settings(max_examples=200 if ALL else 50, deadline=None)
+@given(st.lists(programs, min_size=1, max_size=12), st.integers(0, 3_000), st.floats(0, 50_000))
+def test_whatever_is_taken_out_work_keeps_its_order_on_streams_in_graphs_and_behind_events_and_threads_theirs(
+    program: list[object], cost: int, removed: float
+) -> None:
+    program = [Op(1_000, 1_000), *program]
+    (recorded, *_), _ = run_programs([program], 4 * cost)
+    names = [recorded.names[name] for name in recorded.name_id.tolist()]
+    of_kernel = {name: row for row, name in enumerate(names)}
+    numbered = tuple(f"{name} {row}" for row, name in enumerate(names))
+    recorded = replace(recorded, names=numbered, name_id=np.arange(len(names), dtype=np.int32))
+    (found,) = taken_out([recorded], empty_table(COMMS), removed)
+    row = np.argsort(found.name_id)  # of each event of the recording
+    for before, behind in needs_of(program):
+        assert found.start_ns[row[of_kernel[behind]]] >= found.end_ns[row[of_kernel[before]]]
+    boundaries = Boundaries.of(recorded)
+    times = np.where(boundaries.is_end, found.end_ns[row[boundaries.event]], found.start_ns[row[boundaries.event]])
+    for first, beyond in pairwise(boundaries.first.tolist()):
+        assert (np.diff(times[first:beyond]) >= 0).all()
 
 
 def test_a_thread_that_waits_for_a_core_after_what_it_waited_for_still_waits_for_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from pptrace.analysis.report import Report
@@ -53,6 +55,22 @@ def test_steps_of_a_device_that_lags_behind_a_part_of_a_step_are_those_of_the_ho
     assert {step.span_ns for step in (first, *others)} == {HOST + 30_000}
     assert first.ranks[0].compute_ns == KERNELS * 13_000 - 50_000
     assert {step.ranks[0].compute_ns for step in others} == {KERNELS * 13_000}
+
+
+def test_steps_of_a_host_that_is_ahead_now_more_now_less_are_those_of_the_device() -> None:
+    """A host that waits for a queue with room: its ranges last from 58 to 90 µs, and the device works 72 µs for each."""
+    made, free, length = Rank(0), 12_000, 7_200
+    begins = [0, 77_000, 159_000, 232_000, 290_000, 360_000, 450_000, 535_000, 622_000]
+    for step, (begin, end) in enumerate(pairwise(begins)):
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, end, thread=1)
+        for number in range(KERNELS):
+            launch = begin + 10 + number * 50_000 // KERNELS
+            free = max(free, launch + 5)
+            made.kernel("gemm", launch, free, free + length, thread=1, stream=7)
+            free += length
+    steps = analyse([made.trace()]).report.steps
+    assert len(steps) == len(begins) - 1
+    assert {step.ranks[0].compute_ns for step in steps} == {KERNELS * length}
 
 
 def test_steps_of_a_device_that_waits_for_its_host_are_those_of_the_host() -> None:
