@@ -102,7 +102,7 @@ class RecordingReport:
     #: ``measured`` (fitted to unrecorded steps of this run) or ``trace`` (judged from the trace alone); null as
     #: ``cost_per_event_ns``
     cost_source: str | None = None
-    #: host events in a step, of the rank with most; null where the trace has no host events
+    #: host events in a step, mean of the ranks; null where the trace has no host events
     events_per_step: int | None = None
     #: settings of the recorder, by torch's names of the options: ``record_shapes``, ``with_stack``, ``profile_memory``, …; empty
     #: where the trace does not say
