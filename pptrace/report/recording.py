@@ -89,7 +89,7 @@ def recording_line(recording: RecordingReport | None) -> str:
         if recording.recorded_step_ns is not None and recording.unrecorded_step_ns is not None:
             recorded, unrecorded = map(units.milliseconds, (recording.recorded_step_ns, recording.unrecorded_step_ns))
             steps = f"{recorded} ms a step while recorded, {unrecorded} measured without; "
-        return f"recording: {steps}figures are as recorded; what of them it cost is not known ({KERNELS_MISSING})"
+        return f"recording: {steps}figures are as recorded; how much of them is the recorder's is not known ({KERNELS_MISSING})"
     if recording is None or recording.recorded_step_ns is None:
         return ""
     without = []
