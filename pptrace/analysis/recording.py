@@ -20,7 +20,7 @@ _MOST_STEPS = 10
 """Unrecorded steps that are looked at on each side of the recorded ones."""
 _FEWEST_RECORDED = 3
 _FEWEST_BEFORE = 3
-"""Of fewer steps before the recording all must be shorter than all of those after it, and the recorder still be attached."""
+"""Steps before the recording whose median tells; of fewer all must be shorter than all after it, and the recorder be attached."""
 _ELSEWHERE, _MOST_ELSEWHERE = 0.03, 0.25
 """Shares by which a typical step is another one where steps begin elsewhere; by more, the marks are not those of steps."""
 _SLOWED = 1.05

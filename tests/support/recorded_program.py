@@ -16,7 +16,7 @@ from pptrace.model.traces import Category, Events
 
 LATENCY, GAP, LAUNCH, RETURN = 6_000, 1_000, 3_000, 2_000
 NODE_COST, NODE_NS = 0.7, 250
-"""What recording a node of a graph costs at its launch, as a part of the cost of an event, and on the device, ns."""
+"""Cost of recording a node of a graph at its launch, as a part of the cost of an event, and on the device, ns."""
 MAIN, AUTOGRAD = 100, 200
 
 

@@ -157,7 +157,7 @@ def in_groups(
 
 
 def _with_turns(finding: Finding) -> Finding:
-    """What is not explained of ranks that share a GPU has their turns in it."""
+    """The finding; of what is not explained it says that turns of ranks that share a GPU are in it."""
     is_rest = finding.evidence.get("cause") == "unexplained" and "reason" not in finding.evidence
     return (
         replace(finding, detail=f"waits for a turn on the shared GPU are in it; {finding.detail}")

@@ -94,7 +94,7 @@ def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 
 
 
 def _launch_ns(events: Events) -> float:
-    """How long launches of one kernel take, the 25th percentile; 0 where too few were recorded."""
+    """The length of launches of one kernel, 25th percentile, ns; 0 where too few were recorded."""
     calls = events.rows_named(_LAUNCHES, Category.RUNTIME)
     lengths = events.dur_ns[calls]
     is_known = len(calls) >= _LEAST_LAUNCHES and bool((lengths % _MICROSECOND).any())

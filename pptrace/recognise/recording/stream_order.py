@@ -53,7 +53,7 @@ def waits_between_streams(
 
 
 def _launches_on_several(launched_ns: Int64, stream: Int64) -> Int64:
-    """When work of several streams was launched by one call; both by launch."""
+    """The times at which one call launched work of several streams, ns; both by launch."""
     is_same = launched_ns[1:] == launched_ns[:-1]
     several: Int64 = np.unique(launched_ns[1:][is_same & (stream[1:] != stream[:-1])])
     return several
