@@ -43,7 +43,7 @@ def test_the_measured_step_is_the_one_that_the_report_shows(name: str) -> None:
     assert result.measured_ns == result.measured_period_ns == step.length_ns
     assert f"its step {milliseconds(step.length_ns)} ms (typical of " in replay_line(result)
     if found := re.search(r"takes ([\d,.]+) ms", run.report.verdict):
-        assert float(found[1].replace(",", "")) == pytest.approx(result.measured_ns / 1e6, rel=1e-3)
+        assert float(found[1].replace(",", "")) == pytest.approx(result.measured_ns / 1e6, rel=5e-3)
     (shown,) = [row for row in steps_table(run.report, step, Amount.WHOLE).rows if row[0] == str(step.step)]
     assert shown[1] == milliseconds(result.measured_ns)
 
