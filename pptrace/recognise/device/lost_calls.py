@@ -23,7 +23,7 @@ _PRODUCTS = re.compile(
 )
 """Operators that always launch where their tensors are a device's, and do not call one another."""
 _FEWEST, _FEWEST_OF_NCCL = 3, 2
-"""Launches that are missing, and those of calls of NCCL, which always launch: fewer may be so by chance."""
+"""Launches that are missing, and calls of NCCL that lack one, which always launch: fewer may be so by chance."""
 _OF_NCCL = re.compile(r"^(?:nccl|rccl):")
 _USUAL = 0.5
 """Part of the operators, or ranges, of a name that launch, from which on those that do not have lost it."""
@@ -39,8 +39,8 @@ def with_lost_calls(events: Events) -> Rows:
     operators = _launching_nothing(events, calls)
     inside = events.are_within(np.unique(ranges), events.thread[operators], events.start_ns[operators])
     found = np.concatenate((lacking, np.setdiff1d(operators[~inside], lacking), ranges[~np.isin(ranges, lacking)]))
-    of_nccl = np.count_nonzero(events.named(_OF_NCCL, found)[events.name_id[found]])
-    return np.sort(found) if len(found) >= _FEWEST or of_nccl >= _FEWEST_OF_NCCL else found[:0]
+    of_nccl = np.unique(found[events.named(_OF_NCCL, found)[events.name_id[found]]])
+    return np.sort(found) if len(found) >= _FEWEST or len(of_nccl) >= _FEWEST_OF_NCCL else found[:0]
 
 
 def _launching_nothing(events: Events, calls: Rows) -> Rows:

@@ -163,8 +163,9 @@ def test_program_ranges_of_which_no_call_was_recorded_lost_what_others_of_their_
 
 
 def test_calls_of_nccl_always_launch_so_two_that_do_not_are_no_chance() -> None:
-    def of(name: str, lost: set[tuple[int, int]]) -> list[tuple[str, int]]:
-        return missing(recording([["ncclDevKernel_SendRecv"]] * 6, lost, name, Category.ANNOTATION))
+    def of(name: str, lost: set[tuple[int, int]], kernels: int = 1) -> list[tuple[str, int]]:
+        return missing(recording([["ncclDevKernel_SendRecv"] * kernels] * 6, lost, name, Category.ANNOTATION))
 
     assert of("nccl:coalesced", {(1, 0), (4, 0)}) == [("nccl:coalesced", 2)]
     assert of("nccl:coalesced", {(1, 0)}) == of("exchange", {(1, 0), (4, 0)}) == []
+    assert of("nccl:coalesced", {(4, 0), (4, 1)}, kernels=2) == []
