@@ -2,7 +2,8 @@
 
 CUPTI writes calls and kernels into the same buffers, and drops whole ones. Operators are written by torch: some in a row that
 launch elsewhere launch nothing there, and the numbers of the calls before and after them, which count all calls of a process,
-are far apart. Products of a host, or of tensors without data, make no calls.
+are far apart. Products of a host, or of tensors without data, make no calls. Light recordings have no operators: there it is
+the program's ranges, as those of ops, that make as many calls as others of their name, and have none.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import numpy as np
 
 from pptrace.model.device import Rows
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.device.lost_launches import lacking_launches
+from pptrace.recognise.device.lost_launches import is_out_of_order, lacking_launches
+from pptrace.recognise.device.work import device_rows
 
 _PRODUCTS = re.compile(
     r"^aten::(?:mm|bmm|addmm|baddbmm|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
     r"|cudnn_convolution|miopen_convolution|_(?:flash|efficient|cudnn)_attention_(?:forward|backward))$"
 )
 """Operators that always launch where their tensors are a device's, and do not call one another."""
-_FEWEST = 3
+_FEWEST, _FEWEST_OF_NCCL = 3, 2
+"""Launches that are missing, and calls of NCCL that lack one, which always launch: fewer may be so by chance."""
+_OF_NCCL = re.compile(r"^(?:nccl|rccl):")
 _USUAL = 0.5
-"""Part of the operators of a name that launch, from which on those that do not have lost it."""
+"""Part of the operators, or ranges, of a name that launch, from which on those that do not have lost it."""
 
 
 def with_lost_calls(events: Events) -> Rows:
@@ -31,8 +35,12 @@ def with_lost_calls(events: Events) -> Rows:
     if not len(calls):
         return calls
     lacking = lacking_launches(events, calls)
-    found = np.sort(np.concatenate((lacking, np.setdiff1d(_launching_nothing(events, calls), lacking))))
-    return found if len(found) >= _FEWEST else found[:0]
+    ranges = _ranges_without_calls(events, calls)
+    operators = _launching_nothing(events, calls)
+    inside = events.are_within(np.unique(ranges), events.thread[operators], events.start_ns[operators])
+    found = np.concatenate((lacking, np.setdiff1d(operators[~inside], lacking), ranges[~np.isin(ranges, lacking)]))
+    of_nccl = np.unique(found[events.named(_OF_NCCL, found)[events.name_id[found]]])
+    return np.sort(found) if len(found) >= _FEWEST or len(of_nccl) >= _FEWEST_OF_NCCL else found[:0]
 
 
 def _launching_nothing(events: Events, calls: Rows) -> Rows:
@@ -53,6 +61,37 @@ def _launching_nothing(events: Events, calls: Rows) -> Rows:
         in_a_row = [row for row in np.split(of_thread, turn) if len(row) >= _FEWEST and not launches[row[0]]]
         found += [row for row in in_a_row if _num_missing(events, calls, row) >= len(row)]
     return np.sort(np.concatenate(found))
+
+
+def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
+    """The program's outermost ranges in which as many calls were made as in others of their name, most of which launch, and none
+    was recorded; each as often as one of the others launches at least.
+    """
+    ranges = np.flatnonzero(events.category == Category.ANNOTATION)
+    if is_out_of_order(events, calls):
+        return ranges[:0]
+    begun, number = events.start_ns[calls], events.correlation[calls]
+    first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
+    known = np.flatnonzero((first > 0) & (beyond < len(calls)))
+    ranges, first, beyond = ranges[known], first[known], beyond[known]
+    launched = np.append(0, np.cumsum(np.isin(number, events.correlation[device_rows(events)])))
+    launches = launched[beyond] - launched[first]
+    made = number[beyond] - number[first - 1]
+    names = events.codes_without_numbers(ranges)
+    lost = np.zeros(len(ranges), dtype=np.int64)
+    for name in np.unique(names[first == beyond]).tolist():
+        of_name = np.flatnonzero(names == name)
+        launching = of_name[launches[of_name] > 0]
+        if len(launching) >= _FEWEST and len(launching) > _USUAL * len(of_name):
+            empty = of_name[(first == beyond)[of_name] & (made[of_name] >= np.median(made[launching]))]
+            lost[empty] = launches[launching].min()
+    of_ranges = dict(zip(ranges.tolist(), lost.tolist(), strict=True))
+    outermost = [
+        of_thread[~events.intervals_of(of_thread).are_inside_another()]
+        for of_thread in events.rows_by_thread(ranges[lost > 0]).values()
+    ]
+    rows = np.sort(np.concatenate([ranges[:0], *outermost]))
+    return np.repeat(rows, [of_ranges[row] for row in rows.tolist()])
 
 
 def _num_missing(events: Events, calls: Rows, row: Rows) -> int:

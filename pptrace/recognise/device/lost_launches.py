@@ -37,8 +37,8 @@ def lacking_launches(events: Events, calls: Rows) -> Rows:
     """The innermost ranges that lack launches of their like, by start, each as often as it lacks one; ``calls`` are those with a
     number.
     """
-    if np.count_nonzero(np.diff(events.correlation[calls]) <= 0) > _OUT_OF_ORDER * len(calls):
-        return calls[:0]  # they number something else
+    if is_out_of_order(events, calls):
+        return calls[:0]
     codes = _codes_of_calls(events, calls)
     launches = np.isin(calls, kernel_launches(events, device_rows(events))[0])
     table = _ranges(events, calls, codes, launches)
@@ -50,6 +50,12 @@ def lacking_launches(events: Events, calls: Rows) -> Rows:
     rows, times = found["row"].to_numpy(), found["lacking"].to_numpy(dtype=np.int64)
     innermost = np.append(events.start_ns[rows[1:]] >= events.ends_of(rows[:-1]), True)[: len(rows)]
     return np.repeat(rows[innermost], times[innermost])
+
+
+def is_out_of_order(events: Events, calls: Rows) -> bool:
+    """Return whether calls are not numbered as they are made: their numbers are of something else."""
+    falling = np.count_nonzero(np.diff(events.correlation[calls]) <= 0)
+    return bool(falling > _OUT_OF_ORDER * len(calls))
 
 
 def _have_unlike(table: pd.DataFrame) -> Bool:

@@ -115,7 +115,7 @@ def test_what_damage_does_to_computing_is_nothing_or_null(
         assert after[RANK] == pytest.approx(before[RANK], rel=0.05)
 
 
-@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_nccl_torch_1f1b_p4"])
+@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_graphs_1f1b_p2"])
 @pytest.mark.parametrize(
     ("change", "kind"),
     [

@@ -138,3 +138,34 @@ def test_launches_whose_kernels_are_there_are_not_lost_with_them() -> None:
     rows = recording([KERNELS] * 12, set(), "forward{0} step={0}", Category.ANNOTATION)
     launches = [row for row in rows if row.name == "cudaLaunchKernel"]
     assert missing([row for row in rows if row not in launches[20:28]]) == []
+
+
+@given(programs)
+def test_ranges_that_launch_nothing_and_make_few_calls_lost_none(numbers: list[int]) -> None:
+    launches = [*([KERNELS] * 6), *(KERNELS[:number] for number in numbers)]
+    rows = recording(launches, set(), "forward{0} step={0}", Category.ANNOTATION)
+    assert missing(rows) == []
+
+
+def test_program_ranges_of_which_no_call_was_recorded_lost_what_others_of_their_name_launch() -> None:
+    """As of a light recording, without operators, of which a buffer was dropped."""
+    rows = recording([KERNELS] * 12, set(), "forward{0} step={0}", Category.ANNOTATION)
+    first, last = (next(row for row in rows if row.name.startswith(f"forward{at} ")) for at in (4, 6))
+    inner = Event(Category.ANNOTATION, "part", first.start + 1, first.end - 1, thread=1)
+    buffer = [
+        row for row in rows if row.category is not Category.ANNOTATION and first.start < row.start < last.end + 15
+    ]
+    kept = [*(row for row in rows if row not in buffer), inner]
+    assert missing(kept) == [("forward4", 5), ("forward5", 5), ("forward6", 5)]
+    names = [f"forward{at} " for at in (*range(3), *range(7, 10))]
+    few = [row for row in kept if not row.name.startswith(tuple(names)) or row.category is not Category.ANNOTATION]
+    assert missing([row for row in few if row.name != "part"]) == []
+
+
+def test_calls_of_nccl_always_launch_so_two_that_do_not_are_no_chance() -> None:
+    def of(name: str, lost: set[tuple[int, int]], kernels: int = 1) -> list[tuple[str, int]]:
+        return missing(recording([["ncclDevKernel_SendRecv"] * kernels] * 6, lost, name, Category.ANNOTATION))
+
+    assert of("nccl:coalesced", {(1, 0), (4, 0)}) == [("nccl:coalesced", 2)]
+    assert of("nccl:coalesced", {(1, 0)}) == of("exchange", {(1, 0), (4, 0)}) == []
+    assert of("nccl:coalesced", {(4, 0), (4, 1)}, kernels=2) == []
