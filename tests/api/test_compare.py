@@ -47,7 +47,7 @@ def test_the_json_has_the_fields_of_the_contract(pair: tuple[Path, Path], both: 
         assert set(part) == {"name", "where", "a_ns", "b_ns", "change_ns", "significant"}
         assert isinstance(part["a_ns"], int)
         assert part["change_ns"] == part["b_ns"] - part["a_ns"]
-    assert written["num_steps"] == {"a": 20, "b": 20}
+    assert written["num_steps"] == {"a": 19, "b": 19}  # when the step behind the last one begins is not known
     assert len(both.parts) == len(written["parts"])
     assert both.parts.change_ns.tolist() == [part["change_ns"] for part in written["parts"]]
 
