@@ -280,11 +280,9 @@ class StepMemory:
 
     def now(self) -> StepPeak | None:
         """The step that runs now, so far; None between steps."""
-        return (
-            StepPeak(self._step, self.process.level(), self.device.level())
-            if self._is_open and self._step is not None
-            else None
-        )
+        if self._step is None or not self._is_open:
+            return None
+        return StepPeak(self._step, self.process.level(), self.device.level())
 
     def facts(self) -> dict[str, object] | None:
         """The recorded steps as a trace's metadata holds them, one list per quantity; None where there are none."""

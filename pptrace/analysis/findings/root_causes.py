@@ -158,12 +158,9 @@ def in_groups(
 
 def _with_turns(finding: Finding) -> Finding:
     """The finding; of what is not explained it says that turns of ranks that share a GPU are in it."""
-    is_rest = finding.evidence.get("cause") == "unexplained" and "reason" not in finding.evidence
-    return (
-        replace(finding, detail=f"waits for a turn on the shared GPU are in it; {finding.detail}")
-        if is_rest
-        else finding
-    )
+    if finding.evidence.get("cause") != "unexplained" or "reason" in finding.evidence:
+        return finding
+    return replace(finding, detail=f"waits for a turn on the shared GPU are in it; {finding.detail}")
 
 
 def _following(finding: Finding, name: str) -> Finding:

@@ -17,6 +17,7 @@ from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING, UNNAMED
 from pptrace.recognise.device.lost_calls import with_lost_calls
 from pptrace.recognise.device.work import (
     COMMUNICATION_KERNEL,
+    REPLAYS_GRAPH,
     device_rows,
     kernel_launches,
     labels,
@@ -32,7 +33,6 @@ _SHARE_EMPTY, _FEWEST_EMPTY = 1e-3, 10
 """Kernels of no length from which on they are the recorder's: a resolution of a microsecond makes a few."""
 _RESOLUTION_NS = 1_000
 """Communication that usually takes longer never takes no time."""
-_GRAPH_LAUNCHES = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
 _GRAPH = re.compile(r"^CUDA graph")
 """Name of the one event that Nsight Systems writes for a graph whose nodes it does not record."""
 _WAITS = re.compile(r"^(?:(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize)")
@@ -82,7 +82,7 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
         yield RankDamage.of(Damage.EMPTY_KERNELS, events.start_ns[empty])
     graphs = rows[events.named(_GRAPH)[events.name_id[rows]]]
     yield RankDamage.of(Damage.GRAPHS_AS_ONE_EVENT, events.start_ns[graphs])
-    launches = events.rows_named(_GRAPH_LAUNCHES, Category.RUNTIME)
+    launches = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
     ran = np.isin(events.correlation[launches], events.correlation[rows])
     yield RankDamage.of(Damage.GRAPHS_WITHOUT_KERNELS, events.start_ns[outside_captures(events, launches[~ran])])
 

@@ -78,20 +78,20 @@ def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
     launches = launched[beyond] - launched[first]
     made = number[beyond] - number[first - 1]
     names = events.codes_without_numbers(ranges)
+    is_empty = first == beyond
+    order = np.argsort(names, kind="stable")
     lost = np.zeros(len(ranges), dtype=np.int64)
-    for name in np.unique(names[first == beyond]).tolist():
-        of_name = np.flatnonzero(names == name)
+    for of_name in np.split(order, np.flatnonzero(np.diff(names[order])) + 1) if is_empty.any() else ():
         launching = of_name[launches[of_name] > 0]
         if len(launching) >= _FEWEST and len(launching) > _USUAL * len(of_name):
-            empty = of_name[(first == beyond)[of_name] & (made[of_name] >= np.median(made[launching]))]
+            empty = of_name[is_empty[of_name] & (made[of_name] >= np.median(made[launching]))]
             lost[empty] = launches[launching].min()
-    of_ranges = dict(zip(ranges.tolist(), lost.tolist(), strict=True))
     outermost = [
         of_thread[~events.intervals_of(of_thread).are_inside_another()]
         for of_thread in events.rows_by_thread(ranges[lost > 0]).values()
     ]
     rows = np.sort(np.concatenate([ranges[:0], *outermost]))
-    return np.repeat(rows, [of_ranges[row] for row in rows.tolist()])
+    return np.repeat(rows, lost[np.searchsorted(ranges, rows)])
 
 
 def _num_missing(events: Events, calls: Rows, row: Rows) -> int:

@@ -39,7 +39,8 @@ class Boundaries:
     """The boundaries of all host threads, by thread and then by time.
 
     ``event`` is the row in the events, ``is_end`` whether it is its end; ``before`` and ``after`` is the cost that lies right
-    before and behind each boundary, in units of the cost per event; ``overhead_ns`` is what of the gap before it are events of
+    before and behind each boundary, in units of the cost per event, ``nodes`` that of each event of the trace which launched a
+    graph, for its nodes; ``overhead_ns`` is what of the gap before it are events of
     the profiler's own. ``first`` has the index of each thread's first boundary and, at the end, their number.
     """
 
@@ -48,6 +49,7 @@ class Boundaries:
     is_end: Bool
     before: Float
     after: Float
+    nodes: Float
     overhead_ns: Int64
     threads: Int64
     first: Rows
@@ -67,9 +69,10 @@ class Boundaries:
         # Half of a runtime call's cost is inside it (CUPTI); of what is outside half comes before it, half after it.
         inside = np.where(events.category[event] == Category.RUNTIME, units[events.category[event]] / 2, 0.0)
         outside = (units[events.category[event]] - inside) / 2
-        inside += node_units(events)[event]
+        nodes = _node_units(events)
+        inside += nodes[event]
         before, after = np.where(is_end, inside, outside), np.where(is_end, outside, 0.0)
-        return cls(time, event, is_end, before, after, _overhead(events, time, threads, first), threads, first)
+        return cls(time, event, is_end, before, after, nodes, _overhead(events, time, threads, first), threads, first)
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -108,7 +111,7 @@ class Boundaries:
         return boundaries[events]
 
 
-def node_units(events: Events) -> Float:
+def _node_units(events: Events) -> Float:
     """The cost of recording the nodes of the graph that each event launched but the first, in units of the cost per event."""
     calls = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
     if not len(calls):

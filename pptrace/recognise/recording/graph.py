@@ -30,7 +30,7 @@ from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows, node_units
+from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows
 from pptrace.recognise.recording.stream_order import waits_between_streams
 from pptrace.slices import Slice
 
@@ -192,7 +192,7 @@ class _Device:
         ends, stream = events.ends_of(rows), events.stream[rows]
         # Nodes of a graph that start while its launch goes on have waited for the recording of those before them alone.
         passed = np.clip((start - launched) / np.maximum(events.dur_ns[calls], 1), 0.0, 1.0)
-        of_nodes = np.where(calls >= 0, node_units(events)[calls], 0.0)
+        of_nodes = np.where(calls >= 0, boundaries.nodes[calls], 0.0)
         launch, launched = np.where(late, -1, launch), np.where(late, -1, launched)
         units = np.where(of_nodes > 0, _NODE_NS / max(cost_ns, 1.0), 0.0)
         units_before = of_nodes * passed
@@ -274,10 +274,9 @@ def _waits_for_device(
     if not len(device):
         return _NO_ROWS, _NO_ROWS, _NO_ROWS, np.empty(0, dtype=np.bool_)
     explicit = synchronising_calls(events, device.rows, device.calls)
-    recording_ns = (
-        node_units(events) * cost_ns
-    )  # a launch of a graph that is long for its nodes' sake waits for nothing
-    long = np.flatnonzero((events.category == Category.RUNTIME) & (events.dur_ns - recording_ns >= LONG_NS // 2))
+    # A launch of a graph that is long because its nodes are recorded waits for nothing.
+    waiting_ns = events.dur_ns - boundaries.nodes * cost_ns
+    long = np.flatnonzero((events.category == Category.RUNTIME) & (waiting_ns >= LONG_NS // 2))
     rows = np.union1d(explicit, long).astype(np.intp)
     end = boundaries.of_events(rows, len(events), ends=True)
     leaf = (end > 0) & (boundaries.event[end - 1] == rows)
@@ -325,9 +324,8 @@ def _hand_overs(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int
     woken = ~on_main & ~boundaries.is_end[rows]
     lag = time[rows] - time[other]
     count, idle_before = _activity_since(boundaries, thread[other], time[rows - 1], time[rows])
-    late = (
-        _LATE_WAKE * gaps[rows]
-    )  # where threads wait for a core, or the one that goes on does something in Python first
+    # Late where threads wait for a core, or the one that goes on does something in Python first.
+    late = _LATE_WAKE * gaps[rows]
     did_much = idle_before & (count >= _MANY) & (lag <= np.maximum(_HAND_OVER_NS, late))
     woke_soon = lag <= np.maximum(_WAKE_NS, late)
     ended_long = boundaries.is_end[other] & (events.dur_ns[boundaries.event[other]] >= LONG_NS // 2) & woke_soon

@@ -10,7 +10,6 @@ the profiler, by number of events: docs/recording.md has the runs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +19,10 @@ import pandas as pd
 
 from pptrace.model.damage import RankDamage
 from pptrace.model.traces import Category, Events, InputFormat, Trace
-from pptrace.recognise.device.work import device_rows
+from pptrace.recognise.device.work import device_rows, kernel_launches
 from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries
 from pptrace.recognise.recording.graph import RankGraph, graph_of
 
-_LAUNCHES = re.compile(r"^(?:cuda|hip|cu)(?:Module|ExtModule)?LaunchKernel")
 SETTINGS = "recording"
 """Fact: what the recorder of a trace was told to record."""
 STEP_TIMES = "step_times"
@@ -95,7 +93,7 @@ def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 
 
 def _launch_ns(events: Events) -> float:
     """The length of launches of one kernel, 25th percentile, ns; 0 where too few were recorded."""
-    calls = events.rows_named(_LAUNCHES, Category.RUNTIME)
+    calls, _ = kernel_launches(events, device_rows(events))
     lengths = events.dur_ns[calls]
     is_known = len(calls) >= _LEAST_LAUNCHES and bool((lengths % _MICROSECOND).any())
     return float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0

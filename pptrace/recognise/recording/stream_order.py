@@ -36,9 +36,8 @@ def waits_between_streams(
     sources, targets = [order[:0]], [order[:0]]
     for later in of_streams:
         begun = launched_ns[later]
-        since = np.append(np.iinfo(np.int64).min, begun)[
-            :-1
-        ]  # the launch before it on its stream, maybe of the same graph
+        # The launch before it on its stream, maybe of the same graph.
+        since = np.append(np.iinfo(np.int64).min, begun)[:-1]
         waiting = later[np.searchsorted(moments, begun, side="right") > np.searchsorted(moments, since)]
         for earlier in of_streams:
             if earlier is later:

@@ -45,7 +45,7 @@ def test_few_events_and_whole_microseconds_tell_nothing() -> None:
 
 
 def test_without_operators_launches_tell_the_cost_of_a_call() -> None:
-    """The call itself takes 3 µs and half of the cost beside it: 1.6 times that is what it is taken to cost."""
+    """The call itself takes 3 µs and half of the cost of recording it: 1.6 times that is what it is taken to cost."""
     program = [part for _ in range(300) for part in (Python(21_003), Launch(7, 2_000))]
     (events, *_), _ = run_programs([program], 8_004)
     boundaries = Boundaries.of(events)
