@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from instrument.launch.recording import profiler as module
 from instrument.launch.recording.profiler import TraceProfiler
@@ -27,3 +28,25 @@ def test_a_script_whose_warnings_are_errors_hears_nothing_of_the_profilers_cycle
         TraceProfiler(tmp_path / "trace.json.gz").prepare()
         with pytest.raises(UserWarning):
             begin()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "chosen", "tears"),
+    [
+        ("13.0", None, True),
+        ("12.6", None, True),
+        ("12.4", None, False),
+        (None, None, False),
+        ("13.0", "0", False),
+        ("12.4", "1", True),
+    ],
+)
+def test_cupti_is_torn_down_where_that_is_safe_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, chosen: str | None, tears: bool
+) -> None:
+    """And the settings in the trace say so, which are written before it is."""
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", chosen)
+    assert TraceProfiler(tmp_path / "trace.json.gz").settings["cupti_teardown"] == tears

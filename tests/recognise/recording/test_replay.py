@@ -141,6 +141,16 @@ def test_graphs_are_launched_and_run_as_fast_as_without_recorder(kernel_ns: int)
     assert found.dur_ns[of_nodes[0]].sum() == pytest.approx(plain.dur_ns[of_nodes[1]].sum(), rel=0.01)
 
 
+def test_a_launch_of_a_graph_that_ends_soon_after_other_work_did_not_wait_for_it() -> None:
+    """The call takes 114 µs, nearly all of them for the recording of its nodes, and a kernel ends shortly before it does."""
+    part = (Python(150_000), Op(2_000, 2_000, (Launch(20, 95_000), Graph(7, (500,) * 40))))
+    recorded, plain = (run_programs([[*part * 8, Synchronise()]], cost)[0][0] for cost in (COST, 0))
+    (found,) = without([[*part * 8, Synchronise()]], COST, COST)
+    lengths = [int(np.ptp(events.start_ns)) for events in (recorded, plain, found)]
+    assert lengths[0] > 1.5 * lengths[1]
+    assert lengths[2] == pytest.approx(lengths[1], rel=0.08)
+
+
 def test_streams_that_wait_for_each_other_still_do() -> None:
     def program(ns: int) -> list[object]:
         pair = (Launch(7, ns), Launch(20, ns // 2, after=7), Launch(7, ns, after=20))
