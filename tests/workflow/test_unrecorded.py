@@ -14,15 +14,20 @@ import pytest
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.report import KERNELS_MISSING, RecordingReport, Report
+from pptrace.clock import Clock
+from pptrace.clock.result import ClockMethod
 from pptrace.intervals import lengths_within, union
-from pptrace.model.tables import MEMORY, empty_table
+from pptrace.model.tables import COMMS, MEMORY, empty_table
 from pptrace.model.traces import Category, InputFormat, Trace
+from pptrace.recognise.recording.boundaries import Boundaries
+from pptrace.recognise.recording.graph import graph_of
+from pptrace.recognise.recording.replay import join_graphs
 from pptrace.workflow.analyse import analyse_ranks
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import recognise_trace
-from pptrace.workflow.unrecorded import Undone, undo_recording
+from pptrace.workflow.unrecorded import Undone, _RankSteps, _StepNodes, _typical, undo_recording
 from tests.support.programs import ROOT
-from tests.support.recorded_program import Launch, Op, Python, run_programs
+from tests.support.recorded_program import Graph, Launch, Op, Python, run_programs
 
 OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
 GRAPHS = ROOT.parent / "shared" / "data" / "gpu_graph"
@@ -193,6 +198,22 @@ def of_profiled_steps(losing: Sequence[int]) -> RecordingReport:
     events = events.take(np.setdiff1d(np.arange(len(events)), lost))
     recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events, empty_table(MEMORY)))
     return undo_recording(analyse_ranks([recognised]), {0: recognised.recording}).report
+
+
+def test_steps_begin_with_replays_on_the_device_that_a_host_ahead_of_it_launched_long_before() -> None:
+    """Steps of 50 kernels of 20 µs, to each of which recording adds 0.25 µs; the host launches all of them at once."""
+    (events, *_), _ = run_programs([[Python(10_000), Graph(7, (20_000,) * 50)] * 8], 4_000)
+    kernels = np.flatnonzero(events.category == Category.KERNEL)
+    begins = events.start_ns[kernels[::50]]
+    steps = _RankSteps(
+        np.arange(8), begins, 1, int(begins[1]), int(events.end_ns.max()), is_marked=True, on_device=True
+    )
+    of_rank = graph_of(events, Boundaries.of(events), begins[:0], 4_000)
+    graph = join_graphs({0: of_rank}, {0: 4_000}, empty_table(COMMS), Clock(ClockMethod.SAME_HOST, {0: 0}, 0))
+    nodes = _StepNodes.of(graph, of_rank, graph.position[0], steps)
+    recorded, predicted = (_typical({0: nodes.steps_at(graph.replay(scale))}) for scale in (0.0, 1.0))
+    assert recorded == pytest.approx(50 * 20_250, rel=0.002)
+    assert predicted == pytest.approx(50 * 20_000, rel=0.002)
 
 
 def test_steps_that_lost_kernels_tell_nothing_and_the_others_what_a_step_takes() -> None:
