@@ -10,15 +10,13 @@ tp_rk, g_rk, iteration, and ``group`` and ``data`` on messages.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from pptrace.axes import WITHIN_STAGE
-from pptrace.ingest.chrome.ranges import Range
+from pptrace.ingest.chrome.events import AXES, CHUNK, MICROBATCH, PP, SIZE, STEP
+from pptrace.ingest.chrome.ranges import ChromeRanges
 from pptrace.ingest.ops.steps import Facts, assign_stages, mesh_facts, number_by_repetition, number_chunks
 from pptrace.marks import P2P
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, comms_table, empty_table, ops_table
@@ -44,17 +42,11 @@ _MESSAGES = {
     **{f"{word}-{kind}": (kind, word[0].upper()) for word in ("forward", "backward") for kind in P2P},
 }
 """(kind, direction) by name."""
-_MICROBATCH = ("microbatch", "micro_batch_index", "micro_batch", "mb_id", "mb", "microbatch_id", "minibatch")
-_CHUNK = ("model_chunk", "chunk", "vpp_rank", "virtual_stage")
-_STEP = ("iteration", "step", "iter")
-_PP = ("pp_rank", "pp_rk", "pipeline_rank")
-_AXES = {f"{axis}_rank": (f"{axis}_rank", f"{axis}_rk", str(axis)) for axis in WITHIN_STAGE} | {"pp_rank": (*_PP, "pp")}
 _FRAMEWORKS = {
     "bytedance": {"mb_id"},  # the timeline of github.com/ByteDance-Seed/StragglerAnalysis
     "megascan": {"model_chunk", "micro_batch_index", "pp_rk", "g_rk"},
 }
 """Argument names that identify a framework."""
-_DIGITS = re.compile(r"-?\d{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +58,15 @@ class ChromeOps:
     comms: pd.DataFrame
     facts: Facts
 
-    def of_rank(self, rank: int) -> ChromeOps:
-        """Select the rows of one rank."""
-        ops, comms = (table[table["rank"] == rank].reset_index(drop=True) for table in (self.ops, self.comms))
-        return ChromeOps(self.framework, ops, comms, self.facts)
 
-
-def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None) -> ChromeOps | None:
+def ops_of(content: ChromeRanges, pp: int | None = None) -> ChromeOps | None:
     """Convert a file's ranges to ops; None unless it has forwards and backwards with microbatches.
 
     Args:
-        ranges: in order of start.
-        ranks: the rank of each range.
+        content: with the column ``rank``.
         pp: the number of pipeline ranks, where known from elsewhere.
     """
-    named = {*_KIND, *_MESSAGES}
-    table = pd.DataFrame(
-        [_row(entry, rank) for entry, rank in zip(ranges, ranks, strict=True) if entry.name.lower() in named]
-    )
+    table = _named(content)
     if table.empty or not {"F", "B"} <= set(table["kind"]):
         return None
     is_op = table["kind"].isin(COMPUTE_KINDS)
@@ -99,28 +82,24 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     ops = ops.assign(stage=_stages(ops, pp), kind=ops["kind"].mask((ops["kind"] == "B") & splits_backward, "I"))
     ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(COMPUTE_KINDS), number_chunks(ops))
     op_columns = ("rank", "step", "kind", "stage", "chunk", "microbatch", "start_ns", "end_ns")
-    arg_names = {arg_name for entry in ranges[:2000] for arg_name in entry.args}
-    framework = next((name for name, args in _FRAMEWORKS.items() if args & arg_names), "chrome")
+    framework = next((name for name, args in _FRAMEWORKS.items() if args & content.arguments), "chrome")
     messages = _messages(table[is_message], ops)
     op_table = ops_table({name: ops[name] for name in op_columns})
-    return ChromeOps(framework, op_table, messages, _mesh(ops, ranges, ranks))
+    return ChromeOps(framework, op_table, messages, _mesh(ops, content))
 
 
-def mesh_of(ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:
+def mesh_of(content: ChromeRanges) -> Facts:
     """Derive the mesh from the arguments of ranges that are no ops; ({}, {}) where they have no coordinates."""
-    return _mesh(pd.DataFrame({"rank": sorted(set(ranks)), "kind": "", "stage": -1, "pp_rank": -1}), ranges, ranks)
+    ranks = np.unique(content.table["rank"])
+    return _mesh(pd.DataFrame({"rank": ranks, "kind": "", "stage": -1, "pp_rank": -1}), content)
 
 
-def _mesh(ops: pd.DataFrame, ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:
+def _mesh(ops: pd.DataFrame, content: ChromeRanges) -> Facts:
     """Derive the mesh, if every rank has distinct coordinates and every coordinate has a rank."""
-    coordinates: dict[int, dict[str, int]] = {}
-    for entry, rank in zip(ranges, ranks, strict=True):
-        coordinates_of_rank = coordinates.setdefault(rank, {})
-        for axis, names in _AXES.items():
-            if axis not in coordinates_of_rank and (coordinate := _number(entry.args, names)) >= 0:
-                coordinates_of_rank[axis] = coordinate
-    table = pd.DataFrame.from_dict(coordinates, orient="index")
-    table = table.loc[table.index.isin(ops["rank"].unique())].dropna(axis="columns", how="all")
+    ranks = content.table["rank"]
+    coordinates = pd.DataFrame({axis: content.numbers(*names) for axis, names in AXES.items()})
+    first = coordinates.where(coordinates >= 0).groupby(ranks.to_numpy()).first()
+    table = first.loc[first.index.isin(ops["rank"].unique())].dropna(axis="columns", how="all")
     if "pp_rank" not in table or len(table.columns) < 2 or table.isna().any(axis=None) or table.duplicated().any():
         return {}, {}
     if math.prod(table[axis].max() + 1 for axis in table) != len(table):
@@ -130,37 +109,27 @@ def _mesh(ops: pd.DataFrame, ranges: Sequence[Range], ranks: Sequence[int]) -> F
     return mesh_facts(with_coordinates, with_coordinates.iloc[:0])
 
 
-def _row(entry: Range, rank: int) -> dict[str, Any]:
-    name = entry.name.lower()
-    kind, direction = _MESSAGES.get(name) or (_KIND[name], "")
-    group = entry.args.get("group")
-    peers = group if isinstance(group, list) and len(group) == 1 else [-1]
-    return {
-        "rank": rank,
-        "kind": kind,
-        "direction": direction,
-        "step": _number(entry.args, _STEP),
-        "microbatch": _number(entry.args, _MICROBATCH),
-        "chunk": _number(entry.args, _CHUNK),
-        "stage": _number(entry.args, ("stage",)),
-        "pp_rank": _number(entry.args, _PP),
-        "seq": _number(entry.args, ("seq_id",)),
-        "peer": peers[0] if isinstance(peers[0], int) else -1,
-        "bytes": _number(entry.args, ("data", "bytes")),
-        "start_ns": entry.start_ns,
-        "end_ns": entry.end_ns,
+def _named(content: ChromeRanges) -> pd.DataFrame:
+    """The ranges that are ops or messages by their names, with what their arguments say of them (−1: nothing)."""
+    names = content.table["name"].cat
+    meanings = [_MESSAGES.get(name.lower()) or (_KIND.get(name.lower(), ""), "") for name in names.categories]
+    kinds, directions = (np.array(texts, dtype=object) for texts in zip(*meanings, strict=True))
+    rows = np.flatnonzero((kinds != "")[names.codes])
+    codes = names.codes.to_numpy()[rows]
+    given = {
+        "step": content.numbers(*STEP),
+        "microbatch": content.numbers(*MICROBATCH),
+        "chunk": content.numbers(*CHUNK),
+        "stage": content.numbers("stage"),
+        "pp_rank": content.numbers(*PP),
+        "seq": content.numbers("seq_id"),
+        "peer": content.numbers("group"),
+        "bytes": content.numbers(*SIZE),
     }
-
-
-def _number(args: Mapping[str, Any], names: Sequence[str]) -> int:
-    """The first of the arguments that is a whole number; -1 without one."""
-    for name in names:
-        value = args.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, str) and _DIGITS.fullmatch(value):
-            return int(value)
-    return -1
+    columns = {name: content.table[name].to_numpy() for name in ("rank", "start_ns", "end_ns")} | given
+    return pd.DataFrame(
+        {"kind": kinds[codes], "direction": directions[codes]} | {name: each[rows] for name, each in columns.items()}
+    )
 
 
 def _stages(ops: pd.DataFrame, pp: int | None) -> pd.Series[int]:

@@ -9,23 +9,30 @@ those of any trace. Files that MegaScan writes per rank (``rel_ts`` in ns within
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
-from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
+from pptrace.ingest.chrome.events import Id, first_number
+from pptrace.ingest.chrome.pipeline_ops import mesh_of, ops_of
+from pptrace.ingest.chrome.ranges import ChromeRanges, read_ranges
 from pptrace.ingest.common.codes import CategoryCodes
 from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
+from pptrace.ingest.ops.build import by_rank
 from pptrace.ingest.ops.steps import Facts
-from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
+from pptrace.model.tables import COMM_ARGS, COMMS, MEMORY, OPS, Int64, empty_table
 from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
 
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MAX_RANKS = 100_000
+_STEP = ("step", "iteration")
+_NO_CORRELATION = 2**32 - 1
+_FIRST = 100
+"""Ranges that are looked at for what all of a file have."""
 VESCALE = "vescale"
 _NO_GLOBAL_RANKS = (
     "the trace has no global ranks: they are numbered replica by replica and may differ from those of the job"
@@ -39,138 +46,140 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
         TraceError: the file cannot be read or holds no range.
     """
     content = read_ranges(path)
-    ranks = _ranks(path, content)
-    ranks_of_ranges = [ranks[entry.pid] for entry in content.ranges]
+    table = content.table.assign(rank=_ranks(path, content)[content.table["process"]])
+    content = replace(content, table=table)
     pp = None  # known of MegaScan's files of single ranks
     if _MEGASCAN_FILE.fullmatch(path.name):
         matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
         pp = max(int(match[1]) for match in matches if match) + 1
-    pipeline_ops = ops_of(content.ranges, ranks_of_ranges, pp)
-    facts = mesh_of(content.ranges, ranks_of_ranges) if pipeline_ops is None else pipeline_ops.facts
-    clock: Mapping[str, Any] = {ONE_CLOCK: str(path)} if len(set(ranks_of_ranges)) > 1 else {}
-    order = sorted(set(ranks_of_ranges))
-    has_rank = set(range(len(order))) != set(order) or len(order) > 1 or rank_of_file_name(path.name) is not None
+    pipeline_ops = ops_of(content, pp)
+    facts = mesh_of(content) if pipeline_ops is None else pipeline_ops.facts
+    framework = VESCALE if pipeline_ops is None and _is_vescale(content) else ""
+    order = np.unique(table["rank"]).tolist()
+    declares_rank = bool((table["declared_rank"].iloc[:_FIRST] >= 0).any())
+    has_rank = len(order) > 1 or order != [0] or rank_of_file_name(path.name) is not None
+    of_file = Trace(
+        path=str(path),
+        format=InputFormat.CHROME,
+        rank=None,
+        producer="chrome trace",
+        events=no_events(),
+        memory=empty_table(MEMORY),
+        metadata={ONE_CLOCK: str(path)} if len(order) > 1 else {},
+        warnings=(),
+        framework=framework,
+    )
+    if pipeline_ops is not None and pipeline_ops.framework != "chrome":
+        of_file = replace(of_file, producer=pipeline_ops.framework)
+    of_ranks = {rank: _facts(content, facts, rank, declares_rank) for rank in order}
+    contents: dict[int, dict[str, Any]]
+    if pipeline_ops is None:
+        contents = {rank: {"events": _events(ranges)} for rank, ranges in by_rank(table).items()}
+    else:
+        of_file = replace(of_file, framework=pipeline_ops.framework)
+        ops, comms = by_rank(pipeline_ops.ops), by_rank(pipeline_ops.comms)
+        contents = {
+            rank: {"ops": ops.get(rank, empty_table(OPS)), "comms": comms.get(rank, empty_table(COMMS))}
+            for rank in order
+        }
     return tuple(
-        _trace(
-            path,
-            rank if has_rank or _declares_rank(content) else None,
-            [entry for entry, number in zip(content.ranges, ranks_of_ranges, strict=True) if number == rank],
-            None if pipeline_ops is None else pipeline_ops.of_rank(rank),
-            {**clock, **_facts(content, facts, rank)},
-            tuple(content.warnings) if rank == order[0] else (),
+        replace(
+            of_file,
+            rank=rank if has_rank or declares_rank else None,
+            metadata={**of_file.metadata, **of_ranks[rank]},
+            warnings=content.warnings if rank == order[0] else (),
+            **contents[rank],
         )
         for rank in order
     )
 
 
-def _trace(
-    path: Path,
-    claimed_rank: int | None,
-    ranges: Sequence[Range],
-    pipeline_ops: ChromeOps | None,
-    metadata: Mapping[str, Any],
-    warnings: tuple[str, ...],
-) -> Trace:
-    """The trace of one rank, from its ranges and ops."""
-    # legacy/vescale/ndtimeline/handlers/local_timeline_handler.py; its timeline uses Megatron-LM's labels
-    is_vescale = any(
-        entry.category == entry.name and {"rank", "step", "tp", "pp"} <= entry.args.keys() for entry in ranges[:100]
-    )
-    framework = pipeline_ops.framework if pipeline_ops else VESCALE if is_vescale else ""
-    return Trace(
-        path=str(path),
-        format=InputFormat.CHROME,
-        rank=claimed_rank,
-        producer="chrome trace" if pipeline_ops is None or framework == "chrome" else framework,
-        events=_events([*ranges, *_steps(ranges)]) if pipeline_ops is None else no_events(),
-        memory=empty_table(MEMORY),
-        metadata=metadata,
-        warnings=warnings,
-        ops=None if pipeline_ops is None else pipeline_ops.ops,
-        comms=None if pipeline_ops is None else pipeline_ops.comms,
-        framework=framework,
-    )
+def _is_vescale(content: ChromeRanges) -> bool:
+    """Return whether veScale wrote the ranges (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py), whose labels are
+    Megatron-LM's.
+    """
+    first = content.table.iloc[:_FIRST]
+    names = {"rank", "step", "tp", "pp"}
+    if not names <= set(first):
+        return False
+    is_named = first["category"].astype(object) == first["name"].astype(object)
+    return bool((is_named & (first[[*names]] >= 0).all(axis=1)).any())
 
 
-def _facts(content: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
+def _facts(content: ChromeRanges, facts: Facts, rank: int, declares_rank: bool) -> Mapping[str, Any]:
     """Facts of the mesh, with a note where pptrace numbered the ranks."""
     of_all, of_rank = facts
     if not of_all:
         return {}
-    assigns_ranks = " PP " in str(content.ranges[0].pid) and not _declares_rank(content)
-    notes = {"notes": [_NO_GLOBAL_RANKS]} if assigns_ranks else {}
+    first = content.processes[content.table["process"].iloc[0]]
+    notes = {"notes": [_NO_GLOBAL_RANKS]} if " PP " in str(first) and not declares_rank else {}
     return {**of_all, **of_rank.get(rank, {}), **notes}
 
 
-def _declares_rank(content: ChromeRanges) -> bool:
-    return any(declared_rank(entry) is not None for entry in content.ranges[:100])
-
-
-def _ranks(path: Path, content: ChromeRanges) -> dict[Id, int]:
-    """Assign a distinct rank to each process with ranges."""
-    pids = list(dict.fromkeys(entry.pid for entry in content.ranges))
-    declared: dict[Id, int | None] = dict.fromkeys(pids)
-    for entry in content.ranges:
-        if declared[entry.pid] is None:
-            declared[entry.pid] = declared_rank(entry)
-    labelled_ranks = {pid: rank_of_labels([content.process_names.get(pid, "")]) for pid in pids}
-    pids_as_ranks = {
-        pid: rank_of_labels([pid]) if isinstance(pid, str) and not pid.isdecimal() else int(pid) for pid in pids
-    }
-    for candidate in (declared, labelled_ranks, pids_as_ranks):
-        ranks = {pid: rank for pid, rank in candidate.items() if rank is not None and 0 <= rank < _MAX_RANKS}
-        if len(set(ranks.values())) == len(pids) and (
-            candidate is not pids_as_ranks or max(ranks.values()) < 8 * len(pids)
-        ):
+def _ranks(path: Path, content: ChromeRanges) -> Int64:
+    """A distinct rank of each process with ranges, shape (processes,)."""
+    present = content.table["process"].unique().tolist()
+    pids = [content.processes[number] for number in present]
+    with_rank = content.table[content.table["declared_rank"] >= 0].drop_duplicates("process")
+    declared = dict(zip(with_rank["process"].tolist(), with_rank["declared_rank"].tolist(), strict=True))
+    by_label = [rank_of_labels([content.process_names.get(pid, "")]) for pid in pids]
+    as_rank = [rank_of_labels([pid]) if isinstance(pid, str) and not pid.isdecimal() else int(pid) for pid in pids]
+    ranks = np.full(len(content.processes), -1, dtype=np.int64)
+    for candidate in ([declared.get(number) for number in present], by_label, as_rank):
+        found = [rank for rank in candidate if rank is not None and 0 <= rank < _MAX_RANKS]
+        if len(set(found)) == len(pids) and (candidate is not as_rank or max(found) < 8 * len(pids)):
+            ranks[present] = found
             return ranks
     from_name = rank_of_file_name(path.name)
     if len(pids) == 1 and from_name is not None:
-        return {pids[0]: from_name}
-    return {
-        pid: index
-        for index, pid in enumerate(sorted(pids, key=lambda pid: (isinstance(pid, str), natural_order(str(pid)))))
-    }
+        ranks[present] = from_name
+    else:
+        ranks[sorted(present, key=lambda number: _in_order(content.processes[number]))] = np.arange(len(present))
+    return ranks
 
 
-def _steps(ranges: Sequence[Range]) -> list[Range]:
-    """Make a ProfilerStep# range around the ranges of each step in their arguments; [] if steps overlap."""
-    spans: dict[int, list[int]] = {}
-    for entry in ranges:
-        number = entry.args.get("step", entry.args.get("iteration"))
-        if isinstance(number, int) and number >= 0:
-            start, end = spans.get(number, (entry.start_ns, entry.end_ns))
-            spans[number] = [min(start, entry.start_ns), max(end, entry.end_ns)]
-    ordered = sorted((start, end, number) for number, (start, end) in spans.items())
-    if not ordered or any(before[1] > after[0] for before, after in pairwise(ordered)):
-        return []
-    first = ranges[0]
-    return [Range(f"ProfilerStep#{number}", "", first.pid, first.tid, start, end, {}) for start, end, number in ordered]
+def _in_order(pid: Id) -> tuple[bool, list[tuple[int, str]]]:
+    return isinstance(pid, str), natural_order(str(pid))
 
 
-def _events(ranges: Sequence[Range]) -> Events:
-    """Convert ranges to events; a category of Kineto keeps its meaning, any other is an annotation of the program."""
-    codes = CategoryCodes()
-    category = np.array([codes[entry.category] for entry in ranges], dtype=np.int8)
+def _events(ranges: pd.DataFrame) -> Events:
+    """Convert the ranges of a rank to events, with one around the ranges of each step that their arguments name; a category of
+    Kineto keeps its meaning, any other is an annotation of the program.
+    """
+    codes, steps = CategoryCodes(), _steps(ranges)
+    categories, names = ranges["category"].cat, ranges["name"].cat
+    of_category = np.array([codes[text] for text in categories.categories], dtype=np.int8)
+    category = np.append(of_category[categories.codes], np.full(len(steps), Category.OTHER, np.int8))
     category[category == Category.OTHER] = Category.ANNOTATION
-    correlations = (entry.args.get("correlation") for entry in ranges)
-    names = sorted({entry.name for entry in ranges})
-    code_by_name = {name: code for code, name in enumerate(names)}
     on_device = category > Category.HOST_LIMIT
-    threads = {tid: number for number, tid in enumerate(dict.fromkeys(entry.tid for entry in ranges))}
-    thread = np.array([threads[entry.tid] for entry in ranges], dtype=np.int64)
-    start = np.array([entry.start_ns for entry in ranges], dtype=np.int64)
+    threads, _ = pd.factorize(ranges["thread"])
+    thread = np.append(threads, np.full(len(steps), threads[0])).astype(np.int64)
+    texts = list(names.categories)
+    name_id = np.append(names.codes, [len(texts) + number for number in range(len(steps))])
+    start, end = (np.append(ranges[name], steps[name]).astype(np.int64) for name in ("start_ns", "end_ns"))
+    correlation = np.full(len(start), -1, dtype=np.int64)
+    if "correlation" in ranges:
+        numbers = ranges["correlation"].to_numpy()
+        correlation[: len(ranges)] = np.where((numbers > 0) & (numbers < _NO_CORRELATION), numbers, -1)
+    order = np.lexsort((-end, start))
     return Events(
-        category=category,
-        name_id=np.array([code_by_name[entry.name] for entry in ranges], dtype=np.int32),
-        start_ns=start,
-        dur_ns=np.array([entry.end_ns for entry in ranges], dtype=np.int64) - start,
-        device=np.where(on_device, 0, -1).astype(np.int32),
-        stream=np.where(on_device, thread, -1),
-        thread=np.where(on_device, -1, thread),
-        correlation=np.array(
-            [number if isinstance(number, int) and 0 < number < 2**32 - 1 else -1 for number in correlations],
-            dtype=np.int64,
-        ),
-        names=tuple(names),
+        category=category[order],
+        name_id=name_id[order].astype(np.int32),
+        start_ns=start[order],
+        dur_ns=(end - start)[order],
+        device=np.where(on_device, 0, -1).astype(np.int32)[order],
+        stream=np.where(on_device, thread, -1)[order],
+        thread=np.where(on_device, -1, thread)[order],
+        correlation=correlation[order],
+        names=(*texts, *(f"ProfilerStep#{number}" for number in steps.index)),
         comm_args=empty_table(COMM_ARGS),
     )
+
+
+def _steps(ranges: pd.DataFrame) -> pd.DataFrame:
+    """Begin and end of the ranges of each step in their arguments, in order; none if steps overlap."""
+    number = first_number({name: ranges[name].to_numpy() for name in _STEP if name in ranges}, _STEP, len(ranges))
+    numbered = ranges[["start_ns", "end_ns"]][number >= 0]
+    steps = numbered.groupby(number[number >= 0]).agg({"start_ns": "min", "end_ns": "max"}).sort_values("start_ns")
+    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    return steps.iloc[:0] if (end[:-1] > start[1:]).any() else steps

@@ -37,7 +37,7 @@ class Tables:
 def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple[Trace, ...]:
     """Make one trace per rank, in order. Ranks of one file share a clock unless the facts say otherwise."""
     declared_ranks = set() if tables.only_rank is None else {tables.only_rank}
-    ops, comms, memory = (_by_rank(table) for table in (tables.ops, tables.comms, tables.memory))
+    ops, comms, memory = (by_rank(table) for table in (tables.ops, tables.comms, tables.memory))
     ranks = sorted({*ops, *comms, *declared_ranks})
     clock = {ONE_CLOCK: str(path)} if len(ranks) > 1 else {}
     nothing = no_events()
@@ -59,7 +59,7 @@ def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple
     )
 
 
-def _by_rank(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
+def by_rank(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """The rows of each rank."""
     ranks = table["rank"].to_numpy()
     if (ranks[1:] < ranks[:-1]).any():

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.ingest.chrome.ranges import RawEvent, pair, read_events
+from pptrace.ingest.chrome.ranges import ChromeRanges, read_ranges
 from pptrace.ingest.chrome.reader import read_chrome
-from pptrace.ingest.common.byte_source import ByteSource, first_bytes
+from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import detect, read_file
 from pptrace.model.traces import Category, InputFormat
 from pptrace.schedule import registry
@@ -30,17 +30,21 @@ def event(ph: str, name: str | None, ts: object, pid: object = 0, tid: object = 
     return {key: value for key, value in made.items() if value is not None}
 
 
-def decode(text: bytes) -> tuple[list[RawEvent], list[str]]:
+def ranges_of(text: bytes) -> ChromeRanges:
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(text)
-        with ByteSource(Path(file.name)) as source:
-            return read_events(source)
+        return read_ranges(Path(file.name))
+
+
+def times(ranges: ChromeRanges) -> list[tuple[str, int, int]]:
+    columns = (ranges.table[name].tolist() for name in ("name", "start_ns", "end_ns"))
+    return list(zip(*columns, strict=True))
 
 
 def paired(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
-    raw, warnings = decode(json.dumps(list(events)).encode())
-    assert not warnings
-    return [(entry.name, entry.start_ns, entry.end_ns) for entry in pair(raw).ranges]
+    ranges = ranges_of(json.dumps(list(events)).encode())
+    assert not ranges.warnings
+    return times(ranges)
 
 
 def test_begins_and_ends_nest_within_their_thread() -> None:
@@ -65,39 +69,45 @@ def test_the_order_in_the_file_does_not_matter() -> None:
 
 def test_times_are_exact_to_the_nanosecond() -> None:
     text = b'[{"ph":"B","name":"a","ts":1719395514123456.789},{"ph":"E","name":"a","ts":"1719395514123457.001"}]'
-    (only,) = pair(decode(text)[0]).ranges
-    assert (only.start_ns, only.end_ns) == (1719395514123456789, 1719395514123457001)
+    assert times(ranges_of(text)) == [("a", 1719395514123456789, 1719395514123457001)]
 
 
 def test_arguments_of_both_ends_are_joined_and_those_of_the_end_win() -> None:
-    raw, _ = decode(json.dumps([event("B", "f", 1, a=1, b=1), event("E", "f", 2, b=2, c=3)]).encode())
-    assert pair(raw).ranges[0].args == {"a": 1, "b": 2, "c": 3}
+    ends = [event("B", "f", 1, step=1, mb=1, chunk="7"), event("E", "f", 2, mb=2, stage=3, chunk=None)]
+    ranges = ranges_of(json.dumps(ends).encode())
+    names = ("step", "mb", "stage", "chunk", "seq_id")
+    assert [ranges.numbers(name).tolist() for name in names] == [[1], [2], [3], [7], [-1]]
+
+
+def test_numbers_in_arguments_are_whole_and_of_64_bits() -> None:
+    given: list[Any] = [3, "4", 5.0, 6.5, True, "x", 2**63, [1], None]
+    events = [event("X", "f", k, microbatch=value) | {"dur": 1} for k, value in enumerate(given)]
+    ranges = ranges_of(json.dumps(events).encode())
+    assert ranges.numbers("micro_batch_index", "microbatch").tolist() == [3, 4, 5, -1, -1, -1, -1, -1, -1]
 
 
 def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
-    raw, _ = decode(
+    result = ranges_of(
         json.dumps([event("B", "run", 1), event("B", "lost", 2), event("E", "run", 5), event("B", "open", 6)]).encode()
     )
-    result = pair(raw)
-    assert [(entry.name, entry.end_ns) for entry in result.ranges] == [("run", 5000), ("lost", 5000), ("open", 6000)]
-    assert result.warnings == [
+    assert times(result) == [("run", 1000, 5000), ("lost", 2000, 5000), ("open", 6000, 6000)]
+    assert result.warnings == (
         "2 ranges without an end (B without E): read as ending with the enclosing range or the thread, "
-        "so that an op may be too long"
-    ]
+        "so that an op may be too long",
+    )
 
 
 def test_ends_without_a_begin_and_events_without_times_are_counted() -> None:
-    raw, _ = decode(
+    result = ranges_of(
         json.dumps(
             [event("E", "x", 1), event("B", "f", 2), event("E", "f", 3), event("E", "g", 4), event("B", "h", "soon")]
         ).encode()
     )
-    result = pair(raw)
-    assert [entry.name for entry in result.ranges] == ["f"]
-    assert result.warnings == [
+    assert times(result) == [("f", 2000, 3000)]
+    assert result.warnings == (
         'left out 1 event whose "ts" or "dur" is no time in µs',
         "left out 2 ends of ranges without a begin (E without B)",
-    ]
+    )
 
 
 def test_complete_events_stand_beside_pairs() -> None:
@@ -260,13 +270,47 @@ def test_megascans_files_of_single_ranks_are_one_run(tmp_path: Path) -> None:
     assert {step.span_ns for step in report.steps} == {simulation.makespan_ns}
 
 
+def test_iterations_of_megascan_follow_each_other(tmp_path: Path) -> None:
+    begin, end = {"name": "iteration", "ph": "B", "pad_before": 5}, {"name": "iteration", "ph": "E", "rel_ts": 90}
+    path = tmp_path / "iterations.json"
+    path.write_text(json.dumps([begin, end | {"duration_wall": 100}, begin, end | {"duration_wall": 200}]))
+    assert times(read_ranges(path)) == [("iteration", 5, 95), ("iteration", 110, 200)]
+
+
+def test_a_range_without_a_rank_is_of_the_rank_of_its_thread(tmp_path: Path) -> None:
+    events = [event("X", "f", 10 * k, tid=k % 2, rank=4 + k % 2) | {"dur": 1} for k in range(4)]
+    path = tmp_path / "replica.json"
+    path.write_text(json.dumps([*events, event("X", "g", 3, tid=1) | {"dur": 1}]))
+    traces = read_chrome(path)
+    assert [(trace.rank, len(trace.events)) for trace in traces] == [(4, 2), (5, 3)]
+
+
+def test_steps_in_arguments_are_ranges_unless_they_overlap(tmp_path: Path) -> None:
+    def steps(begin_of_second: int) -> list[tuple[str, int, int]]:
+        spans = ((0, 0, 40), (1, begin_of_second, 50))
+        path = tmp_path / "steps.json"
+        path.write_text(json.dumps([event("X", "work", ts, step=step) | {"dur": dur} for step, ts, dur in spans]))
+        (trace,) = read_chrome(path)
+        events = trace.events
+        named = [events.names[code] for code in events.name_id]
+        rows = zip(named, events.start_ns.tolist(), events.dur_ns.tolist(), strict=True)
+        return [row for row in rows if row[0].startswith("ProfilerStep")]
+
+    assert steps(40) == [("ProfilerStep#0", 0, 40_000), ("ProfilerStep#1", 40_000, 50_000)]
+    assert steps(39) == []
+
+
+def test_correlations_of_no_call_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "calls.json"
+    numbers = (7, 2**32 - 1, 0)
+    path.write_text(json.dumps([event("X", "k", at, correlation=n) | {"dur": 1} for at, n in enumerate(numbers)]))
+    (trace,) = read_chrome(path)
+    assert trace.events.correlation.tolist() == [7, -1, -1]
+
+
 def test_damaged_bytes_never_raise_anything_but_a_line(tmp_path: Path) -> None:
     events = [event(ph, "forward", k, pid=k % 2, microbatch=k // 4, model_chunk=0) for k in range(8) for ph in "BE"]
     test_fuzz.run([("fuzzed.json", json.dumps(events).encode())], test_fuzz.SEEDS, tmp_path)
-
-
-def test_a_raw_event_has_no_time_unless_given() -> None:
-    assert pair([RawEvent(ph="B", name="x")]).ranges == []
 
 
 def sequence_timeline(name: str, pp: int, m: int, v: int, loops: bool = False) -> list[dict[str, Any]]:
