@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +24,11 @@ def _followed(run: LiveRun, follow: bool, last: int | None) -> Iterator[LiveStep
     while True:
         over = not follow or run.has_ended  # asked before the files are read: what comes after is in them
         steps = run.poll()
-        if steps and last:
-            steps, last = steps[-last:], None
-        yield from steps
+        if last:
+            steps = iter(deque(steps, maxlen=last))
+        for step in steps:
+            yield step
+            last = None
         if over:
             return
         time.sleep(_POLL_S)

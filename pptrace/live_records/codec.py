@@ -166,12 +166,8 @@ def program_of(content: bytes) -> int:
 
 
 def is_key(content: bytes) -> bool:
-    """Return whether a step frame needs none before it.
-
-    Raises:
-        ValueError: the content is none.
-    """
-    return Flag.KEY in _read_head(content)[0].flags
+    """Return whether a step frame needs none before it."""
+    return len(content) >= _STEP.size and Flag.KEY in _read_head(content)[0].flags
 
 
 def _step_frame(head: StepHead, flags: Flag, layout: tuple[int, int, int], packed: bytes) -> bytes:

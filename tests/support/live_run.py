@@ -65,13 +65,13 @@ class LiveFolder:
             writer.bounds(StepHead(step, Flag(0), begin_ns, STEP_NS - 10**6))
             return
         names, begins, ends = [], [], []
-        now_ns = begin_ns
+        now_ns, op_ns = begin_ns, 0
         for action in self._plan.compute_actions(rank):
             lasts_ns = int((5e6 if action.kind == "F" else 10e6) * factor * self._noise.lognormal(0, 0.01))
             names.append(format_mark(OpMark(action, 0)))
             begins.append(now_ns)
             ends.append(now_ns := now_ns + lasts_ns)
-            now_ns += 10**6
+            now_ns, op_ns = now_ns + 10**6, op_ns + lasts_ns
         names.append(format_mark(SpanMark(SpanKind.STEP, 0)))
         begins.append(begin_ns)
         ends.append(begin_ns + STEP_NS - 10**6)
@@ -79,4 +79,5 @@ class LiveFolder:
             self._programs[rank] = writer.program(names)
         program = self._programs[rank]
         assert program is not None
-        writer.step(StepHead(step, Flag.OBSERVED, begin_ns, STEP_NS - 10**6, 0, 0, 10**5, 0), program, begins, ends)
+        head = StepHead(step, Flag.OBSERVED, begin_ns, STEP_NS - 10**6, op_ns, 0, 10**5, 0)
+        writer.step(head, program, begins, ends)

@@ -1,24 +1,32 @@
-"""Follow a run that goes on: the figures of each step, once all ranks have written it."""
+"""Follow a run that goes on: the figures of each step, once all ranks have written it.
+
+The steps that are new are analysed together, as those of any trace: ten of them take little longer than one.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
-from pptrace.analysis.slow_rank import PAST_STEPS, SlowRank, SlowRanks
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.slow_rank import PAST_STEPS, OpKind, OpTimes, SlowRank, SlowRanks
 from pptrace.errors import PptraceError, TraceError
+from pptrace.intervals import lengths_within
 from pptrace.live_records.codec import Flag, StepHead
-from pptrace.live_records.file import LiveFile, LiveStep, live_files
+from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_files
 from pptrace.regular import read_regular
-from pptrace.workflow.live.op_times import has_ops, op_times
-from pptrace.workflow.live.template import RankFigures, StepAnalyser, StepFigures
-from pptrace.workflow.live.traces import wall_shift_ns
+from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.live.traces import trace_of, wall_shift_ns
 
 MOST_AT_ONCE = 32
 """Steps that are analysed together."""
@@ -27,10 +35,13 @@ MOST_COMPARED = 2000
 MOST_WAITING = 1000
 """Steps that wait for ranks which have not written them; of a rank that writes no more the others' steps are dropped."""
 _LAUNCHES = "the host's times of ranges are those of launches, so compute is not known"
-_NO_OPS = (
-    "no range names an op, so that compute and bubbles are not known: only lengths of steps and sums of communication"
-)
+_ONLY_SUMS = "compute and bubbles are not known: only lengths of steps and sums of communication"
+_NO_OPS = f"no range names an op, so that {_ONLY_SUMS}"
+_OTHER_ORDER = f"the ranges of a rank are in none of its first {MOST_PROGRAMS} orders, so that {_ONLY_SUMS}"
 _NOT_RUNNING = ("ok", "failed", "interrupted", "timeout")
+
+RanksOfStep = Mapping[int, LiveStep]
+"""A step as each rank has written it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +112,28 @@ class LiveRun:
     last: int | None = None
     files: dict[int, LiveFile] = field(default_factory=dict)
     _waiting: dict[int, dict[int, LiveStep]] = field(default_factory=dict)
-    _analyser: StepAnalyser = field(default_factory=StepAnalyser)
     _slow: SlowRanks = field(default_factory=SlowRanks)
     _lengths: deque[int] = field(default_factory=lambda: deque(maxlen=PAST_STEPS))
     _costs: _Costs = field(default_factory=lambda: _Costs())
 
-    def poll(self) -> list[LiveStepFigures]:
-        """The steps that are complete on all ranks since the last call, in order."""
-        known = live_files(self.run_dir)
-        for rank, path in known.items():
+    def poll(self) -> Iterator[LiveStepFigures]:
+        """Yield the steps that are whole on all ranks since the last call, in order."""
+        for rank, path in live_files(self.run_dir).items():
             if rank not in self.files:
-                self.files[rank] = LiveFile(path, rank)
-        for rank, file in self.files.items():
-            for step in file.poll(self.last):
-                self._waiting.setdefault(step.step, {})[rank] = step
-        if not self.files or (len(self.files) < self.world_size and not self.has_ended):
-            return []
-        self.last = None
-        complete = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
-        steps = [self._waiting.pop(number) for number in complete]
-        for number in sorted(self._waiting)[:-MOST_WAITING]:
-            del self._waiting[number]
-        found = []
-        for first in range(0, len(steps), MOST_AT_ONCE):
-            together = steps[first : first + MOST_AT_ONCE]
-            figures, notes = self._step_figures([ranks for ranks in together if _is_observed(ranks)])
-            found += [self._one(ranks, figures.get(next(iter(ranks.values())).step), notes) for ranks in together]
-        return found
+                self.files[rank] = LiveFile(path, rank, self.last)
+        unread = {rank: file.poll() for rank, file in self.files.items()}
+        while unread:
+            for rank, steps in list(unread.items()):
+                some = list(islice(steps, MOST_AT_ONCE))
+                for step in some:
+                    self._waiting.setdefault(step.step, {})[rank] = step
+                if not some:
+                    del unread[rank]
+            yield from self._figures(self._whole_steps())
 
     @property
     def world_size(self) -> int:
-        """Ranks that the run has, as one of them says; 0 before that."""
+        """Ranks that the run has, as one of them says; one more than there are files before that."""
         sizes = [file.facts.get("world_size") for file in self.files.values()]
         return max((size for size in sizes if isinstance(size, int)), default=0) or len(self.files) + 1
 
@@ -145,68 +147,143 @@ class LiveRun:
         """Cost of observing, from the last steps."""
         return self._costs.costs
 
-    def _step_figures(self, steps: Sequence[Mapping[int, LiveStep]]) -> tuple[dict[int, StepFigures], tuple[str, ...]]:
-        """The figures of each step that has any, and why others have none."""
+    def _whole_steps(self) -> dict[int, RanksOfStep]:
+        """The steps that all ranks have written, by number; they wait no more."""
+        whole: list[int] = []
+        if len(self.files) >= self.world_size or self.has_ended:
+            whole = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
+        steps: dict[int, RanksOfStep] = {number: self._waiting.pop(number) for number in whole}
+        for number in sorted(self._waiting)[:-MOST_WAITING]:
+            del self._waiting[number]
+        return steps
+
+    def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
+        """The figures of some steps, from one analysis of those that can be analysed."""
+        observed = {number: ranks for number, ranks in steps.items() if _is_observed(ranks)}
+        notes = {number: note for number, ranks in observed.items() if (note := self._why_unknown(ranks))}
+        known = [ranks for number, ranks in observed.items() if number not in notes]
+        reports: dict[int, StepReport] = {}
+        times: dict[int, dict[int, dict[OpKind, OpTimes]]] = {}
+        warnings: tuple[str, ...] = ()
+        if known:
+            try:
+                analysis = analyse_steps(known, {rank: file.facts for rank, file in self.files.items()})
+            except PptraceError as err:
+                warnings = (" ".join(str(err).split()),)
+            else:
+                reports = {step.step: step for step in analysis.report.steps}
+                times, warnings = op_times(analysis.data), analysis.report.warnings
+        for number, ranks in steps.items():
+            figures = self._of_heads(number, ranks)
+            if number in observed:
+                figures = _with_report(figures, ranks, reports.get(number))
+                lacks = any(rank.bubble_ns is None for rank in figures.ranks)
+                figures = replace(
+                    figures,
+                    slow_ranks=self._slow_ranks(number, ranks, times.get(number, {})),
+                    notes=(notes[number],) if number in notes else warnings if lacks else (),
+                )
+            yield figures
+
+    def _why_unknown(self, ranks: RanksOfStep) -> str | None:
+        """Why a step is not analysed; None where it is."""
         on_device = sorted({str(file.facts.get("device")) for file in self.files.values()} - {"cpu"})
         if on_device:
-            return {}, (f"ops run on {on_device[0]}: {_LAUNCHES}",)
-        with_ops = [ranks for ranks in steps if all(has_ops(step) for step in ranks.values())]
-        if not with_ops:
-            return {}, (_NO_OPS,) if steps else ()
-        facts = {rank: file.facts for rank, file in self.files.items()}
-        try:
-            return self._analyser.figures(with_ops, facts), ()
-        except PptraceError as err:
-            return {}, (" ".join(str(err).split()),)
+            return f"ops run on {on_device[0]}: {_LAUNCHES}"
+        if not all(step.record.head.op_ns for step in ranks.values()):
+            return _NO_OPS
+        return None if all(step.names for step in ranks.values()) else _OTHER_ORDER
 
-    def _one(self, ranks: Mapping[int, LiveStep], known: StepFigures | None, notes: tuple[str, ...]) -> LiveStepFigures:
-        heads = {rank: step.record.head for rank, step in ranks.items()}
-        first = next(iter(heads.values()))
-        observed = _is_observed(ranks)
+    def _of_heads(self, number: int, ranks: RanksOfStep) -> LiveStepFigures:
+        """What is known of every step, observed or not."""
+        heads = {rank: ranks[rank].record.head for rank in sorted(ranks)}
         step_ns = max(head.dur_ns for head in heads.values())
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
         self._costs.add(tuple(heads.values()))
-        starts = [head.begin_ns + wall_shift_ns(self.files[rank].facts) for rank, head in heads.items()]
-        figures = LiveStepFigures(
-            step=first.step,
-            start_ns=min(starts),
+        return LiveStepFigures(
+            step=number,
+            start_ns=min(head.begin_ns + wall_shift_ns(self.files[rank].facts) for rank, head in heads.items()),
             step_ns=step_ns,
-            observed=observed,
+            observed=_is_observed(ranks),
             deviation=None if usual is None else step_ns / usual - 1,
             span_ns=None,
             slowest_rank=None,
             ranks=tuple(LiveRank(rank, head.dur_ns) for rank, head in heads.items()),
         )
-        if not observed:
-            return figures
-        by_rank = {} if known is None else known.ranks
-        computed = {rank: of_rank.compute_ns for rank, of_rank in by_rank.items() if of_rank.compute_ns is not None}
-        return replace(
-            figures,
-            span_ns=None if known is None else known.span_ns,
-            slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
-            ranks=tuple(_rank(ranks[rank], by_rank.get(rank)) for rank in ranks),
-            slow_ranks=() if notes else self._slow_ranks(ranks),
-            quantum_ns=max(step.record.quantum_ns for step in ranks.values()),
-            notes=notes,
-        )
 
-    def _slow_ranks(self, ranks: Mapping[int, LiveStep]) -> tuple[SlowRank, ...]:
-        waits = {rank: ns for rank, step in ranks.items() if (ns := step.record.head.core_wait_ns) >= 0}
-        times = {rank: op_times(step) for rank, step in ranks.items()}
-        return self._slow.add(next(iter(ranks.values())).step, times, waits)
+    def _slow_ranks(
+        self, number: int, ranks: RanksOfStep, times: Mapping[int, Mapping[OpKind, OpTimes]]
+    ) -> tuple[SlowRank, ...]:
+        return self._slow.add(number, times, core_waits(ranks)) if times else ()
 
 
-def _is_observed(ranks: Mapping[int, LiveStep]) -> bool:
+def analyse_steps(steps: Sequence[RanksOfStep], facts: Mapping[int, Mapping[str, Any]]) -> Analysis:
+    """Analyse some steps of all ranks together.
+
+    Raises:
+        PptraceError: they cannot be analysed.
+    """
+    traces = [trace_of(rank, facts[rank], [ranks[rank] for ranks in steps]) for rank in sorted(facts)]
+    return analyse(traces, num_ranks=len(traces))
+
+
+def op_times(data: AlignedRun) -> dict[int, dict[int, dict[OpKind, OpTimes]]]:
+    """What the ops of each step and rank computed, by kind and stage; an unknown stage is that of no other rank."""
+    times: dict[int, dict[int, dict[OpKind, list[int]]]] = {}
+    for rank, lane in data.lanes.items():
+        ops = data.rows.of_rank(rank).ops
+        compute_ns = lengths_within(lane.compute, ops["start_ns"], ops["end_ns"])
+        stages = np.where(ops["stage"] < 0, -1 - rank, ops["stage"])
+        rows = zip(ops["step"].tolist(), ops["kind"].tolist(), stages.tolist(), compute_ns.tolist(), strict=True)
+        for step, kind, stage, ns in rows:
+            times.setdefault(step, {}).setdefault(rank, {}).setdefault((kind, stage), []).append(ns)
+    return {
+        step: {
+            rank: {kind: OpTimes(len(ns), median(ns)) for kind, ns in of_rank.items()}
+            for rank, of_rank in of_step.items()
+        }
+        for step, of_step in times.items()
+    }
+
+
+def core_waits(ranks: RanksOfStep) -> dict[int, int]:
+    """For how long each rank waited for a core, where that is known, ns."""
+    return {rank: ns for rank, step in ranks.items() if (ns := step.record.head.core_wait_ns) >= 0}
+
+
+def _is_observed(ranks: RanksOfStep) -> bool:
     return all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())
 
 
-def _rank(step: LiveStep, figures: RankFigures | None) -> LiveRank:
+def _with_report(figures: LiveStepFigures, ranks: RanksOfStep, report: StepReport | None) -> LiveStepFigures:
+    """The figures of an observed step with those of its report."""
+    by_rank = {} if report is None else {rank.rank: rank for rank in report.ranks}
+    computed = {rank: of_rank.compute_ns for rank, of_rank in by_rank.items() if of_rank.compute_ns is not None}
+    return replace(
+        figures,
+        span_ns=None if report is None else report.span_ns,
+        slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
+        ranks=tuple(_rank(ranks[rank.rank], by_rank.get(rank.rank)) for rank in figures.ranks),
+        quantum_ns=max(step.record.quantum_ns for step in ranks.values()),
+    )
+
+
+def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:
     head = step.record.head
     waited_ns = None if head.core_wait_ns < 0 else head.core_wait_ns
     known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
-    return known if figures is None else replace(known, **asdict(figures))
+    if report is None:
+        return known
+    waits = [comm.wait_ns for comm in report.comms]
+    return replace(
+        known,
+        compute_ns=report.compute_ns,
+        exposed_comm_ns=report.exposed_comm_ns,
+        bubble_ns=report.bubble_ns,
+        not_compute_ns=report.not_compute_ns,
+        wait_ns=None if None in waits else sum(ns for ns in waits if ns is not None),
+    )
 
 
 def cost_of_run(run_dir: Path) -> LiveCosts:
@@ -214,7 +291,7 @@ def cost_of_run(run_dir: Path) -> LiveCosts:
     costs, steps = _Costs(), dict[int, list[StepHead]]()
     files = live_files(run_dir)
     for rank, path in files.items():
-        for step in LiveFile(path, rank).poll(MOST_COMPARED):
+        for step in LiveFile(path, rank, MOST_COMPARED).poll():
             steps.setdefault(step.step, []).append(step.record.head)
     for _, heads in sorted(steps.items()):
         if len(heads) == len(files):
