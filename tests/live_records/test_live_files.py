@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from hypothesis import strategies as st
 from pptrace.live_records.codec import KEY_EVERY, MOST_BYTES, Decoder, Encoder, Flag, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveWriter, live_files
 from pptrace.live_records.frames import frames
+
+
+def _frames(data: bytes) -> list[tuple[bytes, bytes, int]]:
+    return list(frames(BytesIO(data), len(data)))
 
 
 def _ranges(generator: np.random.Generator, num: int, scale_ns: float = 2e6) -> tuple[list[int], list[int]]:
@@ -44,7 +49,7 @@ def test_times_come_back_within_a_quantum_and_in_their_order(seed: int, num: int
     for step in range(steps):
         begins, ends = _ranges(generator, num, 10.0 ** generator.uniform(3, 9))
         head = StepHead(step, Flag.OBSERVED, 5 * 10**12, ends[-1])
-        ((_, content, _),) = frames(
+        ((_, content, _),) = _frames(
             encoder.encode(head, 0, [5 * 10**12 + b for b in begins], [5 * 10**12 + e for e in ends])
         )
         record = decoder.decode(content, num)
@@ -63,7 +68,7 @@ def test_a_record_has_at_most_4_kb_however_long_the_plan(num: int) -> None:
         begins, ends = _ranges(generator, num)
         data = encoder.encode(StepHead(step, Flag.OBSERVED, 0, ends[-1]), 0, begins, ends)
         assert len(data) <= MOST_BYTES
-        ((_, content, _),) = frames(data)
+        ((_, content, _),) = _frames(data)
         record = decoder.decode(content, num)
         assert record.num_bytes == len(data)
         assert np.abs(record.end_ns - ends).max() < record.quantum_ns
@@ -87,10 +92,10 @@ def test_a_half_written_record_loses_nothing_before_it(tmp_path: Path) -> None:
     path, cut = tmp_path / "rank0.live", tmp_path / "rank1.live"
     _write(path, 5)
     data = path.read_bytes()
-    ends = [end for _, _, end in frames(data)]
+    ends = [end for _, _, end in _frames(data)]
     for size in [*range(ends[-2], ends[-1]), ends[1] + 3]:
         cut.write_bytes(data[:size])
-        steps = LiveFile(cut, 1).poll()
+        steps = list(LiveFile(cut, 1).poll())
         assert [step.step for step in steps] == list(range(4 if size >= ends[-2] else 0))
 
 
@@ -112,7 +117,7 @@ def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
 def test_a_reader_that_comes_late_decodes_from_a_key_record_on(tmp_path: Path) -> None:
     path = tmp_path / "rank0.live"
     written = _write(path, 2 * KEY_EVERY + 10)
-    steps = LiveFile(path, 0).poll(last=5)
+    steps = list(LiveFile(path, 0, last=5).poll())
     assert steps[0].step == 2 * KEY_EVERY
     for step in steps:
         assert np.abs(step.record.end_ns - written[step.step][1]).max() < step.record.quantum_ns
@@ -122,7 +127,7 @@ def test_damage_in_the_middle_ends_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank0.live"
     _write(path, 6)
     data = bytearray(path.read_bytes())
-    ends = [end for _, _, end in frames(bytes(data))]
+    ends = [end for _, _, end in _frames(bytes(data))]
     data[ends[3] + 40] ^= 0xFF
     path.write_bytes(data)
     assert [step.step for step in LiveFile(path, 0).poll()] == [0, 1]

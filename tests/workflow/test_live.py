@@ -17,7 +17,7 @@ from tests.support.programs import one_line, pptrace_here
 
 def test_the_figures_of_a_step_are_those_of_its_ops(tmp_path: Path) -> None:
     LiveFolder(tmp_path).write_steps(3)
-    steps = LiveRun(tmp_path).poll()
+    steps = list(LiveRun(tmp_path).poll())
     assert [step.step for step in steps] == [0, 1, 2]
     for step in steps:
         assert step.step_ns == STEP_NS - 10**6
@@ -31,7 +31,7 @@ def test_the_figures_of_a_step_are_those_of_its_ops(tmp_path: Path) -> None:
 def test_a_step_waits_for_all_ranks_and_the_one_in_between_has_its_bounds_alone(tmp_path: Path) -> None:
     run = LiveFolder(tmp_path)
     follower = LiveRun(tmp_path)
-    assert follower.poll() == []
+    assert list(follower.poll()) == []
     run.write_steps(6)
     whole = live_files(tmp_path)[1].read_bytes()
     live_files(tmp_path)[1].write_bytes(whole[:-30])  # rank 1 is about to write its last step
@@ -39,7 +39,7 @@ def test_a_step_waits_for_all_ranks_and_the_one_in_between_has_its_bounds_alone(
     live_files(tmp_path)[1].write_bytes(whole)
     (last,) = follower.poll()
     assert last.step == 5
-    skipped = LiveRun(tmp_path).poll()[4]
+    skipped = list(LiveRun(tmp_path).poll())[4]
     assert not skipped.observed
     assert skipped.span_ns is None
     assert [rank.compute_ns for rank in skipped.ranks] == [None, None]
@@ -47,7 +47,7 @@ def test_a_step_waits_for_all_ranks_and_the_one_in_between_has_its_bounds_alone(
 
 def test_a_reader_that_asks_for_the_last_steps_begins_with_a_key_record(tmp_path: Path) -> None:
     LiveFolder(tmp_path).write_steps(150)
-    steps = LiveRun(tmp_path, last=10).poll()
+    steps = list(LiveRun(tmp_path, last=10).poll())
     assert len(steps) < 100
     assert steps[-1].step == 149
     assert steps[-2].ranks[0].compute_ns == pytest.approx(4 * 15e6, rel=0.03)
@@ -55,7 +55,7 @@ def test_a_reader_that_asks_for_the_last_steps_begins_with_a_key_record(tmp_path
 
 def test_times_of_a_host_that_only_launches_are_no_compute(tmp_path: Path) -> None:
     LiveFolder(tmp_path, device="cuda:0 NVIDIA H100").write_steps(20, {1: 2.0})
-    steps = LiveRun(tmp_path).poll()
+    steps = list(LiveRun(tmp_path).poll())
     assert all(rank.compute_ns is None for step in steps for rank in step.ranks)
     assert not any(step.slow_ranks for step in steps)
     assert "launches" in steps[0].notes[0]
@@ -76,7 +76,7 @@ def test_a_run_with_a_rank_that_never_wrote_is_read_when_it_is_over(tmp_path: Pa
     run = LiveFolder(tmp_path)
     run.write_steps(3)
     live_files(tmp_path)[1].unlink()
-    assert LiveRun(tmp_path).poll() == []
+    assert list(LiveRun(tmp_path).poll()) == []
     run.status("failed")
     assert [step.step for step in LiveRun(tmp_path).poll()] == [0, 1, 2]
 

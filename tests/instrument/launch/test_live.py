@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import weakref
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,13 @@ import torch
 from instrument.launch.recording.live import SKIP_EVERY, LiveRecorder
 from instrument.launch.recording.user_marks import UserMarks
 from instrument.recorder import Recorder
+from pptrace.analysis.slow_rank import OpTimes
 from pptrace.live_records.codec import Flag
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_path
 from pptrace.live_records.frames import FACTS, frames
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, OpMark, SpanKind, Transfer, parse_mark
 from pptrace.schedule.actions import Action, Kind
-from pptrace.workflow.live.op_times import op_times
+from pptrace.workflow.live.follow import analyse_steps, op_times
 
 FORWARD, SEND = Action(Kind.F, 0, 0), Action(Kind.SEND_F, 0, 0)
 
@@ -59,7 +62,7 @@ def make(folder: Path) -> tuple[LiveRecorder, Recorder]:
 
 
 def written(folder: Path) -> list[LiveStep]:
-    return LiveFile(live_path(folder, 0), 0).poll()
+    return list(LiveFile(live_path(folder, 0), 0).poll())
 
 
 def run_step(live: LiveRecorder, recorder: Recorder, step: int, collectives: int = 0) -> None:
@@ -145,18 +148,21 @@ def test_ops_that_the_script_marks_itself_are_ops_of_the_record(tmp_path: Path) 
     live, recorder = make(tmp_path)
     for step in range(2):
         live.begin_step(step)
-        for stage, microbatch in ((0, 3), (None, None)):
-            with UserMarks(Steps(recorder)).open("backward", stage, microbatch):
+        with recorder.span(SpanKind.STEP, step):
+            for kind in ("forward", "backward"):
+                with UserMarks(Steps(recorder)).open(kind, 0, 3):
+                    time.sleep(0.001)
+            with UserMarks(Steps(recorder)).open("evaluate", None, None):
                 pass
-        with UserMarks(Steps(recorder)).open("evaluate", None, None):
-            pass
         live.end_step(step, profiled=False)
     live.close()
-    for step in written(tmp_path):
-        assert step.names == ("pptrace.mark B stage=0 microbatch=3", "pptrace.mark B")
-        assert set(op_times(step)) == {("B", 0), ("B", -1)}, "a stage that nothing tells is that of no other rank"
-        times = zip(step.record.begin_ns.tolist(), step.record.end_ns.tolist(), strict=True)
-        assert step.record.head.op_ns == pytest.approx(sum(end - begin for begin, end in times), abs=3000)
+    steps = written(tmp_path)
+    times = op_times(analyse_steps([{0: step} for step in steps], {0: {"rank": 0}}).data)
+    for number, step in enumerate(steps):
+        lengths_ns = (step.record.end_ns - step.record.begin_ns).tolist()
+        assert step.names == (*(f"pptrace.mark {kind} stage=0 microbatch=3" for kind in "FB"), "pp1:STEP step=0")
+        assert times[number] == {0: {("F", 0): OpTimes(1, lengths_ns[0]), ("B", 0): OpTimes(1, lengths_ns[1])}}
+        assert step.record.head.op_ns == pytest.approx(sum(lengths_ns[:2]), abs=3000)
         assert step.record.head.comm_ns == 0
 
 
@@ -181,10 +187,11 @@ def test_facts_are_written_when_they_change(tmp_path: Path) -> None:
     facts["plan"] = "1f1b"
     run_step(live, recorder, 3, collectives=7)
     live.close()
-    kinds = [kind for kind, _, _ in frames(live_path(tmp_path, 0).read_bytes())]
+    data = live_path(tmp_path, 0).read_bytes()
+    kinds = [kind for kind, _, _ in frames(BytesIO(data), len(data))]
     assert kinds.count(FACTS) == 2
     file = LiveFile(live_path(tmp_path, 0), 0)
-    file.poll()
+    list(file.poll())
     assert file.facts == facts
 
 
