@@ -26,9 +26,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from instrument.examples.faults import Fault
-from pptrace.analysis.slow_rank import OpKind, OpTimes, SlowRank, SlowRanks
+from pptrace.analysis.slow_rank import OpKind, OpTimes, SlowRank, SlowRanks, op_times
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
-from pptrace.workflow.live.follow import analyse_steps, core_waits, op_times
+from pptrace.workflow.live.follow import analyse_steps, core_waits
 from tests.support.programs import ROOT, pptrace
 
 SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"

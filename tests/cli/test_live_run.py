@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -15,6 +17,7 @@ from instrument.examples.faults import Fault
 from pptrace.analysis.result import RankStep
 from pptrace.live_records.codec import MOST_BYTES
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
+from pptrace.live_records.frames import frames
 from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, analyse_steps, status_of
 from pptrace.workflow.load import load
 from tests.support.programs import ROOT, Ended, pptrace, sizes
@@ -135,8 +138,10 @@ def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, line
 
 
 def test_a_step_of_a_rank_takes_at_most_4_kb(run: _Run) -> None:
-    for rank, path in live_files(run.folder).items():
-        assert max(step.record.num_bytes for step in LiveFile(path, rank).poll()) <= MOST_BYTES
+    for path in live_files(run.folder).values():
+        data = path.read_bytes()
+        ends = [0, *(end for _, _, end in frames(BytesIO(data), len(data)))]
+        assert max(after - before for before, after in pairwise(ends)) <= MOST_BYTES
         assert path.stat().st_size <= MOST_BYTES * _STEPS
 
 

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.slow_rank import PAST_STEPS, OpKind, OpTimes, SlowRank, SlowRanks
+from pptrace.analysis.slow_rank import PAST_STEPS, OpTimesByKind, SlowRank, SlowRanks, op_times
 from pptrace.errors import PptraceError, TraceError
-from pptrace.intervals import lengths_within
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_files
 from pptrace.regular import read_regular
@@ -46,7 +42,7 @@ RanksOfStep = Mapping[int, LiveStep]
 
 @dataclass(frozen=True, slots=True)
 class LiveRank:
-    """A rank in a step, ns: the figures of the report of the same name, and ``wait_ns``, its waiting in all communication.
+    """A rank in a step, ns: the figures of the report of the same names, and ``wait_ns``, its waiting in all communication.
 
     ``op_ns`` and ``host_comm_ns`` are the sums of its ops' and communication's ranges on the host, known without any recognition;
     ``core_wait_ns`` is for how long its thread was ready to run and had no core.
@@ -160,30 +156,20 @@ class LiveRun:
     def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
         """The figures of some steps, from one analysis of those that can be analysed."""
         observed = {number: ranks for number, ranks in steps.items() if _is_observed(ranks)}
-        notes = {number: note for number, ranks in observed.items() if (note := self._why_unknown(ranks))}
-        known = [ranks for number, ranks in observed.items() if number not in notes]
+        notes = {number: (note,) for number, ranks in observed.items() if (note := self._why_unknown(ranks))}
+        known = {number: ranks for number, ranks in observed.items() if number not in notes}
         reports: dict[int, StepReport] = {}
-        times: dict[int, dict[int, dict[OpKind, OpTimes]]] = {}
-        warnings: tuple[str, ...] = ()
-        if known:
-            try:
-                analysis = analyse_steps(known, {rank: file.facts for rank, file in self.files.items()})
-            except PptraceError as err:
-                warnings = (" ".join(str(err).split()),)
-            else:
-                reports = {step.step: step for step in analysis.report.steps}
-                times, warnings = op_times(analysis.data), analysis.report.warnings
+        times: dict[int, dict[int, OpTimesByKind]] = {}
+        reasons: tuple[str, ...] = ()
+        try:
+            if known:
+                analysis = analyse_steps(known.values(), {rank: file.facts for rank, file in self.files.items()})
+                reports, times = {step.step: step for step in analysis.report.steps}, op_times(analysis.data)
+                reasons = analysis.report.warnings
+        except PptraceError as err:
+            reasons = (" ".join(str(err).split()),)
         for number, ranks in steps.items():
-            figures = self._of_heads(number, ranks)
-            if number in observed:
-                figures = _with_report(figures, ranks, reports.get(number))
-                lacks = any(rank.bubble_ns is None for rank in figures.ranks)
-                figures = replace(
-                    figures,
-                    slow_ranks=self._slow_ranks(number, ranks, times.get(number, {})),
-                    notes=(notes[number],) if number in notes else warnings if lacks else (),
-                )
-            yield figures
+            yield self._step(number, ranks, reports.get(number), times.get(number), notes.get(number, reasons))
 
     def _why_unknown(self, ranks: RanksOfStep) -> str | None:
         """Why a step is not analysed; None where it is."""
@@ -194,57 +180,47 @@ class LiveRun:
             return _NO_OPS
         return None if all(step.names for step in ranks.values()) else _OTHER_ORDER
 
-    def _of_heads(self, number: int, ranks: RanksOfStep) -> LiveStepFigures:
-        """What is known of every step, observed or not."""
-        heads = {rank: ranks[rank].record.head for rank in sorted(ranks)}
+    def _step(
+        self,
+        number: int,
+        ranks: RanksOfStep,
+        report: StepReport | None,
+        times: Mapping[int, OpTimesByKind] | None,
+        reasons: tuple[str, ...],
+    ) -> LiveStepFigures:
+        """The figures of a step; ``reasons`` are those why some of them may not be known."""
+        heads, observed = {rank: ranks[rank].record.head for rank in sorted(ranks)}, _is_observed(ranks)
         step_ns = max(head.dur_ns for head in heads.values())
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
         self._costs.add(tuple(heads.values()))
+        reported = {} if report is None else {rank.rank: rank for rank in report.ranks}
+        figures = tuple(_rank(ranks[rank], reported.get(rank)) for rank in heads)
+        computed = {rank.rank: rank.compute_ns for rank in figures if rank.compute_ns is not None}
+        is_unknown = observed and any(rank.bubble_ns is None for rank in figures)
         return LiveStepFigures(
             step=number,
             start_ns=min(head.begin_ns + wall_shift_ns(self.files[rank].facts) for rank, head in heads.items()),
             step_ns=step_ns,
-            observed=_is_observed(ranks),
+            observed=observed,
             deviation=None if usual is None else step_ns / usual - 1,
-            span_ns=None,
-            slowest_rank=None,
-            ranks=tuple(LiveRank(rank, head.dur_ns) for rank, head in heads.items()),
+            span_ns=None if report is None else report.span_ns,
+            slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
+            ranks=figures,
+            slow_ranks=() if times is None else self._slow.add(number, times, core_waits(ranks)),
+            quantum_ns=max(step.record.quantum_ns for step in ranks.values()) if observed else None,
+            notes=reasons if is_unknown else (),
         )
 
-    def _slow_ranks(
-        self, number: int, ranks: RanksOfStep, times: Mapping[int, Mapping[OpKind, OpTimes]]
-    ) -> tuple[SlowRank, ...]:
-        return self._slow.add(number, times, core_waits(ranks)) if times else ()
 
-
-def analyse_steps(steps: Sequence[RanksOfStep], facts: Mapping[int, Mapping[str, Any]]) -> Analysis:
-    """Analyse some steps of all ranks together.
+def analyse_steps(steps: Collection[RanksOfStep], facts: Mapping[int, Mapping[str, Any]]) -> Analysis:
+    """Analyse some steps together, as those of any trace.
 
     Raises:
         PptraceError: they cannot be analysed.
     """
     traces = [trace_of(rank, facts[rank], [ranks[rank] for ranks in steps]) for rank in sorted(facts)]
     return analyse(traces, num_ranks=len(traces))
-
-
-def op_times(data: AlignedRun) -> dict[int, dict[int, dict[OpKind, OpTimes]]]:
-    """What the ops of each step and rank computed, by kind and stage; an unknown stage is that of no other rank."""
-    times: dict[int, dict[int, dict[OpKind, list[int]]]] = {}
-    for rank, lane in data.lanes.items():
-        ops = data.rows.of_rank(rank).ops
-        compute_ns = lengths_within(lane.compute, ops["start_ns"], ops["end_ns"])
-        stages = np.where(ops["stage"] < 0, -1 - rank, ops["stage"])
-        rows = zip(ops["step"].tolist(), ops["kind"].tolist(), stages.tolist(), compute_ns.tolist(), strict=True)
-        for step, kind, stage, ns in rows:
-            times.setdefault(step, {}).setdefault(rank, {}).setdefault((kind, stage), []).append(ns)
-    return {
-        step: {
-            rank: {kind: OpTimes(len(ns), median(ns)) for kind, ns in of_rank.items()}
-            for rank, of_rank in of_step.items()
-        }
-        for step, of_step in times.items()
-    }
 
 
 def core_waits(ranks: RanksOfStep) -> dict[int, int]:
@@ -256,21 +232,10 @@ def _is_observed(ranks: RanksOfStep) -> bool:
     return all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())
 
 
-def _with_report(figures: LiveStepFigures, ranks: RanksOfStep, report: StepReport | None) -> LiveStepFigures:
-    """The figures of an observed step with those of its report."""
-    by_rank = {} if report is None else {rank.rank: rank for rank in report.ranks}
-    computed = {rank: of_rank.compute_ns for rank, of_rank in by_rank.items() if of_rank.compute_ns is not None}
-    return replace(
-        figures,
-        span_ns=None if report is None else report.span_ns,
-        slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
-        ranks=tuple(_rank(ranks[rank.rank], by_rank.get(rank.rank)) for rank in figures.ranks),
-        quantum_ns=max(step.record.quantum_ns for step in ranks.values()),
-    )
-
-
 def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:
     head = step.record.head
+    if Flag.OBSERVED not in head.flags:
+        return LiveRank(step.rank, head.dur_ns)
     waited_ns = None if head.core_wait_ns < 0 else head.core_wait_ns
     known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
     if report is None:

@@ -16,13 +16,13 @@ import torch
 from instrument.launch.recording.live import SKIP_EVERY, LiveRecorder
 from instrument.launch.recording.user_marks import UserMarks
 from instrument.recorder import Recorder
-from pptrace.analysis.slow_rank import OpTimes
+from pptrace.analysis.slow_rank import OpTimes, op_times
 from pptrace.live_records.codec import Flag
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_path
 from pptrace.live_records.frames import FACTS, frames
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, OpMark, SpanKind, Transfer, parse_mark
 from pptrace.schedule.actions import Action, Kind
-from pptrace.workflow.live.follow import analyse_steps, op_times
+from pptrace.workflow.live.follow import analyse_steps
 
 FORWARD, SEND = Action(Kind.F, 0, 0), Action(Kind.SEND_F, 0, 0)
 
