@@ -12,6 +12,7 @@ from instrument.launch.record import write_json
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveWriter, live_path
 from pptrace.marks import OpMark, SpanKind, SpanMark, format_mark
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 
 STEP_NS = 200_000_000
@@ -31,7 +32,7 @@ class LiveFolder:
         self.status("running")
         self._clock = CLOCK
         self._writers = [LiveWriter(live_path(folder, rank)) for rank in range(pp)]
-        self._programs: list[int | None] = [None] * pp
+        self._programs: dict[tuple[int, tuple[str, ...]], int | None] = {}
         for rank, writer in enumerate(self._writers):
             writer.facts(
                 {
@@ -51,14 +52,17 @@ class LiveFolder:
         """Write run.json."""
         write_json(self.folder / "run.json", {"schema": "pptrace.run/1", "status": status, "ranks": []})
 
-    def write_steps(self, num: int, factors: Mapping[int, float] | None = None) -> None:
+    def write_steps(
+        self, num: int, factors: Mapping[int, float] | None = None, microbatches: int | None = None
+    ) -> None:
         """Append steps, of which every fifth is not observed; ops of some ranks take so many times as long."""
+        plan = self._plan if microbatches is None else build("1f1b", self._plan.pp, microbatches)
         for _ in range(num):
             for rank in range(len(self._writers)):
-                self._write_step(rank, (factors or {}).get(rank, 1.0))
+                self._write_step(rank, (factors or {}).get(rank, 1.0), plan)
             self.steps += 1
 
-    def _write_step(self, rank: int, factor: float) -> None:
+    def _write_step(self, rank: int, factor: float, plan: Plan) -> None:
         step, writer = self.steps, self._writers[rank]
         begin_ns = self._clock.perf_counter_ns + step * STEP_NS
         if step % 5 == 4:
@@ -66,7 +70,7 @@ class LiveFolder:
             return
         names, begins, ends = [], [], []
         now_ns, op_ns = begin_ns, 0
-        for action in self._plan.compute_actions(rank):
+        for action in plan.compute_actions(rank):
             lasts_ns = int((5e6 if action.kind == "F" else 10e6) * factor * self._noise.lognormal(0, 0.01))
             names.append(format_mark(OpMark(action, 0)))
             begins.append(now_ns)
@@ -75,9 +79,12 @@ class LiveFolder:
         names.append(format_mark(SpanMark(SpanKind.STEP, 0)))
         begins.append(begin_ns)
         ends.append(begin_ns + STEP_NS - 10**6)
-        if self._programs[rank] is None:
-            self._programs[rank] = writer.program(names)
-        program = self._programs[rank]
-        assert program is not None
+        key = (rank, tuple(names))
+        if key not in self._programs:
+            self._programs[key] = writer.program(names)
+        program = self._programs[key]
         head = StepHead(step, Flag.OBSERVED, begin_ns, STEP_NS - 10**6, op_ns, 0, 10**5, 0)
-        writer.step(head, program, begins, ends)
+        if program is None:
+            writer.bounds(head)
+        else:
+            writer.step(head, program, begins, ends)
