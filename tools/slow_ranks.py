@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from instrument.examples.faults import Fault
 from pptrace.analysis.slow_rank import OpKind, OpTimes, SlowRank, SlowRanks, op_times
-from pptrace.live_records.file import LiveFile, LiveStep, live_files
-from pptrace.workflow.live.follow import analyse_steps, core_waits
+from pptrace.workflow.live.follow import LiveRun, core_waits
 from tests.support.programs import ROOT, pptrace
 
 SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
@@ -87,18 +86,13 @@ class Step:
 
 def steps_of(run_dir: Path) -> list[Step]:
     """The observed steps of a run that all ranks have written."""
-    by_step: dict[int, dict[int, LiveStep]] = {}
-    files = {rank: LiveFile(path, rank) for rank, path in live_files(run_dir).items()}
-    for rank, file in files.items():
-        for step in file.poll():
-            by_step.setdefault(step.step, {})[rank] = step
-    whole = {
-        number: ranks
-        for number, ranks in sorted(by_step.items())
-        if len(ranks) == len(files) and all(step.names for step in ranks.values())
-    }
-    times = op_times(analyse_steps(list(whole.values()), {rank: file.facts for rank, file in files.items()}).data)
-    return [Step(number, times[number], core_waits(ranks)) for number, ranks in whole.items()]
+    run, steps = LiveRun(run_dir), []
+    for whole in run.whole_steps():
+        observed = {number: ranks for number, ranks in whole.items() if all(step.names for step in ranks.values())}
+        if observed:
+            times = op_times(run.analyse(observed.values()).data)
+            steps += [Step(number, times[number], core_waits(ranks)) for number, ranks in observed.items()]
+    return steps
 
 
 def record(folder: Path, setting: Setting, number: int) -> list[Step]:

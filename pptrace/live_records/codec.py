@@ -64,11 +64,13 @@ class StepHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A step as it was read; ``begin_ns`` and ``end_ns`` have an entry for each range of its program."""
+class LiveStep:
+    """A step of one rank as it was read, with the begin and end of each range. ``names`` are those of its ranges
+    (:mod:`pptrace.marks`) with step 0, () where they are not known.
+    """
 
     head: StepHead
-    program: int
+    names: tuple[str, ...]
     begin_ns: Int64
     end_ns: Int64
     quantum_ns: int
@@ -110,39 +112,36 @@ def encode_bounds(head: StepHead) -> bytes:
 
 
 class Decoder:
-    """Reads the records that one :class:`Encoder` wrote, in their order, from the first or a key record on."""
+    """Reads the records that one :class:`Encoder` wrote, in their order, from the first or a key record on.
+
+    ``programs`` are the names of the ranges of each program, which comes before the records that follow it.
+    """
 
     def __init__(self) -> None:
+        self.programs: dict[int, tuple[str, ...]] = {}
         self._expected: dict[int, Int64] = {}
 
-    def decode(self, content: bytes, num_ranges: int) -> Record:
-        """The record of a step frame, whose program has so many ranges.
+    def decode(self, content: bytes) -> LiveStep:
+        """The step of a frame.
 
         Raises:
-            ValueError: the content is none.
+            ValueError: the content is none, or its program is not known.
         """
         head, program, quantum_ns, num_planes, packed = _read_head(content)
         if program == NO_PROGRAM:
             none = np.zeros(0, dtype=np.int64)
-            return Record(head, program, none, none, quantum_ns)
+            return LiveStep(head, (), none, none, quantum_ns)
+        if program not in self.programs:
+            raise ValueError(f"a step record of the program {program}, which the file does not have")
         if Flag.KEY in head.flags:
             self._expected.clear()
-        expected = self._expected.get(program)
-        values = _unpack(packed, num_planes, 2 * num_ranges) + _in_quanta(expected, quantum_ns)
+        names, expected = self.programs[program], self._expected.get(program)
+        values = _unpack(packed, num_planes, 2 * len(names)) + _in_quanta(expected, quantum_ns)
         self._expected[program] = _moved_mean(expected, values * quantum_ns)
-        ends = np.cumsum(values[:num_ranges])
-        begins = ends - values[num_ranges:]
+        ends = np.cumsum(values[: len(names)])
+        begins = ends - values[len(names) :]
         shift = head.begin_ns
-        return Record(head, program, begins * quantum_ns + shift, ends * quantum_ns + shift, quantum_ns)
-
-
-def program_of(content: bytes) -> int:
-    """The program of a step frame.
-
-    Raises:
-        ValueError: the content is none.
-    """
-    return _read_head(content)[1]
+        return LiveStep(head, names, begins * quantum_ns + shift, ends * quantum_ns + shift, quantum_ns)
 
 
 def is_key(content: bytes) -> bool:

@@ -8,21 +8,10 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pptrace.live_records.codec import (
-    NO_PROGRAM,
-    Decoder,
-    Encoder,
-    Record,
-    StepHead,
-    encode_bounds,
-    inflate,
-    is_key,
-    program_of,
-)
+from pptrace.live_records.codec import Decoder, Encoder, LiveStep, StepHead, encode_bounds, inflate, is_key
 from pptrace.live_records.frames import FACTS, PROGRAM, STEP, SUFFIX, frame, frames
 from pptrace.regular import open_regular
 
@@ -77,33 +66,18 @@ class LiveWriter:
             os.write(self._fd, data)
 
 
-@dataclass(frozen=True, slots=True)
-class LiveStep:
-    """A step of one rank; ``names`` are those of its ranges (:mod:`pptrace.marks`) with step 0, () where they are not known."""
-
-    rank: int
-    record: Record
-    names: tuple[str, ...]
-
-    @property
-    def step(self) -> int:
-        return self.record.head.step
-
-
 class LiveFile:
     """Follows the file of a rank: each :meth:`poll` reads what was added since the last one.
 
     With ``last`` it begins with the key record before so many steps that are there at first.
     """
 
-    def __init__(self, path: Path, rank: int, last: int | None = None) -> None:
+    def __init__(self, path: Path, last: int | None = None) -> None:
         self.path = path
-        self.rank = rank
         self.facts: Mapping[str, Any] = {}
         self._last = last
         self._position = 0
         self._decoder = Decoder()
-        self._programs: dict[int, tuple[str, ...]] = {}
 
     def poll(self) -> Iterator[LiveStep]:
         """Yield the steps that were added and are whole. A frame that is cut is left for the next call."""
@@ -118,9 +92,7 @@ class LiveFile:
             file.seek(self._position)
             for kind, content, behind in frames(file, end):
                 self._position = behind
-                if kind != STEP:
-                    self._take(kind, content)
-                elif (step := self._decoded(content)) is not None:
+                if (step := self._take(kind, content)) is not None:
                     yield step
 
     def _start_of(self, last: int, file: BinaryIO, end: int) -> int:
@@ -136,19 +108,15 @@ class LiveFile:
             position = behind
         return max(place for before, place in places if before <= max(num_steps - last, 0))
 
-    def _take(self, kind: bytes, content: bytes) -> None:
-        with suppress(ValueError, zlib.error):  # whole by its checksum, and not what this version writes
+    def _take(self, kind: bytes, content: bytes) -> LiveStep | None:
+        """Take what a frame says; the step, of one that has one."""
+        with suppress(ValueError, OverflowError, zlib.error):  # whole by its checksum, and not what this version writes
+            if kind == STEP:
+                return self._decoder.decode(content)
             if kind == FACTS:
                 facts = json.loads(inflate(content, _MOST_READ))
                 self.facts = facts if isinstance(facts, dict) else {}
             elif kind == PROGRAM:
                 names = json.loads(inflate(content[2:], _MOST_READ))
-                self._programs[int.from_bytes(content[:2], "little")] = tuple(map(str, names))
-
-    def _decoded(self, content: bytes) -> LiveStep | None:
-        try:
-            program = program_of(content)
-            names = () if program == NO_PROGRAM else self._programs[program]
-            return LiveStep(self.rank, self._decoder.decode(content, len(names)), names)
-        except (ValueError, KeyError, OverflowError):
-            return None
+                self._decoder.programs[int.from_bytes(content[:2], "little")] = tuple(map(str, names))
+        return None

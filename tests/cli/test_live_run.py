@@ -16,9 +16,9 @@ import pytest
 from instrument.examples.faults import Fault
 from pptrace.analysis.result import RankStep
 from pptrace.live_records.codec import MOST_BYTES
-from pptrace.live_records.file import LiveFile, LiveStep, live_files
+from pptrace.live_records.file import live_files
 from pptrace.live_records.frames import frames
-from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, analyse_steps, status_of
+from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, status_of
 from pptrace.workflow.load import load
 from tests.support.programs import ROOT, Ended, pptrace, sizes
 from tests.support.programs import pptrace_here as here
@@ -122,14 +122,10 @@ def _agree(rank: RankStep, live: dict) -> None:  # type: ignore[type-arg]
 
 
 def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
-    files = {rank: LiveFile(path, rank) for rank, path in live_files(run.folder).items()}
-    by_step: dict[int, dict[int, LiveStep]] = {}
-    for rank, file in files.items():
-        for step in file.poll():
-            by_step.setdefault(step.step, {})[rank] = step
-    facts = {rank: file.facts for rank, file in files.items()}
+    live = LiveRun(run.folder)
+    by_step = {number: ranks for steps in live.whole_steps() for number, ranks in steps.items()}
     for number in (5, 6, 7, 13, 15, 18):
-        (report,) = analyse_steps([by_step[number]], facts).report.steps
+        (report,) = live.analyse([by_step[number]]).report.steps
         assert lines[number]["span_ns"] == report.span_ns
         for rank, live in zip(report.ranks, lines[number]["ranks"], strict=True):
             for name in ("compute_ns", "bubble_ns", "exposed_comm_ns", "not_compute_ns"):

@@ -11,8 +11,8 @@ import pytest
 
 from instrument.launch.record import write_json
 from pptrace.errors import TraceError
-from pptrace.live_records.codec import Flag, StepHead
-from pptrace.live_records.file import MOST_PROGRAMS, LiveStep, LiveWriter, live_files, live_path
+from pptrace.live_records.codec import Flag, LiveStep, StepHead
+from pptrace.live_records.file import MOST_PROGRAMS, LiveWriter, live_files, live_path
 from pptrace.marks import Axis, Collective, CollectiveMark, OpMark, SpanKind, SpanMark, format_mark
 from pptrace.model.traces import Trace
 from pptrace.report.live import cost_lines, new_notes, step_line

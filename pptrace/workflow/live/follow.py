@@ -18,8 +18,8 @@ from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.slow_rank import PAST_STEPS, OpTimesByKind, SlowRank, SlowRanks, op_times
 from pptrace.errors import PptraceError, TraceError
-from pptrace.live_records.codec import Flag, StepHead
-from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_files
+from pptrace.live_records.codec import Flag, LiveStep, StepHead
+from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.regular import read_regular
 from pptrace.workflow.analyse import Analysis, analyse
 from pptrace.workflow.live.traces import trace_of, wall_shift_ns
@@ -114,18 +114,38 @@ class LiveRun:
 
     def poll(self) -> Iterator[LiveStepFigures]:
         """Yield the steps that are whole on all ranks since the last call, in order."""
+        for steps in self.whole_steps():
+            yield from self._figures(steps)
+
+    def whole_steps(self) -> Iterator[dict[int, RanksOfStep]]:
+        """Yield the steps that all ranks have written since the last call by number, some at a time."""
         for rank, path in live_files(self.run_dir).items():
             if rank not in self.files:
-                self.files[rank] = LiveFile(path, rank, self.last)
+                self.files[rank] = LiveFile(path, self.last)
         unread = {rank: file.poll() for rank, file in self.files.items()}
         while unread:
             for rank, steps in list(unread.items()):
                 some = list(islice(steps, MOST_AT_ONCE))
                 for step in some:
-                    self._waiting.setdefault(step.step, {})[rank] = step
+                    self._waiting.setdefault(step.head.step, {})[rank] = step
                 if not some:
                     del unread[rank]
-            yield from self._figures(self._whole_steps())
+            whole: list[int] = []
+            if len(self.files) >= self.world_size or self.has_ended:
+                whole = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
+            yield {number: self._waiting.pop(number) for number in whole}
+            for number in sorted(self._waiting)[:-MOST_WAITING]:
+                del self._waiting[number]
+
+    def analyse(self, steps: Collection[RanksOfStep]) -> Analysis:
+        """Analyse some whole steps together, as those of any trace.
+
+        Raises:
+            PptraceError: they cannot be analysed.
+        """
+        files = sorted(self.files.items())
+        traces = [trace_of(rank, file.facts, [ranks[rank] for ranks in steps]) for rank, file in files]
+        return analyse(traces, num_ranks=len(traces))
 
     @property
     def world_size(self) -> int:
@@ -143,16 +163,6 @@ class LiveRun:
         """Cost of observing, from the last steps."""
         return self._costs.costs
 
-    def _whole_steps(self) -> dict[int, RanksOfStep]:
-        """The steps that all ranks have written, by number; they wait no more."""
-        whole: list[int] = []
-        if len(self.files) >= self.world_size or self.has_ended:
-            whole = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
-        steps: dict[int, RanksOfStep] = {number: self._waiting.pop(number) for number in whole}
-        for number in sorted(self._waiting)[:-MOST_WAITING]:
-            del self._waiting[number]
-        return steps
-
     def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
         """The figures of some steps, from one analysis of those that can be analysed."""
         observed = {number: ranks for number, ranks in steps.items() if _is_observed(ranks)}
@@ -163,7 +173,7 @@ class LiveRun:
         reasons: tuple[str, ...] = ()
         try:
             if known:
-                analysis = analyse_steps(known.values(), {rank: file.facts for rank, file in self.files.items()})
+                analysis = self.analyse(known.values())
                 reports, times = {step.step: step for step in analysis.report.steps}, op_times(analysis.data)
                 reasons = analysis.report.warnings
         except PptraceError as err:
@@ -176,7 +186,7 @@ class LiveRun:
         on_device = sorted({str(file.facts.get("device")) for file in self.files.values()} - {"cpu"})
         if on_device:
             return f"ops run on {on_device[0]}: {_LAUNCHES}"
-        if not all(step.record.head.op_ns for step in ranks.values()):
+        if not all(step.head.op_ns for step in ranks.values()):
             return _NO_OPS
         return None if all(step.names for step in ranks.values()) else _OTHER_ORDER
 
@@ -189,13 +199,13 @@ class LiveRun:
         reasons: tuple[str, ...],
     ) -> LiveStepFigures:
         """The figures of a step; ``reasons`` are those why some of them may not be known."""
-        heads, observed = {rank: ranks[rank].record.head for rank in sorted(ranks)}, _is_observed(ranks)
+        heads, observed = {rank: ranks[rank].head for rank in sorted(ranks)}, _is_observed(ranks)
         step_ns = max(head.dur_ns for head in heads.values())
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
-        self._costs.add(tuple(heads.values()))
+        self._costs.add(list(heads.values()))
         reported = {} if report is None else {rank.rank: rank for rank in report.ranks}
-        figures = tuple(_rank(ranks[rank], reported.get(rank)) for rank in heads)
+        figures = tuple(_rank(rank, head, reported.get(rank)) for rank, head in heads.items())
         computed = {rank.rank: rank.compute_ns for rank in figures if rank.compute_ns is not None}
         is_unknown = observed and any(rank.bubble_ns is None for rank in figures)
         return LiveStepFigures(
@@ -208,36 +218,25 @@ class LiveRun:
             slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
             ranks=figures,
             slow_ranks=() if times is None else self._slow.add(number, times, core_waits(ranks)),
-            quantum_ns=max(step.record.quantum_ns for step in ranks.values()) if observed else None,
+            quantum_ns=max(step.quantum_ns for step in ranks.values()) if observed else None,
             notes=reasons if is_unknown else (),
         )
 
 
-def analyse_steps(steps: Collection[RanksOfStep], facts: Mapping[int, Mapping[str, Any]]) -> Analysis:
-    """Analyse some steps together, as those of any trace.
-
-    Raises:
-        PptraceError: they cannot be analysed.
-    """
-    traces = [trace_of(rank, facts[rank], [ranks[rank] for ranks in steps]) for rank in sorted(facts)]
-    return analyse(traces, num_ranks=len(traces))
-
-
 def core_waits(ranks: RanksOfStep) -> dict[int, int]:
     """For how long each rank waited for a core, where that is known, ns."""
-    return {rank: ns for rank, step in ranks.items() if (ns := step.record.head.core_wait_ns) >= 0}
+    return {rank: ns for rank, step in ranks.items() if (ns := step.head.core_wait_ns) >= 0}
 
 
 def _is_observed(ranks: RanksOfStep) -> bool:
-    return all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())
+    return all(Flag.OBSERVED in step.head.flags for step in ranks.values())
 
 
-def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:
-    head = step.record.head
+def _rank(rank: int, head: StepHead, report: RankStep | None) -> LiveRank:
     if Flag.OBSERVED not in head.flags:
-        return LiveRank(step.rank, head.dur_ns)
+        return LiveRank(rank, head.dur_ns)
     waited_ns = None if head.core_wait_ns < 0 else head.core_wait_ns
-    known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
+    known = LiveRank(rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
     if report is None:
         return known
     waits = [comm.wait_ns for comm in report.comms]
@@ -253,14 +252,10 @@ def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:
 
 def cost_of_run(run_dir: Path) -> LiveCosts:
     """Cost of observing, from the last steps of a run."""
-    costs, steps = _Costs(), dict[int, list[StepHead]]()
-    files = live_files(run_dir)
-    for rank, path in files.items():
-        for step in LiveFile(path, rank, MOST_COMPARED).poll():
-            steps.setdefault(step.step, []).append(step.record.head)
-    for _, heads in sorted(steps.items()):
-        if len(heads) == len(files):
-            costs.add(heads)
+    costs = _Costs()
+    for steps in LiveRun(run_dir, MOST_COMPARED).whole_steps():
+        for ranks in steps.values():
+            costs.add([step.head for step in ranks.values()])
     return costs.costs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.live_records.file import LiveStep
+from pptrace.live_records.codec import LiveStep
 from pptrace.marks import METADATA_KEY
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
@@ -22,8 +22,8 @@ def trace_of(rank: int, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> 
     """A trace of these observed steps of one rank, in wall-clock time."""
     names = [name for step in steps for name in _names_of(step)]
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    starts = np.concatenate([step.record.begin_ns for step in steps])
-    ends = np.concatenate([step.record.end_ns for step in steps])
+    starts = np.concatenate([step.begin_ns for step in steps])
+    ends = np.concatenate([step.end_ns for step in steps])
     order = np.lexsort((starts - ends, starts))
     num = len(order)
     host = np.full(num, -1, dtype=np.int64)
@@ -66,6 +66,6 @@ def _names_of(step: LiveStep) -> list[str]:
     """The names of its ranges with its own number, and with handles and sequence numbers that no other step has."""
 
     def renumbered(match: re.Match[str]) -> str:
-        return f" {match[1]}={step.step if match[1] == 'step' else step.step * _PER_STEP + int(match[2])}"
+        return f" {match[1]}={step.head.step if match[1] == 'step' else step.head.step * _PER_STEP + int(match[2])}"
 
     return [_NUMBER.sub(renumbered, name) for name in step.names]
