@@ -18,6 +18,7 @@ from pptrace.regular import open_regular
 MOST_PROGRAMS = 16
 """Programs that a rank writes; steps with yet another order of ranges have their bounds and totals alone."""
 _MOST_READ = 16 << 20
+_DAMAGE = (ValueError, TypeError, OverflowError, RecursionError, zlib.error)
 _NAME = re.compile(r"rank(\d{1,9})\.live", re.ASCII)
 
 
@@ -81,11 +82,7 @@ class LiveFile:
 
     def poll(self) -> Iterator[LiveStep]:
         """Yield the steps that were added and are whole. A frame that is cut is left for the next call."""
-        try:
-            file = open_regular(self.path)
-        except OSError:
-            return
-        with file:
+        with suppress(OSError), open_regular(self.path) as file:
             end = os.fstat(file.fileno()).st_size
             if self._last is not None:
                 self._position, self._last = self._start_of(self._last, file, end), None
@@ -110,7 +107,7 @@ class LiveFile:
 
     def _take(self, kind: bytes, content: bytes) -> LiveStep | None:
         """Take what a frame says; the step, of one that has one."""
-        with suppress(ValueError, OverflowError, zlib.error):  # whole by its checksum, and not what this version writes
+        with suppress(*_DAMAGE):  # whole by its checksum, and not what this version writes
             if kind == STEP:
                 return self._decoder.decode(content)
             if kind == FACTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.live_records.codec import KEY_EVERY, MOST_BYTES, Decoder, Encoder, Flag, StepHead
+from pptrace.live_records.codec import KEY_EVERY, MOST_BYTES, Decoder, Encoder, Flag, StepHead, encode_bounds
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveWriter, live_files
-from pptrace.live_records.frames import frames
+from pptrace.live_records.frames import FACTS, PROGRAM, STEP, frame, frames
 
 
 def _frames(data: bytes) -> list[tuple[bytes, bytes, int]]:
@@ -132,6 +133,28 @@ def test_damage_in_the_middle_ends_what_is_read(tmp_path: Path) -> None:
     data[ends[3] + 40] ^= 0xFF
     path.write_bytes(data)
     assert [step.head.step for step in LiveFile(path).poll()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        frame(PROGRAM, (1).to_bytes(2, "little") + zlib.compress(b"5")),
+        frame(FACTS, zlib.compress(b"[" * 100_000)),
+        frame(FACTS, b"no zlib"),
+        frame(STEP, b"\0"),
+        Encoder().encode(StepHead(9, Flag.OBSERVED, 0, 1), 9, [0], [1]),
+        frame(b"?", b"of a later version"),
+    ],
+    ids=["program", "deep facts", "packed facts", "short step", "unknown program", "unknown kind"],
+)
+def test_a_frame_that_this_version_does_not_write_is_left_out(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rank0.live"
+    _write(path, 2)
+    data = path.read_bytes()
+    path.write_bytes(data + content + encode_bounds(StepHead(2, Flag(0), 0, 1)))
+    for last in (None, 1):
+        assert [step.head.step for step in LiveFile(path, last).poll()][-1:] == [2]
+    assert [step.head.step for step in LiveFile(path).poll()][:2] == [0, 1]
 
 
 def test_orders_of_ranges_beyond_the_most_have_no_program(tmp_path: Path) -> None:
