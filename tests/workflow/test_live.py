@@ -191,6 +191,8 @@ def test_lines_say_what_is_known_and_the_cost_has_its_interval(tmp_path: Path) -
     measured, counted = cost_lines(cost_of_run(tmp_path))
     assert "+0.00% of a step (95 % interval +0.00% to +0.00%, 8 unobserved steps)" in measured
     assert "0.05% of a step" in counted
+    live_files(tmp_path)[3].unlink()  # as where another node has it
+    assert [measured, counted] == list(cost_lines(cost_of_run(tmp_path)))
 
 
 def test_a_directory_without_live_files_says_what_to_do(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pptrace.regular import read_regular
 from pptrace.workflow.analyse import Analysis, analyse
 from pptrace.workflow.live.traces import trace_of, wall_shift_ns
 
-MOST_AT_ONCE = 32
+MOST_AT_ONCE = 64
 """Steps that are analysed together."""
 MOST_COMPARED = 2000
 """Steps of which the cost of observing is found, the last ones."""
@@ -110,7 +110,7 @@ class LiveRun:
     _waiting: dict[int, dict[int, LiveStep]] = field(default_factory=dict)
     _slow: SlowRanks = field(default_factory=SlowRanks)
     _lengths: deque[int] = field(default_factory=lambda: deque(maxlen=PAST_STEPS))
-    _costs: _Costs = field(default_factory=lambda: _Costs())
+    _costs: _Costs = field(default_factory=_Costs)
 
     def poll(self) -> Iterator[LiveStepFigures]:
         """Yield the steps that are whole on all ranks since the last call, in order."""
@@ -251,11 +251,14 @@ def _rank(rank: int, head: StepHead, report: RankStep | None) -> LiveRank:
 
 
 def cost_of_run(run_dir: Path) -> LiveCosts:
-    """Cost of observing, from the last steps of a run."""
-    costs = _Costs()
-    for steps in LiveRun(run_dir, MOST_COMPARED).whole_steps():
-        for ranks in steps.values():
-            costs.add([step.head for step in ranks.values()])
+    """Cost of observing, from the last steps of the ranks that wrote into this directory: a node's may be some of all."""
+    costs, steps, paths = _Costs(), dict[int, list[StepHead]](), live_files(run_dir).values()
+    for path in paths:
+        for step in LiveFile(path, MOST_COMPARED).poll():
+            steps.setdefault(step.head.step, []).append(step.head)
+    for _, heads in sorted(steps.items()):
+        if len(heads) == len(paths):
+            costs.add(heads)
     return costs.costs
 
 
