@@ -65,7 +65,7 @@ OpTimesByKind = Mapping[OpKind, OpTimes]
 
 
 def op_times(data: AlignedRun) -> dict[int, dict[int, OpTimesByKind]]:
-    """What the ops of each step and rank computed. An unknown stage is that of no other rank."""
+    """Compute of the ops of each step and rank. An unknown stage is that of no other rank."""
     times: dict[int, dict[int, dict[OpKind, list[int]]]] = {}
     for rank, lane in data.lanes.items():
         ops = data.rows.of_rank(rank).ops

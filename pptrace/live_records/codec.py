@@ -175,7 +175,7 @@ def _in_quanta(expected: Int64 | None, quantum_ns: int) -> Int64 | int:
 
 
 def _moved_mean(expected: Int64 | None, measured: Int64) -> Int64:
-    """What is expected of a program's places after a record; writer and reader keep the same."""
+    """Times that are expected of a program's places after a record; writer and reader keep the same."""
     return measured if expected is None else expected + ((measured - expected) >> _SHARE)
 
 

@@ -122,10 +122,10 @@ def _agree(rank: RankStep, live: dict) -> None:  # type: ignore[type-arg]
 
 
 def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
-    live = LiveRun(run.folder)
-    by_step = {number: ranks for steps in live.whole_steps() for number, ranks in steps.items()}
+    follower = LiveRun(run.folder)
+    by_step = {number: ranks for steps in follower.whole_steps() for number, ranks in steps.items()}
     for number in (5, 6, 7, 13, 15, 18):
-        (report,) = live.analyse([by_step[number]]).report.steps
+        (report,) = follower.analyse([by_step[number]]).report.steps
         assert lines[number]["span_ns"] == report.span_ns
         for rank, live in zip(report.ranks, lines[number]["ranks"], strict=True):
             for name in ("compute_ns", "bubble_ns", "exposed_comm_ns", "not_compute_ns"):

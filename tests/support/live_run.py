@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,17 @@ _MICROBATCHES = 4
 
 
 class LiveFolder:
-    """A run of 1F1B whose ranks run their ops one after the other, without messages."""
+    """A run of 1F1B whose ranks run their ops one after the other, without messages.
 
-    def __init__(self, folder: Path, pp: int = 2, device: str = "cpu", hosts: int = 1) -> None:
+    ``wall_step_ns``: by how much the wall clock was set between the readings of two ranks.
+    """
+
+    def __init__(self, folder: Path, pp: int = 2, device: str = "cpu", hosts: int = 1, wall_step_ns: int = 0) -> None:
         self.folder, self.steps = folder, 0
         self._plan = build("1f1b", pp, _MICROBATCHES)
         self._noise = np.random.default_rng(7)
         folder.mkdir(parents=True, exist_ok=True)
         self.status("running")
-        self._clock = CLOCK
         self._writers = [LiveWriter(live_path(folder, rank)) for rank in range(pp)]
         self._programs: dict[tuple[int, tuple[str, ...]], int | None] = {}
         for rank, writer in enumerate(self._writers):
@@ -44,7 +47,7 @@ class LiveFolder:
                     "pp_ranks": list(range(pp)),
                     "plan": plan_as_json(self._plan),
                     "device": device,
-                    "clock": {"start": self._clock.as_json()},
+                    "clock": {"start": replace(CLOCK, time_ns=CLOCK.time_ns + rank * wall_step_ns).as_json()},
                 }
             )
 
@@ -64,7 +67,7 @@ class LiveFolder:
 
     def _write_step(self, rank: int, factor: float, plan: Plan) -> None:
         step, writer = self.steps, self._writers[rank]
-        begin_ns = self._clock.perf_counter_ns + step * STEP_NS
+        begin_ns = CLOCK.perf_counter_ns + step * STEP_NS
         if step % 5 == 4:
             writer.bounds(StepHead(step, Flag(0), begin_ns, STEP_NS - 10**6))
             return

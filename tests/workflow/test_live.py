@@ -129,7 +129,10 @@ def test_collectives_whose_ends_contradict_each_other_do_not_say_who_waited(tmp_
         assert program is not None
         writer.step(StepHead(0, Flag.OBSERVED, 0, 15_000_000, 2 * lasts_ns, 1_000_000), program, begins, ends)
     (step,) = LiveRun(tmp_path).poll()
-    assert [(rank.compute_ns, rank.wait_ns) for rank in step.ranks] == [(6_000_000, None), (12_000_000, None)]
+    early, late = step.ranks
+    assert (early.compute_ns, early.wait_ns, early.exposed_comm_ns, early.bubble_ns) == (6_000_000, None, None, None)
+    assert (late.compute_ns, late.wait_ns) == (12_000_000, None)
+    assert any("end before the other side has begun" in note for note in step.notes)
 
 
 @pytest.mark.parametrize("both_write", [True, False])
@@ -160,6 +163,12 @@ def test_times_of_a_host_that_only_launches_are_no_compute(tmp_path: Path) -> No
     assert not any(step.slow_ranks for step in steps)
     assert "launches" in steps[0].notes[0]
     assert steps[0].step_ns == STEP_NS - 10**6
+
+
+def test_times_of_the_ranks_of_a_host_compare_whatever_each_has_read_of_the_wall_clock(tmp_path: Path) -> None:
+    for name, wall_step_ns in (("even", 0), ("set", 40_000_000)):
+        LiveFolder(tmp_path / name, wall_step_ns=wall_step_ns).write_steps(3)
+    assert list(LiveRun(tmp_path / "set").poll()) == list(LiveRun(tmp_path / "even").poll())
 
 
 def test_ranks_of_several_hosts_have_windows_of_their_own(tmp_path: Path) -> None:

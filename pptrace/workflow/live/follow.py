@@ -143,9 +143,17 @@ class LiveRun:
         Raises:
             PptraceError: they cannot be analysed.
         """
-        files = sorted(self.files.items())
-        traces = [trace_of(rank, file.facts, [ranks[rank] for ranks in steps]) for rank, file in files]
+        facts = self._facts()
+        traces = [trace_of(rank, facts[rank], [ranks[rank] for ranks in steps]) for rank in facts]
         return analyse(traces, num_ranks=len(traces))
+
+    def _facts(self) -> dict[int, Mapping[str, Any]]:
+        """The facts of each rank, with one reading of the wall clock for all of a host, whose monotonic times compare exactly."""
+        clocks: dict[str, object] = {}
+        return {
+            rank: {**file.facts, "clock": clocks.setdefault(str(file.facts.get("host", rank)), file.facts.get("clock"))}
+            for rank, file in sorted(self.files.items())
+        }
 
     @property
     def world_size(self) -> int:
@@ -182,7 +190,7 @@ class LiveRun:
             yield self._step(number, ranks, reports.get(number), times.get(number), notes.get(number, reasons))
 
     def _why_unknown(self, ranks: RanksOfStep) -> str | None:
-        """Why a step is not analysed; None where it is."""
+        """Reason why a step is not analysed; None where it is."""
         on_device = sorted({str(file.facts.get("device")) for file in self.files.values()} - {"cpu"})
         if on_device:
             return f"ops run on {on_device[0]}: {_LAUNCHES}"
@@ -200,7 +208,7 @@ class LiveRun:
     ) -> LiveStepFigures:
         """The figures of a step; ``reasons`` are those why some of them may not be known."""
         heads, observed = {rank: ranks[rank].head for rank in sorted(ranks)}, _is_observed(ranks)
-        step_ns = max(head.dur_ns for head in heads.values())
+        step_ns, facts = max(head.dur_ns for head in heads.values()), self._facts()
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
         self._costs.add(list(heads.values()))
@@ -210,7 +218,7 @@ class LiveRun:
         is_unknown = observed and any(rank.bubble_ns is None for rank in figures)
         return LiveStepFigures(
             step=number,
-            start_ns=min(head.begin_ns + wall_shift_ns(self.files[rank].facts) for rank, head in heads.items()),
+            start_ns=min(head.begin_ns + wall_shift_ns(facts[rank]) for rank, head in heads.items()),
             step_ns=step_ns,
             observed=observed,
             deviation=None if usual is None else step_ns / usual - 1,
