@@ -187,8 +187,13 @@ def test_a_run_with_a_rank_that_never_wrote_is_read_when_it_is_over(tmp_path: Pa
     run.write_steps(3)
     live_files(tmp_path)[1].unlink()
     assert list(LiveRun(tmp_path).poll()) == []
+    follower, num = LiveRun(tmp_path), 3 * MOST_AT_ONCE
+    run.write_steps(num - 3)
+    assert list(follower.poll()) == []
     run.status("failed")
-    assert [step.step for step in LiveRun(tmp_path).poll()] == [0, 1, 2]
+    assert [list(steps) for steps in follower.whole_steps()] == [
+        list(range(first, first + MOST_AT_ONCE)) for first in range(0, num, MOST_AT_ONCE)
+    ]
 
 
 def test_lines_say_what_is_known_and_the_cost_has_its_interval(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ _LAUNCHES = "the host's times of ranges are those of launches, so compute is not
 _ONLY_SUMS = "compute and bubbles are not known: only lengths of steps and sums of communication"
 _NO_OPS = f"no range names an op, so that {_ONLY_SUMS}"
 _OTHER_ORDER = f"the ranges of a rank are in none of its first {MOST_PROGRAMS} orders, so that {_ONLY_SUMS}"
-_NOT_RUNNING = ("ok", "failed", "interrupted", "timeout")
 
 RanksOfStep = Mapping[int, LiveStep]
 """A step as each rank has written it."""
@@ -133,7 +132,8 @@ class LiveRun:
             whole: list[int] = []
             if len(self.files) >= self.world_size or self.has_ended:
                 whole = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
-            yield {number: self._waiting.pop(number) for number in whole}
+            for first in range(0, len(whole), MOST_AT_ONCE):
+                yield {number: self._waiting.pop(number) for number in whole[first : first + MOST_AT_ONCE]}
             for number in sorted(self._waiting)[:-MOST_WAITING]:
                 del self._waiting[number]
 
@@ -164,7 +164,7 @@ class LiveRun:
     @property
     def has_ended(self) -> bool:
         """Return whether run.json says that the run is over."""
-        return status_of(self.run_dir) in _NOT_RUNNING
+        return status_of(self.run_dir) not in (None, "running")
 
     @property
     def cost(self) -> LiveCosts:
@@ -173,15 +173,14 @@ class LiveRun:
 
     def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
         """The figures of some steps, from one analysis of those that can be analysed."""
-        observed = {number: ranks for number, ranks in steps.items() if _is_observed(ranks)}
-        notes = {number: (note,) for number, ranks in observed.items() if (note := self._why_unknown(ranks))}
-        known = {number: ranks for number, ranks in observed.items() if number not in notes}
+        notes = {number: (note,) for number, ranks in steps.items() if (note := self._why_unknown(ranks))}
+        known = [ranks for number, ranks in steps.items() if number not in notes]
         reports: dict[int, StepReport] = {}
         times: dict[int, dict[int, OpTimesByKind]] = {}
         reasons: tuple[str, ...] = ()
         try:
             if known:
-                analysis = self.analyse(known.values())
+                analysis = self.analyse(known)
                 reports, times = {step.step: step for step in analysis.report.steps}, op_times(analysis.data)
                 reasons = analysis.report.warnings
         except PptraceError as err:
@@ -287,9 +286,8 @@ def _where_to_look(run_dir: Path) -> str:
     if not run_dir.exists():
         return ", which is made when the run begins"
     runs = [folder for folder in run_dir.iterdir() if live_files(folder)] if run_dir.is_dir() else []
-    if not runs:
-        return ""
-    return f"; the newest one inside is {max(runs, key=lambda folder: folder.stat().st_mtime)}"
+    newest = max(runs, key=lambda folder: folder.stat().st_mtime, default=None)
+    return "" if newest is None else f"; the newest one inside is {newest}"
 
 
 def status_of(run_dir: Path) -> str | None:
