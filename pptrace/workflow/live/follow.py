@@ -206,7 +206,8 @@ class LiveRun:
         reasons: tuple[str, ...],
     ) -> LiveStepFigures:
         """The figures of a step; ``reasons`` are those why some of them may not be known."""
-        heads, observed = {rank: ranks[rank].head for rank in sorted(ranks)}, _is_observed(ranks)
+        heads = {rank: ranks[rank].head for rank in sorted(ranks)}
+        observed = all(Flag.OBSERVED in head.flags for head in heads.values())
         step_ns, facts = max(head.dur_ns for head in heads.values()), self._facts()
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
@@ -233,10 +234,6 @@ class LiveRun:
 def core_waits(ranks: RanksOfStep) -> dict[int, int]:
     """For how long each rank waited for a core, where that is known, ns."""
     return {rank: ns for rank, step in ranks.items() if (ns := step.head.core_wait_ns) >= 0}
-
-
-def _is_observed(ranks: RanksOfStep) -> bool:
-    return all(Flag.OBSERVED in step.head.flags for step in ranks.values())
 
 
 def _rank(rank: int, head: StepHead, report: RankStep | None) -> LiveRank:
