@@ -26,10 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from instrument.examples.faults import Fault
-from pptrace.analysis.slow_rank import OpKind, OpTimes, SlowRank, SlowRanks
-from pptrace.live_records.codec import Flag
-from pptrace.live_records.file import LiveFile, LiveStep, live_files
-from pptrace.workflow.live.op_times import has_ops, op_times
+from pptrace.analysis.slow_rank import OpKind, OpTimes, SlowRank, SlowRanks, op_times
+from pptrace.workflow.live.follow import LiveRun, core_waits
 from tests.support.programs import ROOT, pptrace
 
 SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
@@ -88,21 +86,13 @@ class Step:
 
 def steps_of(run_dir: Path) -> list[Step]:
     """The observed steps of a run that all ranks have written."""
-    by_step: dict[int, dict[int, LiveStep]] = {}
-    files = live_files(run_dir)
-    for rank, path in files.items():
-        for step in LiveFile(path, rank).poll(None):
-            by_step.setdefault(step.step, {})[rank] = step
-    return [
-        Step(
-            number,
-            {rank: op_times(step) for rank, step in ranks.items()},
-            {rank: wait for rank, step in ranks.items() if (wait := step.record.head.core_wait_ns) >= 0},
-        )
-        for number, ranks in sorted(by_step.items())
-        if len(ranks) == len(files)
-        and all(Flag.OBSERVED in step.record.head.flags and has_ops(step) for step in ranks.values())
-    ]
+    run, steps = LiveRun(run_dir), []
+    for whole in run.whole_steps():
+        observed = {number: ranks for number, ranks in whole.items() if all(step.names for step in ranks.values())}
+        if observed:
+            times = op_times(run.analyse(observed.values()).data)
+            steps += [Step(number, times[number], core_waits(ranks)) for number, ranks in observed.items()]
+    return steps
 
 
 def record(folder: Path, setting: Setting, number: int) -> list[Step]:

@@ -16,7 +16,7 @@ from dashboards.store import Loaded, Store
 from pptrace.analysis.slow_rank import SlowRank
 from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.live import live_paces_chart, live_ranks_chart, live_steps_chart
-from pptrace.report.live import slow_rank_text
+from pptrace.report.live import new_notes, slow_rank_text
 
 _EVERY_MS = 1000
 _RECENT = 3
@@ -73,7 +73,8 @@ def body(window: LiveWindow) -> list[Node]:
         return [empty("No steps yet", reason, "live-waiting")]
     steps = window.steps
     recent = {slow.rank: slow for step in steps[-_RECENT:] for slow in step.slow_ranks}
-    notes = list(dict.fromkeys(note for step in steps for note in step.notes))
+    noted = set[str]()
+    notes = [note for step in steps for note in new_notes(step, noted)]
     notes = notes or [f"{counted(len(steps), 'step')} shown. {_SKIPPED}"]
     return [
         _alarm(steps[-1].slow_ranks or tuple(recent.values())),

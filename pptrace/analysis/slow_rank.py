@@ -25,6 +25,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
+import numpy as np
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.intervals import lengths_within
+
 LEAST_EXCESS = 0.15
 PAST_STEPS = 32
 LEAST_PAST = 3
@@ -56,6 +61,28 @@ class OpTimes:
     median_ns: float
 
 
+OpTimesByKind = Mapping[OpKind, OpTimes]
+
+
+def op_times(data: AlignedRun) -> dict[int, dict[int, OpTimesByKind]]:
+    """Compute of the ops of each step and rank. An unknown stage is that of no other rank."""
+    times: dict[int, dict[int, dict[OpKind, list[int]]]] = {}
+    for rank, lane in data.lanes.items():
+        ops = data.rows.of_rank(rank).ops
+        compute_ns = lengths_within(lane.compute, ops["start_ns"], ops["end_ns"])
+        stages = np.where(ops["stage"] < 0, -1 - rank, ops["stage"])
+        rows = zip(ops["step"].tolist(), ops["kind"].tolist(), stages.tolist(), compute_ns.tolist(), strict=True)
+        for step, kind, stage, ns in rows:
+            times.setdefault(step, {}).setdefault(rank, {}).setdefault((kind, stage), []).append(ns)
+    return {
+        step: {
+            rank: {kind: OpTimes(len(ns), median(ns)) for kind, ns in of_rank.items()}
+            for rank, of_rank in of_step.items()
+        }
+        for step, of_step in times.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class SlowRank:
     """A rank that is named in a step. ``since`` is the first step that stood out, ``excess`` how much longer its ops take in
@@ -76,7 +103,7 @@ class _Past:
     ops: dict[OpKind, deque[float]] = field(default_factory=dict)
     core_waits: deque[int] = field(default_factory=lambda: deque(maxlen=PAST_STEPS))
 
-    def pace(self, ops: Mapping[OpKind, OpTimes], core_wait_ns: int | None) -> float | None:
+    def pace(self, ops: OpTimesByKind, core_wait_ns: int | None) -> float | None:
         """Ratio of the time that these ops take to what they took; None where too little is known."""
         before = {kind: median(past) for kind, past in self.ops.items() if len(past) >= LEAST_PAST}
         more_waiting = 0.0
@@ -84,7 +111,7 @@ class _Past:
             more_waiting = core_wait_ns - median(self.core_waits)
         return _pace(ops, before, more_waiting)
 
-    def add(self, ops: Mapping[OpKind, OpTimes], core_wait_ns: int | None) -> None:
+    def add(self, ops: OpTimesByKind, core_wait_ns: int | None) -> None:
         if core_wait_ns is not None:
             self.core_waits.append(core_wait_ns)
         for kind, times in ops.items():
@@ -119,7 +146,7 @@ class SlowRanks:
         self._alarms: dict[tuple[int, str], _Alarm] = {}
 
     def add(
-        self, step: int, ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapping[int, int] = _NO_WAITS
+        self, step: int, ranks: Mapping[int, OpTimesByKind], core_waits: Mapping[int, int] = _NO_WAITS
     ) -> tuple[SlowRank, ...]:
         """The ranks that are named in this step, which comes after those before.
 
@@ -188,7 +215,7 @@ def _threshold(of_ranks: Sequence[Collection[float]]) -> float | None:
     return max(LEAST_EXCESS, _SIGMAS * sigma, _TIMES_SELDOM * seldom)
 
 
-def _of_replicas(ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapping[int, int]) -> dict[int, float]:
+def _of_replicas(ranks: Mapping[int, OpTimesByKind], core_waits: Mapping[int, int]) -> dict[int, float]:
     """Excess of each rank over the others that run the same stages."""
     by_kind: dict[OpKind, dict[int, float]] = {}
     for rank, ops in ranks.items():
@@ -206,7 +233,7 @@ def _of_replicas(ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapp
     return excesses
 
 
-def _pace(ops: Mapping[OpKind, OpTimes], usual: Mapping[OpKind, float], more_waiting_ns: float) -> float | None:
+def _pace(ops: OpTimesByKind, usual: Mapping[OpKind, float], more_waiting_ns: float) -> float | None:
     """Ratio of the time of ops to what is usual: the lower median over their kinds, less what waiting for a core explains.
 
     None where nothing is known.

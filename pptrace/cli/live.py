@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import click
 
 from pptrace.cli.options import COUNT, GIVEN_PATH
-from pptrace.report.live import cost_lines, step_line
+from pptrace.report.live import cost_lines, new_notes, step_line
 from pptrace.report.step_log import open_step_logs
 from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, require_live, status_of
 
@@ -23,9 +24,11 @@ def _followed(run: LiveRun, follow: bool, last: int | None) -> Iterator[LiveStep
     while True:
         over = not follow or run.has_ended  # asked before the files are read: what comes after is in them
         steps = run.poll()
-        if steps and last:
-            steps, last = steps[-last:], None
-        yield from steps
+        if last:
+            steps = iter(deque(steps, maxlen=last))
+        for step in steps:
+            yield step
+            last = None
         if over:
             return
         time.sleep(_POLL_S)
@@ -64,10 +67,8 @@ def command(run_dir: Path, form: str, follow: bool, last: int | None, logs: tupl
         for step in _followed(run, follow, last):
             click.echo(json.dumps(asdict(step)) if form == "json" else step_line(step))
             write(step)
-            for note in step.notes if form == "text" else ():
-                if note not in noted:
-                    noted.add(note)
-                    click.echo(f"pptrace: {note}", err=True)
+            for note in new_notes(step, noted) if form == "text" else ():
+                click.echo(f"pptrace: {note}", err=True)
     if form == "text":
         for line in cost_lines(run.cost):
             click.echo(f"pptrace: {line}", err=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntFlag
 
 import numpy as np
@@ -64,40 +64,23 @@ class StepHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A step as it was read; ``begin_ns`` and ``end_ns`` have an entry for each range of its program."""
+class LiveStep:
+    """A step of one rank as it was read, with the begin and end of each range. ``names`` are those of its ranges
+    (:mod:`pptrace.marks`) with step 0, () where they are not known.
+    """
 
     head: StepHead
-    program: int
+    names: tuple[str, ...]
     begin_ns: Int64
     end_ns: Int64
     quantum_ns: int
-    num_bytes: int
-
-
-@dataclass(slots=True)
-class Expectations:
-    """Times that each place of each program took so far, ns; writer and reader keep the same."""
-
-    _of_program: dict[int, Int64] = field(default_factory=dict)
-
-    def of(self, program: int, num_values: int) -> Int64:
-        known = self._of_program.get(program)
-        return np.zeros(num_values, dtype=np.int64) if known is None else known
-
-    def learn(self, program: int, expected: Int64, measured: Int64) -> None:
-        is_known = program in self._of_program
-        self._of_program[program] = expected + ((measured - expected) >> _SHARE) if is_known else measured
-
-    def forget(self) -> None:
-        self._of_program.clear()
 
 
 class Encoder:
     """Writes the records of one rank."""
 
     def __init__(self) -> None:
-        self._expectations = Expectations()
+        self._expected: dict[int, Int64] = {}
         self._since_key = KEY_EVERY
         self._quantum_ns = QUANTUM_NS
 
@@ -105,12 +88,12 @@ class Encoder:
         """The frame of a step with the ranges of a program."""
         flags = head.flags
         if self._since_key >= KEY_EVERY:
-            self._expectations.forget()
+            self._expected.clear()
             self._since_key, flags = 0, flags | Flag.KEY
         self._since_key += 1
         begins = np.asarray(begin_ns, dtype=np.int64) - head.begin_ns
         ends = np.asarray(end_ns, dtype=np.int64) - head.begin_ns
-        expected = self._expectations.of(program, 2 * len(begins))
+        expected = self._expected.get(program)
         quantum_ns = self._quantum_ns
         while True:
             values = _values(begins // quantum_ns, ends // quantum_ns)
@@ -119,7 +102,7 @@ class Encoder:
                 break
             quantum_ns *= 2
         self._quantum_ns = max(QUANTUM_NS, quantum_ns // 2 if len(packed) * 3 < MOST_BYTES else quantum_ns)
-        self._expectations.learn(program, expected, values * quantum_ns)
+        self._expected[program] = _moved_mean(expected, values * quantum_ns)
         return _step_frame(head, flags, (program, quantum_ns, num_planes), packed)
 
 
@@ -129,49 +112,41 @@ def encode_bounds(head: StepHead) -> bytes:
 
 
 class Decoder:
-    """Reads the records that one :class:`Encoder` wrote, in their order, from the first or a key record on."""
+    """Reads the records that one :class:`Encoder` wrote, in their order, from the first or a key record on.
+
+    ``programs`` are the names of the ranges of each program, which comes before the records that follow it.
+    """
 
     def __init__(self) -> None:
-        self._expectations = Expectations()
+        self.programs: dict[int, tuple[str, ...]] = {}
+        self._expected: dict[int, Int64] = {}
 
-    def decode(self, content: bytes, num_ranges: int) -> Record:
-        """The record of a step frame, whose program has so many ranges.
+    def decode(self, content: bytes) -> LiveStep:
+        """The step of a frame.
 
         Raises:
-            ValueError: the content is none.
+            ValueError: the content is none, or its program is not known.
         """
         head, program, quantum_ns, num_planes, packed = _read_head(content)
-        none = np.zeros(0, dtype=np.int64)
-        num_bytes = len(content) + HEAD_BYTES + 1
         if program == NO_PROGRAM:
-            return Record(head, program, none, none, quantum_ns, num_bytes)
+            none = np.zeros(0, dtype=np.int64)
+            return LiveStep(head, (), none, none, quantum_ns)
+        if program not in self.programs:
+            raise ValueError(f"a step record of the program {program}, which the file does not have")
         if Flag.KEY in head.flags:
-            self._expectations.forget()
-        expected = self._expectations.of(program, 2 * num_ranges)
-        values = _unpack(packed, num_planes, 2 * num_ranges) + _in_quanta(expected, quantum_ns)
-        self._expectations.learn(program, expected, values * quantum_ns)
-        ends = np.cumsum(values[:num_ranges])
-        begins = ends - values[num_ranges:]
+            self._expected.clear()
+        names, expected = self.programs[program], self._expected.get(program)
+        values = _unpack(packed, num_planes, 2 * len(names)) + _in_quanta(expected, quantum_ns)
+        self._expected[program] = _moved_mean(expected, values * quantum_ns)
+        ends = np.cumsum(values[: len(names)])
+        begins = ends - values[len(names) :]
         shift = head.begin_ns
-        return Record(head, program, begins * quantum_ns + shift, ends * quantum_ns + shift, quantum_ns, num_bytes)
-
-
-def program_of(content: bytes) -> int:
-    """The program of a step frame.
-
-    Raises:
-        ValueError: the content is none.
-    """
-    return _read_head(content)[1]
+        return LiveStep(head, names, begins * quantum_ns + shift, ends * quantum_ns + shift, quantum_ns)
 
 
 def is_key(content: bytes) -> bool:
-    """Return whether a step frame needs none before it.
-
-    Raises:
-        ValueError: the content is none.
-    """
-    return Flag.KEY in _read_head(content)[0].flags
+    """Return whether a step frame needs none before it."""
+    return len(content) >= _STEP.size and Flag.KEY in _read_head(content)[0].flags
 
 
 def _step_frame(head: StepHead, flags: Flag, layout: tuple[int, int, int], packed: bytes) -> bytes:
@@ -195,8 +170,13 @@ def _values(begins: Int64, ends: Int64) -> Int64:
     return np.concatenate((np.diff(ends, prepend=0), ends - begins))
 
 
-def _in_quanta(expected: Int64, quantum_ns: int) -> Int64:
-    return (expected + quantum_ns // 2) // quantum_ns
+def _in_quanta(expected: Int64 | None, quantum_ns: int) -> Int64 | int:
+    return 0 if expected is None else (expected + quantum_ns // 2) // quantum_ns
+
+
+def _moved_mean(expected: Int64 | None, measured: Int64) -> Int64:
+    """Times that are expected of a program's places after a record; writer and reader keep the same."""
+    return measured if expected is None else expected + ((measured - expected) >> _SHARE)
 
 
 def _pack(deviations: Int64) -> tuple[int, bytes]:

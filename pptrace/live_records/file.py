@@ -6,28 +6,19 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pptrace.live_records.codec import (
-    NO_PROGRAM,
-    Decoder,
-    Encoder,
-    Record,
-    StepHead,
-    encode_bounds,
-    inflate,
-    is_key,
-    program_of,
-)
+from pptrace.live_records.codec import Decoder, Encoder, LiveStep, StepHead, encode_bounds, inflate, is_key
 from pptrace.live_records.frames import FACTS, PROGRAM, STEP, SUFFIX, frame, frames
 from pptrace.regular import open_regular
 
 MOST_PROGRAMS = 16
 """Programs that a rank writes; steps with yet another order of ranges have their bounds and totals alone."""
 _MOST_READ = 16 << 20
+_DAMAGE = (ValueError, TypeError, OverflowError, RecursionError, zlib.error)
 _NAME = re.compile(r"rank(\d{1,9})\.live", re.ASCII)
 
 
@@ -76,88 +67,53 @@ class LiveWriter:
             os.write(self._fd, data)
 
 
-@dataclass(frozen=True, slots=True)
-class LiveStep:
-    """A step of one rank; ``names`` are those of its ranges (:mod:`pptrace.marks`) with step 0, () where they are not known."""
-
-    rank: int
-    record: Record
-    names: tuple[str, ...]
-
-    @property
-    def step(self) -> int:
-        return self.record.head.step
-
-
 class LiveFile:
-    """Follows the file of a rank: each :meth:`poll` reads what was added since the last one."""
+    """Follows the file of a rank: each :meth:`poll` reads what was added since the last one.
 
-    def __init__(self, path: Path, rank: int) -> None:
+    With ``last`` it begins with the key record before so many steps that are there at first.
+    """
+
+    def __init__(self, path: Path, last: int | None = None) -> None:
         self.path = path
-        self.rank = rank
         self.facts: Mapping[str, Any] = {}
+        self._last = last
         self._position = 0
         self._decoder = Decoder()
-        self._programs: dict[int, tuple[str, ...]] = {}
 
-    def poll(self, last: int | None = None) -> list[LiveStep]:
-        """The steps that were added and are whole. A frame that is cut is left for the next call.
+    def poll(self) -> Iterator[LiveStep]:
+        """Yield the steps that were added and are whole. A frame that is cut is left for the next call."""
+        with suppress(OSError), open_regular(self.path) as file:
+            end = os.fstat(file.fileno()).st_size
+            if self._last is not None:
+                self._position, self._last = self._start_of(self._last, file, end), None
+            file.seek(self._position)
+            for kind, content, behind in frames(file, end):
+                self._position = behind
+                if (step := self._take(kind, content)) is not None:
+                    yield step
 
-        With ``last`` only so many of them, at least: those before the key record that comes before them are not decoded.
-        """
-        steps: list[bytes] = []
-        while True:
-            data = self._read()
-            end = self._position
-            for kind, content, behind in frames(data):
-                end = self._position + behind
-                if kind == STEP:
-                    steps.append(content)
-                else:
-                    self._take(kind, content)
-            if end == self._position:
-                break
-            self._position = end
-        return self._decoded(steps if last is None else _from_key(steps, last))
+    def _start_of(self, last: int, file: BinaryIO, end: int) -> int:
+        """The place of the key record before the last steps; what comes before it is taken, but for the steps."""
+        places, num_steps, position = [(0, 0)], 0, 0
+        for kind, content, behind in frames(file, end):
+            if kind == STEP:
+                if is_key(content):
+                    places.append((num_steps, position))
+                num_steps += 1
+            else:
+                self._take(kind, content)
+            position = behind
+        return max(place for before, place in places if before <= max(num_steps - last, 0))
 
-    def _read(self) -> bytes:
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._position)
-                return file.read(_MOST_READ)
-        except OSError:
-            return b""
-
-    def _take(self, kind: bytes, content: bytes) -> None:
-        try:
+    def _take(self, kind: bytes, content: bytes) -> LiveStep | None:
+        """Take what a frame says; the step, of one that has one."""
+        with suppress(*_DAMAGE):  # whole by its checksum, and not what this version writes
+            if kind == STEP:
+                return self._decoder.decode(content)
             if kind == FACTS:
                 facts = json.loads(inflate(content, _MOST_READ))
                 self.facts = facts if isinstance(facts, dict) else {}
             elif kind == PROGRAM:
                 names = json.loads(inflate(content[2:], _MOST_READ))
-                self._programs[int.from_bytes(content[:2], "little")] = tuple(map(str, names))
-        except (ValueError, zlib.error):  # whole by its checksum, and not what this version writes
-            return
-
-    def _decoded(self, contents: Sequence[bytes]) -> list[LiveStep]:
-        steps = []
-        for content in contents:
-            try:
-                program = program_of(content)
-                names = () if program == NO_PROGRAM else self._programs[program]
-                record = self._decoder.decode(content, len(names))
-            except (ValueError, KeyError, OverflowError):
-                continue
-            steps.append(LiveStep(self.rank, record, names))
-        return steps
-
-
-def _from_key(steps: list[bytes], last: int) -> list[bytes]:
-    """The last steps, from the key record on that comes before them."""
-    for index in range(max(len(steps) - last, 0), -1, -1):
-        try:
-            if index < len(steps) and is_key(steps[index]):
-                return steps[index:]
-        except ValueError:
-            continue
-    return steps
+                self._decoder.programs[int.from_bytes(content[:2], "little")] = tuple(map(str, names))
+        return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import BinaryIO
 
 SUFFIX = ".live"
 MAGIC = b"ppl1"
@@ -27,16 +28,16 @@ def frame(kind: bytes, content: bytes) -> bytes:
     return _HEAD.pack(MAGIC, len(body), zlib.crc32(body)) + body
 
 
-def frames(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yield kind, content and end of each whole frame from the start of ``data`` on, until one is cut or damaged."""
-    position = 0
-    while position + HEAD_BYTES <= len(data):
-        magic, length, checksum = _HEAD.unpack_from(data, position)
-        end = position + HEAD_BYTES + length
-        if magic != MAGIC or length == 0 or end > len(data):
+def frames(file: BinaryIO, end: int) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yield kind, content and end of each whole frame from the place of ``file`` up to ``end``, until one is cut or damaged."""
+    while True:
+        head = file.read(HEAD_BYTES)
+        if len(head) < HEAD_BYTES:
             return
-        body = data[position + HEAD_BYTES : end]
+        magic, length, checksum = _HEAD.unpack(head)
+        if magic != MAGIC or length == 0 or file.tell() + length > end:
+            return
+        body = file.read(length)
         if zlib.crc32(body) != checksum:
             return
-        yield body[:1], body[1:], end
-        position = end
+        yield body[:1], body[1:], file.tell()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pptrace.analysis.live_cost import LiveCosts
 from pptrace.analysis.slow_rank import SlowRank
 from pptrace.workflow.live.follow import LiveStepFigures
+
+_NUMBERS = re.compile(r"\d[\d\W]*")
 
 
 def step_line(step: LiveStepFigures) -> str:
@@ -28,6 +31,15 @@ def step_line(step: LiveStepFigures) -> str:
 def slow_rank_text(slow: SlowRank) -> str:
     """A named rank in words."""
     return f"slow rank {slow.rank}: its ops take {slow.excess:.0%} longer than {slow.than}, since step {slow.since}"
+
+
+def new_notes(step: LiveStepFigures, noted: set[str]) -> Iterator[str]:
+    """The reasons why figures of a step are missing that are not ``noted`` yet but for their numbers, and note them."""
+    for note in step.notes:
+        words = _NUMBERS.sub("", note)
+        if words not in noted:
+            noted.add(words)
+            yield note
 
 
 def cost_lines(costs: LiveCosts) -> Iterator[str]:

@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -14,11 +16,9 @@ import pytest
 from instrument.examples.faults import Fault
 from pptrace.analysis.result import RankStep
 from pptrace.live_records.codec import MOST_BYTES
-from pptrace.live_records.file import LiveFile, LiveStep, live_files
-from pptrace.workflow.analyse import analyse
+from pptrace.live_records.file import live_files
+from pptrace.live_records.frames import frames
 from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, status_of
-from pptrace.workflow.live.template import NO_SHIFT, StepTemplate
-from pptrace.workflow.live.traces import trace_of
 from pptrace.workflow.load import load
 from tests.support.programs import ROOT, Ended, pptrace, sizes
 from tests.support.programs import pptrace_here as here
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
     def follow() -> None:
         live = LiveRun(folder)
         while not over.is_set():
-            steps = live.poll()
+            steps = list(live.poll())
             if status_of(folder) == "running":
                 seen.extend(steps)
             time.sleep(0.05)
@@ -121,35 +121,23 @@ def _agree(rank: RankStep, live: dict) -> None:  # type: ignore[type-arg]
     assert live["compute_ns"] + live["exposed_comm_ns"] + live["bubble_ns"] == pytest.approx(rank.window_ns, abs=1e6)
 
 
-def test_figures_by_a_template_are_those_of_an_analysis_of_the_step_itself(run: _Run) -> None:
-    files = {rank: LiveFile(path, rank) for rank, path in live_files(run.folder).items()}
-    by_step: dict[int, dict[int, LiveStep]] = {}
-    for rank, file in files.items():
-        for step in file.poll():
-            by_step.setdefault(step.step, {})[rank] = step
-    facts = {rank: {**file.facts, "clock": NO_SHIFT} for rank, file in files.items()}
-    template = StepTemplate.of(by_step[5], facts)
-    assert template is not None
-    numbers = [6, 7, 13, 15, 18]
-    for number, figures in zip(numbers, template.figures([by_step[number] for number in numbers]), strict=True):
-        assert ranges(by_step[number]) == ranges(by_step[5])
-        traces = [trace_of(rank, "", facts[rank], [step]) for rank, step in by_step[number].items()]
-        (report,) = analyse(traces).report.steps
-        assert figures.span_ns == report.span_ns
-        for rank in report.ranks:
-            live = figures.ranks[rank.rank]
-            assert (live.compute_ns, live.bubble_ns) == (rank.compute_ns, rank.bubble_ns)
-            assert (live.exposed_comm_ns, live.not_compute_ns) == (rank.exposed_comm_ns, rank.not_compute_ns)
-            assert live.wait_ns == sum(comm.wait_ns for comm in rank.comms)
-
-
-def ranges(step: dict[int, LiveStep]) -> list[tuple[str, ...]]:
-    return [step[rank].names for rank in sorted(step)]
+def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
+    follower = LiveRun(run.folder)
+    by_step = {number: ranks for steps in follower.whole_steps() for number, ranks in steps.items()}
+    for number in (5, 6, 7, 13, 15, 18):
+        (report,) = follower.analyse([by_step[number]]).report.steps
+        assert lines[number]["span_ns"] == report.span_ns
+        for rank, live in zip(report.ranks, lines[number]["ranks"], strict=True):
+            for name in ("compute_ns", "bubble_ns", "exposed_comm_ns", "not_compute_ns"):
+                assert live[name] == getattr(rank, name)
+            assert live["wait_ns"] == sum(comm.wait_ns for comm in rank.comms)
 
 
 def test_a_step_of_a_rank_takes_at_most_4_kb(run: _Run) -> None:
-    for rank, path in live_files(run.folder).items():
-        assert max(step.record.num_bytes for step in LiveFile(path, rank).poll()) <= MOST_BYTES
+    for path in live_files(run.folder).values():
+        data = path.read_bytes()
+        ends = [0, *(end for _, _, end in frames(BytesIO(data), len(data)))]
+        assert max(after - before for before, after in pairwise(ends)) <= MOST_BYTES
         assert path.stat().st_size <= MOST_BYTES * _STEPS
 
 

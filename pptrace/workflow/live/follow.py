@@ -1,41 +1,47 @@
-"""Follow a run that goes on: the figures of each step, once all ranks have written it."""
+"""Follow a run that goes on: the figures of each step, once all ranks have written it.
+
+The steps that are new are analysed together, as those of any trace: ten of them take little longer than one.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
-from pptrace.analysis.slow_rank import PAST_STEPS, SlowRank, SlowRanks
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.slow_rank import PAST_STEPS, OpTimesByKind, SlowRank, SlowRanks, op_times
 from pptrace.errors import PptraceError, TraceError
-from pptrace.live_records.codec import Flag, StepHead
-from pptrace.live_records.file import LiveFile, LiveStep, live_files
+from pptrace.live_records.codec import Flag, LiveStep, StepHead
+from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.regular import read_regular
-from pptrace.workflow.live.op_times import has_ops, op_times
-from pptrace.workflow.live.template import RankFigures, StepAnalyser, StepFigures
-from pptrace.workflow.live.traces import wall_shift_ns
+from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.live.traces import trace_of, wall_shift_ns
 
-MOST_AT_ONCE = 32
+MOST_AT_ONCE = 64
 """Steps that are analysed together."""
 MOST_COMPARED = 2000
 """Steps of which the cost of observing is found, the last ones."""
 MOST_WAITING = 1000
 """Steps that wait for ranks which have not written them; of a rank that writes no more the others' steps are dropped."""
 _LAUNCHES = "the host's times of ranges are those of launches, so compute is not known"
-_NO_OPS = (
-    "no range names an op, so that compute and bubbles are not known: only lengths of steps and sums of communication"
-)
-_NOT_RUNNING = ("ok", "failed", "interrupted", "timeout")
+_ONLY_SUMS = "compute and bubbles are not known: only lengths of steps and sums of communication"
+_NO_OPS = f"no range names an op, so that {_ONLY_SUMS}"
+_OTHER_ORDER = f"the ranges of a rank are in none of its first {MOST_PROGRAMS} orders, so that {_ONLY_SUMS}"
+
+RanksOfStep = Mapping[int, LiveStep]
+"""A step as each rank has written it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRank:
-    """A rank in a step, ns: the figures of the report of the same name, and ``wait_ns``, its waiting in all communication.
+    """A rank in a step, ns: the figures of the report of the same names, and ``wait_ns``, its waiting in all communication.
 
     ``op_ns`` and ``host_comm_ns`` are the sums of its ops' and communication's ranges on the host, known without any recognition;
     ``core_wait_ns`` is for how long its thread was ready to run and had no core.
@@ -101,123 +107,161 @@ class LiveRun:
     last: int | None = None
     files: dict[int, LiveFile] = field(default_factory=dict)
     _waiting: dict[int, dict[int, LiveStep]] = field(default_factory=dict)
-    _analyser: StepAnalyser = field(default_factory=StepAnalyser)
     _slow: SlowRanks = field(default_factory=SlowRanks)
     _lengths: deque[int] = field(default_factory=lambda: deque(maxlen=PAST_STEPS))
-    _costs: _Costs = field(default_factory=lambda: _Costs())
+    _costs: _Costs = field(default_factory=_Costs)
 
-    def poll(self) -> list[LiveStepFigures]:
-        """The steps that are complete on all ranks since the last call, in order."""
-        known = live_files(self.run_dir)
-        for rank, path in known.items():
+    def poll(self) -> Iterator[LiveStepFigures]:
+        """Yield the steps that are whole on all ranks since the last call, in order."""
+        for steps in self.whole_steps():
+            yield from self._figures(steps)
+
+    def whole_steps(self) -> Iterator[dict[int, RanksOfStep]]:
+        """Yield the steps that all ranks have written since the last call by number, some at a time."""
+        for rank, path in live_files(self.run_dir).items():
             if rank not in self.files:
-                self.files[rank] = LiveFile(path, rank)
-        for rank, file in self.files.items():
-            for step in file.poll(self.last):
-                self._waiting.setdefault(step.step, {})[rank] = step
-        if not self.files or (len(self.files) < self.world_size and not self.has_ended):
-            return []
-        self.last = None
-        complete = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
-        steps = [self._waiting.pop(number) for number in complete]
-        for number in sorted(self._waiting)[:-MOST_WAITING]:
-            del self._waiting[number]
-        found = []
-        for first in range(0, len(steps), MOST_AT_ONCE):
-            together = steps[first : first + MOST_AT_ONCE]
-            figures, notes = self._step_figures([ranks for ranks in together if _is_observed(ranks)])
-            found += [self._one(ranks, figures.get(next(iter(ranks.values())).step), notes) for ranks in together]
-        return found
+                self.files[rank] = LiveFile(path, self.last)
+        unread = {rank: file.poll() for rank, file in self.files.items()}
+        while unread:
+            for rank, steps in list(unread.items()):
+                some = list(islice(steps, MOST_AT_ONCE))
+                for step in some:
+                    self._waiting.setdefault(step.head.step, {})[rank] = step
+                if not some:
+                    del unread[rank]
+            whole: list[int] = []
+            if len(self.files) >= self.world_size or self.has_ended:
+                whole = sorted(number for number, ranks in self._waiting.items() if len(ranks) == len(self.files))
+            for first in range(0, len(whole), MOST_AT_ONCE):
+                yield {number: self._waiting.pop(number) for number in whole[first : first + MOST_AT_ONCE]}
+            for number in sorted(self._waiting)[:-MOST_WAITING]:
+                del self._waiting[number]
+
+    def analyse(self, steps: Collection[RanksOfStep]) -> Analysis:
+        """Analyse some whole steps together, as those of any trace.
+
+        Raises:
+            PptraceError: they cannot be analysed.
+        """
+        facts = self._facts()
+        traces = [trace_of(rank, facts[rank], [ranks[rank] for ranks in steps]) for rank in facts]
+        return analyse(traces, num_ranks=len(traces))
+
+    def _facts(self) -> dict[int, Mapping[str, Any]]:
+        """The facts of each rank, with one reading of the wall clock for all of a host, whose monotonic times compare exactly."""
+        clocks: dict[str, object] = {}
+        return {
+            rank: {**file.facts, "clock": clocks.setdefault(str(file.facts.get("host", rank)), file.facts.get("clock"))}
+            for rank, file in sorted(self.files.items())
+        }
 
     @property
     def world_size(self) -> int:
-        """Ranks that the run has, as one of them says; 0 before that."""
+        """Ranks that the run has, as one of them says; one more than there are files before that."""
         sizes = [file.facts.get("world_size") for file in self.files.values()]
         return max((size for size in sizes if isinstance(size, int)), default=0) or len(self.files) + 1
 
     @property
     def has_ended(self) -> bool:
         """Return whether run.json says that the run is over."""
-        return status_of(self.run_dir) in _NOT_RUNNING
+        return status_of(self.run_dir) not in (None, "running")
 
     @property
     def cost(self) -> LiveCosts:
         """Cost of observing, from the last steps."""
         return self._costs.costs
 
-    def _step_figures(self, steps: Sequence[Mapping[int, LiveStep]]) -> tuple[dict[int, StepFigures], tuple[str, ...]]:
-        """The figures of each step that has any, and why others have none."""
+    def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
+        """The figures of some steps, from one analysis of those that can be analysed."""
+        notes = {number: (note,) for number, ranks in steps.items() if (note := self._why_unknown(ranks))}
+        known = [ranks for number, ranks in steps.items() if number not in notes]
+        reports: dict[int, StepReport] = {}
+        times: dict[int, dict[int, OpTimesByKind]] = {}
+        reasons: tuple[str, ...] = ()
+        try:
+            if known:
+                analysis = self.analyse(known)
+                reports, times = {step.step: step for step in analysis.report.steps}, op_times(analysis.data)
+                reasons = analysis.report.warnings
+        except PptraceError as err:
+            reasons = (" ".join(str(err).split()),)
+        for number, ranks in steps.items():
+            yield self._step(number, ranks, reports.get(number), times.get(number), notes.get(number, reasons))
+
+    def _why_unknown(self, ranks: RanksOfStep) -> str | None:
+        """Reason why a step is not analysed; None where it is."""
         on_device = sorted({str(file.facts.get("device")) for file in self.files.values()} - {"cpu"})
         if on_device:
-            return {}, (f"ops run on {on_device[0]}: {_LAUNCHES}",)
-        with_ops = [ranks for ranks in steps if all(has_ops(step) for step in ranks.values())]
-        if not with_ops:
-            return {}, (_NO_OPS,) if steps else ()
-        facts = {rank: file.facts for rank, file in self.files.items()}
-        try:
-            return self._analyser.figures(with_ops, facts), ()
-        except PptraceError as err:
-            return {}, (" ".join(str(err).split()),)
+            return f"ops run on {on_device[0]}: {_LAUNCHES}"
+        if not all(step.head.op_ns for step in ranks.values()):
+            return _NO_OPS
+        return None if all(step.names for step in ranks.values()) else _OTHER_ORDER
 
-    def _one(self, ranks: Mapping[int, LiveStep], known: StepFigures | None, notes: tuple[str, ...]) -> LiveStepFigures:
-        heads = {rank: step.record.head for rank, step in ranks.items()}
-        first = next(iter(heads.values()))
-        observed = _is_observed(ranks)
-        step_ns = max(head.dur_ns for head in heads.values())
+    def _step(
+        self,
+        number: int,
+        ranks: RanksOfStep,
+        report: StepReport | None,
+        times: Mapping[int, OpTimesByKind] | None,
+        reasons: tuple[str, ...],
+    ) -> LiveStepFigures:
+        """The figures of a step; ``reasons`` are those why some of them may not be known."""
+        heads = {rank: ranks[rank].head for rank in sorted(ranks)}
+        observed = all(Flag.OBSERVED in head.flags for head in heads.values())
+        step_ns, facts = max(head.dur_ns for head in heads.values()), self._facts()
         usual = median(self._lengths) if self._lengths else None
         self._lengths.append(step_ns)
-        self._costs.add(tuple(heads.values()))
-        starts = [head.begin_ns + wall_shift_ns(self.files[rank].facts) for rank, head in heads.items()]
-        figures = LiveStepFigures(
-            step=first.step,
-            start_ns=min(starts),
+        self._costs.add(list(heads.values()))
+        reported = {} if report is None else {rank.rank: rank for rank in report.ranks}
+        figures = tuple(_rank(rank, head, reported.get(rank)) for rank, head in heads.items())
+        computed = {rank.rank: rank.compute_ns for rank in figures if rank.compute_ns is not None}
+        is_unknown = observed and any(rank.bubble_ns is None for rank in figures)
+        return LiveStepFigures(
+            step=number,
+            start_ns=min(head.begin_ns + wall_shift_ns(facts[rank]) for rank, head in heads.items()),
             step_ns=step_ns,
             observed=observed,
             deviation=None if usual is None else step_ns / usual - 1,
-            span_ns=None,
-            slowest_rank=None,
-            ranks=tuple(LiveRank(rank, head.dur_ns) for rank, head in heads.items()),
-        )
-        if not observed:
-            return figures
-        by_rank = {} if known is None else known.ranks
-        computed = {rank: of_rank.compute_ns for rank, of_rank in by_rank.items() if of_rank.compute_ns is not None}
-        return replace(
-            figures,
-            span_ns=None if known is None else known.span_ns,
+            span_ns=None if report is None else report.span_ns,
             slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
-            ranks=tuple(_rank(ranks[rank], by_rank.get(rank)) for rank in ranks),
-            slow_ranks=() if notes else self._slow_ranks(ranks),
-            quantum_ns=max(step.record.quantum_ns for step in ranks.values()),
-            notes=notes,
+            ranks=figures,
+            slow_ranks=() if times is None else self._slow.add(number, times, core_waits(ranks)),
+            quantum_ns=max(step.quantum_ns for step in ranks.values()) if observed else None,
+            notes=reasons if is_unknown else (),
         )
 
-    def _slow_ranks(self, ranks: Mapping[int, LiveStep]) -> tuple[SlowRank, ...]:
-        waits = {rank: ns for rank, step in ranks.items() if (ns := step.record.head.core_wait_ns) >= 0}
-        times = {rank: op_times(step) for rank, step in ranks.items()}
-        return self._slow.add(next(iter(ranks.values())).step, times, waits)
+
+def core_waits(ranks: RanksOfStep) -> dict[int, int]:
+    """For how long each rank waited for a core, where that is known, ns."""
+    return {rank: ns for rank, step in ranks.items() if (ns := step.head.core_wait_ns) >= 0}
 
 
-def _is_observed(ranks: Mapping[int, LiveStep]) -> bool:
-    return all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())
-
-
-def _rank(step: LiveStep, figures: RankFigures | None) -> LiveRank:
-    head = step.record.head
+def _rank(rank: int, head: StepHead, report: RankStep | None) -> LiveRank:
+    if Flag.OBSERVED not in head.flags:
+        return LiveRank(rank, head.dur_ns)
     waited_ns = None if head.core_wait_ns < 0 else head.core_wait_ns
-    known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
-    return known if figures is None else replace(known, **asdict(figures))
+    known = LiveRank(rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
+    if report is None:
+        return known
+    waits = [comm.wait_ns for comm in report.comms]
+    return replace(
+        known,
+        compute_ns=report.compute_ns,
+        exposed_comm_ns=report.exposed_comm_ns,
+        bubble_ns=report.bubble_ns,
+        not_compute_ns=report.not_compute_ns,
+        wait_ns=None if None in waits else sum(ns for ns in waits if ns is not None),
+    )
 
 
 def cost_of_run(run_dir: Path) -> LiveCosts:
-    """Cost of observing, from the last steps of a run."""
-    costs, steps = _Costs(), dict[int, list[StepHead]]()
-    files = live_files(run_dir)
-    for rank, path in files.items():
-        for step in LiveFile(path, rank).poll(MOST_COMPARED):
-            steps.setdefault(step.step, []).append(step.record.head)
+    """Cost of observing, from the last steps of the ranks that wrote into this directory: a node's may be some of all."""
+    costs, steps, paths = _Costs(), dict[int, list[StepHead]](), live_files(run_dir).values()
+    for path in paths:
+        for step in LiveFile(path, MOST_COMPARED).poll():
+            steps.setdefault(step.head.step, []).append(step.head)
     for _, heads in sorted(steps.items()):
-        if len(heads) == len(files):
+        if len(heads) == len(paths):
             costs.add(heads)
     return costs.costs
 
@@ -239,9 +283,8 @@ def _where_to_look(run_dir: Path) -> str:
     if not run_dir.exists():
         return ", which is made when the run begins"
     runs = [folder for folder in run_dir.iterdir() if live_files(folder)] if run_dir.is_dir() else []
-    if not runs:
-        return ""
-    return f"; the newest one inside is {max(runs, key=lambda folder: folder.stat().st_mtime)}"
+    newest = max(runs, key=lambda folder: folder.stat().st_mtime, default=None)
+    return "" if newest is None else f"; the newest one inside is {newest}"
 
 
 def status_of(run_dir: Path) -> str | None:

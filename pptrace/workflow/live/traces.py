@@ -4,52 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pptrace.live_records.file import LiveStep
+from pptrace.live_records.codec import LiveStep
 from pptrace.marks import METADATA_KEY
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 
-_NUMBERED = re.compile(r" (step|handle|seq)=(\d+)", re.ASCII)
+_NUMBER = re.compile(r" (step|handle|seq)=(\d+)", re.ASCII)
 _PER_STEP = 1 << 20
 """Handles and sequence numbers count within a step; those of the next step begin so much higher."""
 
 
-def trace_of(rank: int, path: str, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> Trace:
+def trace_of(rank: int, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> Trace:
     """A trace of these observed steps of one rank, in wall-clock time."""
     names = [name for step in steps for name in _names_of(step)]
-    starts = np.concatenate([step.record.begin_ns for step in steps])
-    ends = np.concatenate([step.record.end_ns for step in steps])
-    order = np.lexsort((-(ends - starts), starts))
+    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    starts = np.concatenate([step.begin_ns for step in steps])
+    ends = np.concatenate([step.end_ns for step in steps])
+    order = np.lexsort((starts - ends, starts))
     num = len(order)
     host = np.full(num, -1, dtype=np.int64)
-    unique = sorted(set(names))
-    number = {name: index for index, name in enumerate(unique)}
     events = Events(
         category=np.full(num, Category.ANNOTATION, dtype=np.int8),
-        name_id=np.array([number[names[row]] for row in order], dtype=np.int32),
+        name_id=np.array([number[name] for name in names], dtype=np.int32)[order],
         start_ns=starts[order] + wall_shift_ns(facts),
         dur_ns=(ends - starts)[order],
         device=host.astype(np.int32),
         stream=host,
         thread=np.zeros(num, dtype=np.int64),
         correlation=host,
-        names=tuple(unique),
+        names=tuple(number),
         comm_args=empty_table(COMM_ARGS),
     )
-    metadata = {**facts, "steps": [steps[0].step, steps[-1].step + 1]}
     return Trace(
-        path=path,
+        path="",
         format=InputFormat.RUN,
         rank=rank,
         producer=METADATA_KEY,
         events=events,
         memory=empty_table(MEMORY),
-        metadata=metadata,
+        metadata=facts,
         distributed={},
         warnings=(),
     )
@@ -67,25 +64,8 @@ def wall_shift_ns(facts: Mapping[str, Any]) -> int:
 
 def _names_of(step: LiveStep) -> list[str]:
     """The names of its ranges with its own number, and with handles and sequence numbers that no other step has."""
-    number, first = step.step, step.step * _PER_STEP
-    values = {"step": number}
-    return [
-        "".join(
-            part if isinstance(part, str) else f" {part[0]}={values.get(part[0], first + part[1])}" for part in template
-        )
-        for template in _templates(step.names)
-    ]
 
+    def renumbered(match: re.Match[str]) -> str:
+        return f" {match[1]}={step.head.step if match[1] == 'step' else step.head.step * _PER_STEP + int(match[2])}"
 
-@cache
-def _templates(names: tuple[str, ...]) -> list[list[str | tuple[str, int]]]:
-    """Each name as texts, and (key, number) for what differs from step to step."""
-    templates = []
-    for name in names:
-        parts: list[str | tuple[str, int]] = []
-        end = 0
-        for match in _NUMBERED.finditer(name):
-            parts += [name[end : match.start()], (match[1], int(match[2]))]
-            end = match.end()
-        templates.append([*parts, name[end:]])
-    return templates
+    return [_NUMBER.sub(renumbered, name) for name in step.names]
