@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,12 @@ from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.recording.rank import RankRecording
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
 from pptrace.workflow.unrecorded import undo_recording
 
 if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
-    from pptrace.workflow.remote_rank import RemoteRank
 
 
 _SMALL_BYTES = 32 << 20
@@ -44,7 +41,6 @@ def load(
     on_progress: OnProgress | None = None,
     cache: bool = True,
     engine: DaskEngine | None = None,
-    report_only: bool = False,
     as_recorded: bool = False,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
@@ -55,17 +51,12 @@ def load(
     ``jobs`` is how many processes read, and explain the steps (None: one per core). Where they cannot be forked, those that read
     are spawned, so a script that asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is
     recognised in large files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`). With
-    an ``engine`` its workers read instead; with ``report_only`` they also analyse, as far as they can, and the analysis has no
-    tables.
+    an ``engine`` its workers read and recognise instead.
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     request = _Request(tuple(paths), open_inputs(paths), schedule, step, jobs)
-    if engine is not None and report_only:
-        analysis = _load_on_workers(request, engine, on_progress, cache, as_recorded)
-        if analysis is not None:
-            return analysis
     read_files = None if engine is None else engine.read_files
     num_bytes = sum(num_text_bytes(file.path) for file in request.inputs.files)
     traces = _SmallTraces() if engine is None and num_bytes <= _SMALL_BYTES else None
@@ -157,41 +148,6 @@ class _Request:
     schedule: str | None
     step: int | None
     jobs: int | None = 1
-
-
-def _load_on_workers(
-    request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool, as_recorded: bool
-) -> Analysis | None:
-    """Load with what is recognised left on the workers; fetched where it has to be in one process. None where it may have to be
-    corrected for its recording, which needs all ranks here.
-    """
-    from pptrace.workflow.analyse_on_workers import NotSplitError, analyse_on_workers
-
-    read: Any = recognise_trace  # what it returns stays there; what comes here is lean
-    store: Any = RankStore() if cache else None
-    inputs = request.inputs
-    result = read_each(inputs, read, None, on_progress, store, engine.read_lean)
-    ranks: list[RemoteRank] = list(result.traces)
-    if not as_recorded and any(rank.lean.recording.cost.is_known for rank in ranks):
-        return None
-    headers, read_warnings, run = [rank.without_ops() for rank in ranks], result.warnings, inputs.run or {}
-    recordings = {rank.number: rank.lean.recording for rank in ranks}
-    del result
-    if not inputs.dumps and _hang(request) is None:
-        with suppress(NotSplitError):
-            warnings = (*read_warnings, *_run_warnings(run))
-            analysis = analyse_on_workers(ranks, engine, request.schedule, request.step, _num_ranks(run), warnings)
-            return _of_recording(request, replace(analysis, run=run), recordings, as_recorded)
-    analysis = _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
-    return _of_recording(request, analysis, recordings, as_recorded)
-
-
-def _of_recording(
-    request: _Request, analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool
-) -> Analysis:
-    """The analysis of the recording, which is asked for, or whose cost no trace tells."""
-    why_recorded = _why_recorded(request, analysis, as_recorded)
-    return _uncorrected(analysis, undo_recording(analysis, recordings, why_recorded).report, why_recorded)
 
 
 def _analyse_read(
