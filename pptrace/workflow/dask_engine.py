@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import queue
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _NO_WORKERS_S = 20.0  # a killed worker is started again in a few seconds, where something does that
-_POLL_S = 0.5
+_POLL_S = 0.1
 _READING = "pptrace-reading"
 """Topic of events (token, path, 1 or −1): a worker has begun to read a file, and has read it to its end."""
 
@@ -46,64 +47,53 @@ class DaskEngine:
         Raises:
             PptraceError: a worker does not see a file, workers die of it, or there are none any more.
         """
-        folder, finished = str(Path.cwd()), queue.Queue[Any]()
-        futures = {}
+        folder, futures = str(Path.cwd()), {}
         for index in sorted(files, key=lambda index: -files[index].num_bytes):
             arguments = (read, files[index], folder, self.token)
             futures[index] = self.client.submit(_read_visible, *arguments, pure=False)
-        index_of = {future.key: index for index, future in futures.items()}
-        for future in futures.values():
-            future.add_done_callback(finished.put)
-        del future
         results: dict[int, FileResult[Data]] = {}
+        seen_s = time.monotonic()  # when there were workers
         while futures:
-            index = index_of[self._next_of(finished).key]
-            result = self._result_of(futures.pop(index), files[index].path)
-            if isinstance(result, InvisibleFileError):
-                raise result
-            results[index] = result
-            meter.set_done(index)
+            # Where a worker dies, what only it has is lost until others have read it again.
+            done = [index for index, future in futures.items() if future.status not in ("pending", "lost")]
+            for index in done:
+                result = self._result_of(futures.pop(index), files[index].path)
+                if isinstance(result, InvisibleFileError):
+                    raise result
+                results[index] = result
+                meter.set_done(index)
+            if done or self._has_workers():
+                seen_s = time.monotonic()
+            elif time.monotonic() - seen_s >= _NO_WORKERS_S:
+                raise PptraceError(f"{self.name}: has no workers any more; start workers, or use --engine local")
+            if not done:
+                time.sleep(_POLL_S)
         return results
 
-    def _next_of(self, finished: queue.Queue[Future[Any]]) -> Future[Any]:
-        without_workers_s = 0.0
-        while without_workers_s < _NO_WORKERS_S:
-            try:
-                return finished.get(timeout=_POLL_S)
-            except queue.Empty:
-                without_workers_s = 0.0 if self._has_workers() else without_workers_s + _POLL_S
-        raise PptraceError(f"{self.name}: has no workers any more; start workers, or use --engine local")
-
     def _result_of(self, future: Future[Any], path: Path) -> Any:
-        """The result of a future that is done; made again where a worker has died with it meanwhile."""
-        self._raise_if_failed(future, path)
+        """The result of a call that is over.
+
+        Raises:
+            PptraceError: workers died of the file, or there is no connection any more.
+        """
+        from distributed.comm import CommClosedError
+        from distributed.scheduler import KilledWorker
+
         try:
             return future.result()
-        except Exception:  # what a task raised, whatever it is
-            self._raise_if_failed(future, path)
-            raise
+        except KilledWorker as error:
+            raise PptraceError(
+                f"{self._read_by_the_dead() or path}: workers died while they worked on it, the last at "
+                f"{error.last_worker.address}; expected workers with memory for it: see their logs, or use --engine local"
+            ) from None
+        except (CancelledError, CommClosedError):
+            raise PptraceError(f"{self.name}: the connection is lost; is the scheduler still running?") from None
 
     def _has_workers(self) -> bool:
         try:
             return self.client.status == "running" and bool(self.client.nthreads())
         except (OSError, TimeoutError):  # the scheduler is gone
             return False
-
-    def _raise_if_failed(self, future: Future[Any], path: Path) -> None:
-        from distributed.scheduler import KilledWorker
-
-        if future.status in ("finished", "pending"):
-            return
-        if future.status in ("cancelled", "lost"):
-            raise PptraceError(f"{self.name}: the connection is lost; is the scheduler still running?")
-        error = future.exception()
-        if isinstance(error, KilledWorker):
-            raise PptraceError(
-                f"{self._read_by_the_dead() or path}: workers died while they worked on it, the last at "
-                f"{error.last_worker.address}; expected workers with memory for it: see their logs, or use --engine local"
-            ) from None
-        if isinstance(error, BaseException):
-            raise error
 
     def _read_by_the_dead(self) -> str:
         """The file that was begun most often without being read to its end: dask counts calls that only waited on that worker."""

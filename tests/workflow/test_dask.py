@@ -123,20 +123,19 @@ def test_a_report_is_the_same_when_a_worker_is_killed_half_way(
 def test_a_report_is_the_same_when_a_worker_is_killed_with_what_it_has_read(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed, next_of, expected = [], dask_engine.DaskEngine._next_of, json_here(P4)
+    killed, result_of, expected = [], dask_engine.DaskEngine._result_of, json_here(P4)
 
-    def next_of_the_dead(engine: dask_engine.DaskEngine, finished: Any) -> Any:
+    def result_of_the_dead(engine: dask_engine.DaskEngine, future: Any, path: Path) -> Any:
         """Kill the worker that holds the first result, before it comes here."""
-        future = next_of(engine, finished)
         if not killed:
             (address,) = engine.client.who_has([future])[future.key]
             killed.append(engine.client.run(os.getpid, workers=[address])[address])
             os.kill(killed[0], signal.SIGKILL)
-            while Path(f"/proc/{killed[0]}/cmdline").exists() and _bytes_of(Path(f"/proc/{killed[0]}/cmdline")):
+            while _bytes_of(Path(f"/proc/{killed[0]}/cmdline")):
                 time.sleep(0.01)
-        return future
+        return result_of(engine, future, path)
 
-    monkeypatch.setattr(dask_engine.DaskEngine, "_next_of", next_of_the_dead)
+    monkeypatch.setattr(dask_engine.DaskEngine, "_result_of", result_of_the_dead)
     assert json_of(P4, "--engine", "dask", "--scheduler", scheduler) == expected
     assert killed
 
@@ -273,6 +272,17 @@ def test_a_scheduler_without_workers_or_that_loses_them_is_one_line(monkeypatch:
         assert f"--scheduler {address}: has no workers; start some with `dask worker {address}`" in line
         engine, file = dask_engine.DaskEngine(client, "the cluster"), InputFile(P4 / "rank0.json.gz", None, None, 2)
         with pytest.raises(PptraceError, match="the cluster: has no workers any more"):
+            engine.read_files({0: file}, _never, ProgressMeter([2], print))
+
+
+def test_a_scheduler_that_ends_meanwhile_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        distributed.LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        distributed.Client(cluster.scheduler_address, timeout=1, set_as_default=False) as client,
+    ):
+        monkeypatch.setattr(dask_engine.DaskEngine, "_has_workers", lambda _: cluster.close() is None)
+        engine, file = dask_engine.DaskEngine(client, "the cluster"), InputFile(P4 / "rank0.json.gz", None, None, 2)
+        with pytest.raises(PptraceError, match="the cluster: the connection is lost; is the scheduler still running"):
             engine.read_files({0: file}, _never, ProgressMeter([2], print))
 
 
