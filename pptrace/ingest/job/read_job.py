@@ -144,7 +144,7 @@ def _unchanged(trace: Trace) -> Trace:
 
 
 def _cached(files: Sequence[InputFile], store: Store[Data] | None) -> dict[int, FileResult[Data]]:
-    """What a cache has of the files, by their numbers."""
+    """The results of those files that a cache has, by their numbers."""
     found = {} if store is None else {index: store.peek(file) for index, file in enumerate(files)}
     return {index: traces for index, traces in found.items() if traces is not None}
 
