@@ -30,15 +30,6 @@ _MAX_RANKS = 1_000_000
 _POLL_S = 0.1  # between looks at how far the reading processes are
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFailure:
-    """A file that could not be read. ``message`` is the error's line."""
-
-    path: str
-    rank: int | None
-    message: str
-
-
 class RankData(Protocol):
     """The result of reading one trace, with its ops where its format lists ops: the trace, or what a transform made of it."""
 
@@ -78,10 +69,9 @@ class Store(Protocol[Data]):
 
 @dataclass(frozen=True, slots=True)
 class ReadResult(Generic[Data]):
-    """The result of each trace, in order of rank, all ranks distinct; files that failed; and warnings about the whole job."""
+    """The result of each trace, in order of rank, all ranks distinct; and warnings about the whole job."""
 
     traces: tuple[Data, ...]
-    failures: tuple[ReadFailure, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -115,38 +105,38 @@ def read_each(
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
     meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
-    results = _cached(inputs.files, store)
-    for index in results:
-        meter.set_done(index)
+    results = {} if store is None else _cached(inputs.files, store, meter)
     others = {index: file for index, file in enumerate(inputs.files) if index not in results}
     read: Read[Data] = partial(_read_one, transform, store)
     results.update((read_files or partial(_read_here, jobs))(others, read, meter))
     traces: list[tuple[InputFile, Data]] = []
-    failures: list[ReadFailure] = []
+    failures: list[PptraceError] = []
     for index, file in enumerate(inputs.files):
         result = results[index]
         if isinstance(result, PptraceError):
-            failures.append(ReadFailure(str(file.path), file.rank, str(result)))
+            failures.append(result)
         else:
             traces += [(file, trace) for trace in result]
     if len(failures) == len(results):
-        first = results[0] if results else TraceError("no trace files are given; expected one per rank")
-        assert isinstance(first, PptraceError)
-        raise first
+        raise failures[0] if failures else TraceError("no trace files are given; expected one per rank")
     _require_one_run([trace.info for _, trace in traces])
     ranked, rank_warnings = _with_ranks(traces)
-    failure_warnings = tuple(f"{failure.message} (left out; read the other {len(ranked)})" for failure in failures)
-    return ReadResult(ranked, tuple(failures), (*inputs.warnings, *failure_warnings, *rank_warnings))
+    failure_warnings = (f"{failure} (left out; read the other {len(ranked)})" for failure in failures)
+    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *rank_warnings))
 
 
 def _unchanged(trace: Trace) -> Trace:
     return trace
 
 
-def _cached(files: Sequence[InputFile], store: Store[Data] | None) -> dict[int, FileResult[Data]]:
+def _cached(files: Sequence[InputFile], store: Store[Data], meter: ProgressMeter) -> dict[int, FileResult[Data]]:
     """The results of those files that a cache has, by their numbers."""
-    found = {} if store is None else {index: store.peek(file) for index, file in enumerate(files)}
-    return {index: traces for index, traces in found.items() if traces is not None}
+    results: dict[int, FileResult[Data]] = {}
+    for index, file in enumerate(files):
+        if (cached := store.peek(file)) is not None:
+            results[index] = cached
+            meter.set_done(index)
+    return results
 
 
 def _read_one(
