@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +23,13 @@ from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.read_progress import ProgressMeter
 from pptrace.model.traces import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.schedule.registry import build
 from pptrace.workflow import dask_cluster, dask_engine
 from pptrace.workflow.rank_store import recognise_trace
 from tests.support.extent import ALL
 from tests.support.forked import PROGRAM
 from tests.support.programs import SAMPLES, one_line, pptrace, pptrace_here
+from tests.support.synthetic import record
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -316,3 +320,16 @@ def test_without_dask_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
 )
 def test_options_that_contradict_each_other_are_refused(options: tuple[str, ...], expected: str) -> None:
     assert expected in one_line(pptrace_here("analyze", P4, *options), code=2)
+
+
+def test_what_comes_here_of_a_rank_grows_by_as_many_bytes_a_row_as_the_limits_say() -> None:
+    def rows_and_bytes(steps: int) -> tuple[int, int]:
+        rank = recognise_trace(record(build("1f1b", 3, 8), dp=2, steps=steps).traces()[2])
+        return len(rank.ops) + len(rank.comms), len(pickle.dumps(rank, protocol=5))
+
+    (rows, num_bytes), (more_rows, more_bytes) = rows_and_bytes(2), rows_and_bytes(20)
+    assert more_rows == 10 * rows
+    limits = (SAMPLES.parent / "docs" / "limits.md").read_text()
+    match = re.search(r"(\d+) bytes a row of a table of ops and messages", limits)
+    assert match is not None
+    assert (more_bytes - num_bytes) / (more_rows - rows) == pytest.approx(int(match[1]), rel=0.1)
