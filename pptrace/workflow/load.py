@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
-from pptrace.analysis.report import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.hang_diagnosis.calls import hang_of_run
-from pptrace.ingest import OnProgress, open_inputs, read_each
+from pptrace.ingest import OnProgress, ReadResult, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
 from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
@@ -61,25 +60,25 @@ def load(
     num_bytes = sum(num_text_bytes(file.path) for file in request.inputs.files)
     traces = _SmallTraces() if engine is None and num_bytes <= _SMALL_BYTES else None
     recognise = recognise_trace if traces is None else traces.recognise
-    result = read_each(request.inputs, recognise, jobs, on_progress, RankStore() if cache else None, read_files)
-    taken, read_warnings = [result.traces], result.warnings
-    recordings = {rank.number: rank.recording for rank in result.traces}
-    del result  # so that the analysis has them alone and lets go of them
-    analysis = _analyse_read(request, taken, read_warnings)
+    store: Any = RankStore() if cache else None
+    read = [read_each(request.inputs, recognise, jobs, on_progress, store, read_files)]
+    recordings = {rank.number: rank.recording for rank in read[0].traces}
+    analysis = _analyse_read(request, read)
     why_recorded = _why_recorded(request, analysis, as_recorded)
     undone = undo_recording(analysis, recordings, why_recorded)
     del recordings
     if undone.corrections is None:
-        return _uncorrected(analysis, undone.report, why_recorded)
+        report = analysis.report
+        with_cost = replace(report, recording=undone.report) if why_recorded else with_recording(report, undone.report)
+        return analysis.with_report(with_cost)
     recorded, device = recorded_figures(analysis.report), analysis.report.device
     sharing = analysis.sharing  # kernels take turns as they were recorded
     del analysis
-    read = partial(recognise_corrected, undone.corrections)
-    store: Any = RankStore(corrections=undone.corrections.digest) if cache else None
+    correct = partial(recognise_corrected, undone.corrections)
+    store = RankStore(corrections=undone.corrections.digest) if cache else None
     if traces is not None:
-        traces.correct, traces.cache, store = read, store, traces
-    again = read_each(request.inputs, read, jobs, None, store, read_files)
-    analysis = _analyse_read(request, [again.traces], again.warnings, sharing)
+        traces.correct, traces.cache, store = correct, store, traces
+    analysis = _analyse_read(request, [read_each(request.inputs, correct, jobs, None, store, read_files)], sharing)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
     report = with_recording(replace(analysis.report, device=device), recording)
@@ -95,14 +94,6 @@ def _why_recorded(request: _Request, analysis: Analysis, as_recorded: bool) -> s
     if request.inputs.dumps:
         return "calls are completed from flight-recorder dumps, whose times have what recording cost in them"
     return ""
-
-
-def _uncorrected(analysis: Analysis, recording: RecordingReport, why_recorded: str) -> Analysis:
-    """The analysis of the recording, with its audit and what is known of the steps without it."""
-    report = analysis.report
-    return analysis.with_report(
-        replace(report, recording=recording) if why_recorded else with_recording(report, recording)
-    )
 
 
 @dataclass(slots=True)
@@ -151,16 +142,17 @@ class _Request:
 
 
 def _analyse_read(
-    request: _Request,
-    taken: list[tuple[RecognisedRank, ...]],
-    read_warnings: Sequence[str],
-    sharing: tuple[SharedDevice, ...] | None = None,
+    request: _Request, read: list[ReadResult[RecognisedRank]], sharing: tuple[SharedDevice, ...] | None = None
 ) -> Analysis:
-    """Analyse the ranks in ``taken``, which are taken out of it; ``sharing`` as :func:`analyse_ranks` takes it."""
+    """Analyse what was read, which is taken out of ``read`` so that the analysis has the ranks alone and lets go of them;
+    ``sharing`` as :func:`analyse_ranks` takes it.
+    """
     run = request.inputs.run or {}
     dumps, unreadable = read_dumps(request.inputs.dumps)
-    ranks, dump_warnings = with_dumps(taken.pop(), dumps)
-    warnings = (*read_warnings, *unreadable, *dump_warnings, *_run_warnings(run))
+    result = read.pop()
+    ranks, dump_warnings = with_dumps(result.traces, dumps)
+    warnings = (*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run))
+    del result
     hang = _hang(request)
     alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
     del ranks
