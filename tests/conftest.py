@@ -43,7 +43,7 @@ _LONG = (
     *("models/test_train_gpt.py", "tools/test_house.py", "explain/test_causes.py"),
     *("pipeline/test_sleeping_schedules.py", "tests/test_samples.py", "partial/test_traced_ranks.py"),
     *("adapters/test_torch_pipelining.py", "job/test_disk_cache.py", "unlabelled/test_match_lone_rank.py"),
-    *("simulator/test_simulation.py", "workflow/test_analyse_on_workers.py", "cli/test_volume.py"),
+    *("simulator/test_simulation.py", "cli/test_volume.py"),
     *("pipeline/test_marks.py", "api/test_run.py", "schedule/test_plan_per_step.py"),
     *("schedule/test_validate.py", "job/test_read_job.py", "schedule/test_zb_auto.py"),
     *("docs/test_recipes_followed.py", "report/test_text.py", "damage/test_audit.py"),

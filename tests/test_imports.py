@@ -31,7 +31,7 @@ def test_every_module_imports_without_torch(package: str) -> None:
     assert int(ended.stdout) >= 3
 
 
-_NOT_NEEDED = ("pptrace.workflow.on_workers", "pptrace.workflow.dask_engine", "pptrace.analysis.compare.compare")
+_NOT_NEEDED = ("pptrace.workflow.dask_cluster", "pptrace.workflow.dask_engine", "pptrace.analysis.compare.compare")
 """Modules of other commands and engines: an import costs each `pptrace analyze` some milliseconds."""
 
 

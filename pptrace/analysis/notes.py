@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -35,14 +35,12 @@ def explain_nulls(
     run: RecognisedRun,
     clock: Clock,
     steps: Sequence[StepReport],
-    num_nested: int | None = None,
     stragglers: Stragglers | None = None,
     doubts: Sequence[Doubt] | None = None,
 ) -> Iterator[str]:
     """Warnings about clocks and missing data, then about null fields.
 
-    ``num_nested`` is how many rows of communication lie inside ops (:func:`count_nested`), where it is counted already, and
-    ``doubts`` those of :func:`doubts_of_times`, where they are known.
+    ``doubts`` are those of :func:`doubts_of_times`, where they are known.
     """
     if doubts is None:
         doubts = doubts_of_times(run, clock, steps, devices_by_identity(run.facts))
@@ -63,9 +61,7 @@ def explain_nulls(
     is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
     if is_known and not is_message.any() and any(len(pipeline) > 1 for pipeline in mesh.pipelines):
         yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
-    if run.framework == OP_TABLE and num_nested is None:
-        num_nested = count_nested(run.ops, comms, run.facts)
-    if run.framework == OP_TABLE and num_nested:
+    if run.framework == OP_TABLE and (num_nested := _count_nested(run)):
         yield (
             f"communication inside ops of host-clock tables is taken out of compute ({num_nested} rows): set clock=device in "
             "both where it overlapped with compute"
@@ -308,10 +304,10 @@ def _unknown_waits(steps: Sequence[StepReport]) -> list[str]:
     return sorted({f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None})
 
 
-def count_nested(ops: pd.DataFrame, comms: pd.DataFrame, ranks: Iterable[int]) -> int:
+def _count_nested(run: RecognisedRun) -> int:
     """Count the rows of a table's communication that lie inside ops of their rank."""
-    rows = RowsByRank(ops, rows_where(comms, comms["end_ns"] > comms["start_ns"]))
-    of_ranks = map(rows.of_rank, ranks)
+    rows = RowsByRank(run.ops, rows_where(run.comms, run.comms["end_ns"] > run.comms["start_ns"]))
+    of_ranks = map(rows.of_rank, run.facts)
     return sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)
 
 

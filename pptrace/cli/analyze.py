@@ -80,12 +80,8 @@ class AnalyzeOptions:
     @property
     def is_reopened(self) -> bool:
         """Return whether a report of the cache will do."""
-        return self.is_report_only and self.engine == "local" and not self.no_cache
-
-    @property
-    def is_report_only(self) -> bool:
-        """Return whether nothing is written that shows the tables."""
-        return not (self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file)
+        shows_tables = self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file
+        return not shows_tables and self.engine == "local" and not self.no_cache
 
 
 @click.command(name="analyze")
@@ -105,7 +101,7 @@ def command(paths: tuple[Path, ...], **given: Any) -> None:
         if options.is_reopened:
             analysis = reopen(*arguments, as_recorded=options.as_recorded).analysis
         else:
-            analysis = load(*arguments, not options.no_cache, engine, options.is_report_only, options.as_recorded)
+            analysis = load(*arguments, not options.no_cache, engine, options.as_recorded)
     if network_gbps is not None:
         analysis = analysis.with_report(with_network(analysis.report, network_gbps))
     run = Run(analysis)

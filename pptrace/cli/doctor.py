@@ -120,7 +120,7 @@ def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cac
 
     outputs = Outputs({"--json": json_file})
     with reading_bar() as on_progress:
-        report = load(paths, None, None, jobs, on_progress, cache, report_only=True, as_recorded=True).report
+        report = load(paths, None, None, jobs, on_progress, cache, as_recorded=True).report
     found = audit_of(report)
     audit = None if found is None else [asdict(entry) for entry in found]
     text = json.dumps({"schema": "pptrace.audit/1", "audit": audit}, indent=2)

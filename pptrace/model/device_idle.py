@@ -95,11 +95,6 @@ class SyncSummary:
     longest_op: str | None = None
 
 
-def only_reason(idle: IdleTime) -> IdleTime:
-    """The idle time without its intervals."""
-    return IdleTime(reason=idle.reason)
-
-
 def with_host_waits(idle: IdleTime, waits: Int64) -> IdleTime:
     """The idle time, of which *blocking* is what was launch-starved while the host waited for communication; on one clock."""
     blocked = intersect(idle.launch_starved, waits)

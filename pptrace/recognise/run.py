@@ -7,7 +7,7 @@ and by it the communication.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,13 +18,11 @@ from pptrace.model.join_tables import join_ranks
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY, Int64
+from pptrace.model.tables import COMMS, MEMORY
 from pptrace.model.traces import InputFormat, Trace
-from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
-from pptrace.recognise.infer.locate import locate
+from pptrace.recognise.infer.locate import Located, locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
-from pptrace.recognise.infer.stages import StageAssignment
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
@@ -83,7 +81,6 @@ def recognise_ranks(
     ranks: Sequence[RecognisedRank],
     schedule: str | None = None,
     num_ranks: int | None = None,
-    match: Match | None = None,
 ) -> RecognisedRun:
     """Join the recognised ranks: the ops, the communication, the mesh and the schedule of the run.
 
@@ -91,7 +88,6 @@ def recognise_ranks(
         ranks: one per rank, each with its rank set.
         schedule: the name of the schedule to compare with, instead of the one that is found.
         num_ranks: the ranks that the run had, when known; more than ``ranks`` when some have no trace.
-        match: what matches the communication instead of :func:`match_here`, as where the rows are on other machines.
 
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
@@ -109,81 +105,49 @@ def recognise_ranks(
     ops, repeated = with_repeated_steps(placed.ops, ranks)
     warnings += repeated
     placed, mesh = replace(placed, ops=ops), placed.mesh
-    is_partial = placed.explanations is not None
     schedule_info = (
-        schedule_of_partial(placed, schedule) if is_partial else recognise_schedule(ops, mesh, metadata, schedule)
+        recognise_schedule(ops, mesh, metadata, schedule)
+        if placed.explanations is None
+        else schedule_of_partial(placed, schedule)
     )
-    unmatched = Unmatched(ranks, placed, located.calls, groups, schedule_info, spanned, is_partial)
-    matched = (match or match_here)(unmatched)
-    warnings += matched.warnings
+    comms, lines = _matched_comms(replace(located, placed=placed), schedule_info, spanned)
+    numbers = [recognised.number for recognised in ranks]
+    warnings += lines
     warnings += [f"process groups: {line}" for line in groups.evidence]
     return RecognisedRun(
         framework=located.framework,
         ops=ops,
-        comms=matched.comms,
+        comms=comms,
         memory=join_ranks([(recognised.number, recognised.memory) for recognised in ranks], MEMORY),
         work={recognised.number: recognised.work for recognised in ranks},
         mesh=mesh_with_absent_ranks(mesh, placed.comms) if mesh.is_guess else mesh,
         schedule=schedule_info,
         facts=located.facts,
-        warnings=(*warnings, *located.framework_evidence, *schedule_info.warnings, *matched.without_other_side),
+        warnings=(*warnings, *located.framework_evidence, *schedule_info.warnings, *warn_unmatched(comms, numbers)),
         host_work={recognised.number: recognised.host_work for recognised in ranks},
-        lacking=LackingRecords(matched.steps_of_unmatched, unlabelled),
+        lacking=LackingRecords(steps_of_unmatched(comms, numbers), unlabelled),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Unmatched:
-    """The communication of a run before it is matched (``placed.comms``), and what is known of the run by then.
+def _matched_comms(
+    located: Located, schedule: ScheduleInfo, spanned: Sequence[int]
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The communication of all ranks, with peers, directions, sizes of groups and matches; with warnings.
 
-    ``spanned`` are the ranks of OpenTelemetry spans; ``is_partial``: ranks of the pipelines have no trace.
+    ``spanned`` are the ranks of OpenTelemetry spans.
     """
-
-    ranks: Sequence[RecognisedRank]
-    placed: StageAssignment
-    calls: Mapping[int, pd.DataFrame]
-    groups: Groups
-    schedule: ScheduleInfo
-    spanned: Sequence[int]
-    is_partial: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """Communication with its matches; warnings, and those about rows ``without_other_side``, with the steps of such messages by
-    the rank that lacks the other end.
-    """
-
-    comms: pd.DataFrame
-    warnings: tuple[str, ...]
-    without_other_side: tuple[str, ...]
-    steps_of_unmatched: Mapping[int, Int64]
-
-
-Match = Callable[[Unmatched], Matched]
-
-
-def match_here(run: Unmatched) -> Matched:
-    """Match the communication of all ranks in this process."""
-    ops, mesh = run.placed.ops, run.placed.mesh
-    comms, untimed = _without_untimed(drop_messages_beyond_ends(run.placed.comms, ops, mesh), run.ranks)
-    comms = with_ends(with_adjacent(comms, ops, mesh, run.spanned), ops, mesh)
-    matched, half_seen = drop_half_matched(match_comms(comms, mesh), run.spanned)
+    ops, mesh = located.placed.ops, located.placed.mesh
+    comms, untimed = _without_untimed(drop_messages_beyond_ends(located.placed.comms, ops, mesh), located.ranks)
+    comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
+    comms = with_sizes(with_peers(comms, ops, mesh), mesh)
+    matched, half_seen = drop_half_matched(match_comms(comms, mesh), spanned)
     # Communication calls that neither marks nor labels describe.
-    calls, call_warnings = comms_of_calls(run.calls, run.groups, ops, matched, mesh, run.schedule)
-    comms = matched
-    if len(calls):
-        calls = match_calls(calls, first=int(matched["match"].max()) + 1 if len(matched) else 0)[list(COMMS)]
-        comms = pd.concat([matched, calls], ignore_index=True) if len(matched) else calls
-    numbers = [recognised.number for recognised in run.ranks]
+    calls, call_warnings = comms_of_calls(located.calls, located.groups, ops, matched, mesh, schedule)
     lines = (*untimed, *half_seen, *call_warnings)
-    return Matched(comms, lines, warn_unmatched(comms, numbers), steps_of_unmatched(comms, numbers))
-
-
-def with_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """Fill in peers, directions and sizes of groups, row by row; of ``ops`` only which rank holds which stage is used."""
-    comms = with_directions(with_peers(comms, ops, mesh), ops, mesh)
-    return with_sizes(with_peers(comms, ops, mesh), mesh)
+    if not len(calls):
+        return matched, lines
+    calls = match_calls(calls, first=int(matched["match"].max()) + 1 if len(matched) else 0)[list(COMMS)]
+    return pd.concat([matched, calls], ignore_index=True) if len(matched) else calls, lines
 
 
 def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:

@@ -53,10 +53,10 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.predicted import RankPrediction, predictions_of
+from pptrace.model.predicted import predictions_of
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
-from pptrace.model.traces import Trace, TraceInfo
+from pptrace.model.traces import Trace
 from pptrace.model.wording import as_ranges
 from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, is_much
@@ -164,7 +164,10 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     run = recognise_ranks(ranks, schedule, num_ranks)
-    inputs = tuple(input_info(rank.info) for rank in ranks)
+    inputs = tuple(
+        InputInfo(info.path, str(info.format), info.rank, info.num_events, info.producer, info.warnings)
+        for info in (rank.info for rank in ranks)
+    )
     del ranks  # their tables are in the run's, and what these replaced takes memory
     timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
@@ -174,7 +177,7 @@ def analyse_ranks(
     marked = () if every_window else marked_windows(data.ops)
     windows = every_window
     if step is not None:
-        windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
+        windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
     give_back_freed_memory()
     comparable = comparable_steps(windows or marked, data)
@@ -185,19 +188,18 @@ def analyse_ranks(
     }
     answers = ask_ranks(data, steps_of, run.facts)
     experts = experts_in(answers, run, steps_of)
-    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing_of(experts))
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, _routing_of(experts))
     periods = with_periods(
         reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
     )
-    measured = Measured(
-        inputs, run, data, windows, step, periods, reported.costs, answers, experts, _device_of_ranks(run)
-    )
-    return measured.analysis((*warnings, *run.warnings, *by_end_times), unknown_by_rank(data.comms), sharing)
+    steps, costs, line = without_impossible(periods, reported.costs)
+    measured = _Measured(inputs, run, data, windows, step, steps, costs, answers, experts, _device_of_ranks(run))
+    return measured.analysis((*warnings, *run.warnings, *by_end_times, *([line] if line else [])), sharing)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """Measurements of the ranks and steps of a run, wherever they were made: the report follows from them.
+class _Measured:
+    """Measurements of the ranks and steps of a run: the report follows from them.
 
     ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank.
     """
@@ -213,26 +215,9 @@ class Measured:
     experts: ExpertsOfRun | None
     device: tuple[RankDevice, ...]
 
-    def analysis(
-        self,
-        warnings: tuple[str, ...],
-        unknown: Mapping[int, tuple[int, int]],
-        sharing: tuple[SharedDevice, ...] | None = None,
-        num_nested: int | None = None,
-    ) -> Analysis:
-        """The report, and what it was made from.
-
-        Args:
-            warnings: those so far.
-            unknown: (messages, collectives) without a recorded group or peer, by rank.
-            sharing: the GPUs that several ranks have; None: as the traces tell.
-            num_nested: rows of communication inside ops of a table; None: counted here.
-        """
-        possible, of_possible, line = without_impossible(self.steps, self.costs)
-        if line:
-            measured = replace(self, steps=possible, costs=of_possible)
-            return measured.analysis((*warnings, line), unknown, sharing, num_nested)
-        run, clock, steps, routing = self.run, self.data.clock, self.steps, routing_of(self.experts)
+    def analysis(self, warnings: tuple[str, ...], sharing: tuple[SharedDevice, ...] | None) -> Analysis:
+        """The report, and what it was made from; ``warnings`` are those so far, ``sharing`` as :func:`analyse_ranks` takes it."""
+        run, clock, steps, routing = self.run, self.data.clock, self.steps, _routing_of(self.experts)
         costs = self.costs if routing is None else tuple(map(routing.in_costs, self.costs))
         early = early_receives_in(self.answers, costs)
         study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
@@ -243,8 +228,8 @@ class Measured:
         doubts = doubts_of_times(run, clock, steps, sharing)
         lines = (
             *warnings,
-            *_warn_of_unknown(unknown, steps),
-            *explain_nulls(run, clock, steps, num_nested, study.stragglers, doubts),
+            *_warn_of_unknown(self.data.comms, steps),
+            *explain_nulls(run, clock, steps, study.stragglers, doubts),
         )
         report = self._report(costs, lines, study, sharing, doubts)
         report = with_answers(report, self.answers, run, costs, self.experts, early)
@@ -309,43 +294,42 @@ class Measured:
         return with_verdict(report)
 
 
-def routing_of(experts: ExpertsOfRun | None) -> Routing | None:
+def _routing_of(experts: ExpertsOfRun | None) -> Routing | None:
     """The routing of tokens that costs are corrected for; None without experts."""
     return None if experts is None else experts.routing
 
 
-def _warn_of_unknown(unknown: Mapping[int, tuple[int, int]], steps: Sequence[StepReport]) -> tuple[str, ...]:
+def _warn_of_unknown(comms: pd.DataFrame, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """Warn of communication in unknown groups, on ranks with a bubble only: elsewhere it changes no figure."""
+    unknown = unknown_by_rank(comms)
     counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None} if steps else unknown
     counts = [count for rank, count in unknown.items() if rank in counted]
     return warn_of_unknown(sum(messages for messages, _ in counts), sum(collectives for _, collectives in counts))
 
 
 def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(comms, ops) whose times are execution times: host rows that only launch or post device work would mislead the clocks."""
+    """(comms, ops) whose times are execution times, of steps whose kernels are all there: host rows that only launch or post
+    device work would mislead the clocks.
+    """
     missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
+    launching = [*missing_device_events, *(rank for rank, work in run.work.items() if len(work))]
     has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
-    lost = lost_steps(run.ops, run.work)
-    return rows_where(run.comms, has_times & outside_lost(run.comms, lost)), execution_ops(run)
-
-
-def execution_ops(run: RecognisedRun) -> pd.DataFrame:
-    """The ops whose times are execution times, of steps whose kernels are all there."""
-    launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
     executes = (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)
-    return rows_where(run.ops, executes & outside_lost(run.ops, lost_steps(run.ops, run.work)))
+    lost = lost_steps(run.ops, run.work)
+    comms = rows_where(run.comms, has_times & outside_lost(run.comms, lost))
+    return comms, rows_where(run.ops, executes & outside_lost(run.ops, lost))
 
 
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     """Sums over each rank's trace, on its own clock."""
     comms, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
     return tuple(
-        device_of_rank(rank, work, comms.get(rank, none), run.host_work.get(rank))
+        _device_of_rank(rank, work, comms.get(rank, none), run.host_work.get(rank))
         for rank, work in sorted(run.work.items())
     )
 
 
-def device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None = None) -> RankDevice:
+def _device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None) -> RankDevice:
     """The sums over a rank's trace; ``comms`` are on its own clock, as its work and that of its host are."""
     device = NO_DEVICE if is_much(work.lost, work.lost.num_missing) else breakdown(work)
     totals = total_comms(comms, work.compute if len(work) else None)
@@ -373,34 +357,22 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     matched, by_end_times = match_by_end_times(shift(known, clock), ops, run.mesh, clock)
     matched = match_inside_ops(matched, ops, run.mesh, clock)
     without = [rank for rank, work in run.work.items() if work.missing_device_events]
-    comms = with_transfers(without_unknown_times(matched, without, lost_steps(run.ops, run.work)))
-    incomplete = lacking_ranks(run)
-    return with_lanes(run, ops, comms, clock, predictions_of(run.facts, run.schedule), incomplete), by_end_times
-
-
-def with_lanes(
-    run: RecognisedRun,
-    ops: pd.DataFrame,
-    comms: pd.DataFrame,
-    clock: Clock,
-    predicted: Mapping[int, RankPrediction],
-    incomplete: frozenset[int],
-) -> AlignedRun:
-    """The aligned run of tagged ops and of comms with transfers, both on one clock."""
+    lost = lost_steps(run.ops, run.work)
+    comms = with_transfers(without_unknown_times(matched, without, lost))
     by_rank = RowsByRank(ops, comms)
+    lacking = frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
     lanes = {
-        rank: lane_of(
-            rank, rows.ops, rows.comms, run.work.get(rank), clock, rank in incomplete, run.host_work.get(rank)
-        )
+        rank: lane_of(rank, rows.ops, rows.comms, run.work.get(rank), clock, rank in lacking, run.host_work.get(rank))
         for rank in run.facts
         for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
-    facts = (incomplete, recorded_memory_of(run), lost_steps(run.ops, run.work))
-    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, predicted, *facts)
+    predicted = predictions_of(run.facts, run.schedule)
+    facts = (lacking, _recorded_memory(run), lost)
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, predicted, *facts), by_end_times
 
 
-def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:
+def _recorded_memory(run: RecognisedRun) -> dict[int, RecordedMemory]:
     """Memory that the recorders of the ranks measured."""
     return {
         rank: recorded
@@ -409,12 +381,7 @@ def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:
     }
 
 
-def lacking_ranks(run: RecognisedRun) -> frozenset[int]:
-    """The ranks with a trace of whose pipeline others have none."""
-    return frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
-
-
-def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
+def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     selected = tuple(window for window in windows if window.step == step)
     if not selected:
         present = as_ranges({window.step for window in windows}) or "none"
@@ -443,7 +410,3 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
         mismatches=info.mismatches,
         candidates=tuple(candidates),
     )
-
-
-def input_info(info: TraceInfo) -> InputInfo:
-    return InputInfo(info.path, str(info.format), info.rank, info.num_events, info.producer, info.warnings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
-from pptrace.analysis.report import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.hang_diagnosis.calls import hang_of_run
-from pptrace.ingest import OnProgress, open_inputs, read_each
+from pptrace.ingest import OnProgress, ReadResult, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
 from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
@@ -22,14 +20,12 @@ from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.recording.rank import RankRecording
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
 from pptrace.workflow.unrecorded import undo_recording
 
 if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
-    from pptrace.workflow.remote_rank import RemoteRank
 
 
 _SMALL_BYTES = 32 << 20
@@ -44,7 +40,6 @@ def load(
     on_progress: OnProgress | None = None,
     cache: bool = True,
     engine: DaskEngine | None = None,
-    report_only: bool = False,
     as_recorded: bool = False,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
@@ -55,40 +50,35 @@ def load(
     ``jobs`` is how many processes read, and explain the steps (None: one per core). Where they cannot be forked, those that read
     are spawned, so a script that asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is
     recognised in large files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`). With
-    an ``engine`` its workers read instead; with ``report_only`` they also analyse, as far as they can, and the analysis has no
-    tables.
+    an ``engine`` its workers read and recognise instead.
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     request = _Request(tuple(paths), open_inputs(paths), schedule, step, jobs)
-    if engine is not None and report_only:
-        analysis = _load_on_workers(request, engine, on_progress, cache, as_recorded)
-        if analysis is not None:
-            return analysis
     read_files = None if engine is None else engine.read_files
     num_bytes = sum(num_text_bytes(file.path) for file in request.inputs.files)
     traces = _SmallTraces() if engine is None and num_bytes <= _SMALL_BYTES else None
     recognise = recognise_trace if traces is None else traces.recognise
-    result = read_each(request.inputs, recognise, jobs, on_progress, RankStore() if cache else None, read_files)
-    taken, read_warnings = [result.traces], result.warnings
-    recordings = {rank.number: rank.recording for rank in result.traces}
-    del result  # so that the analysis has them alone and lets go of them
-    analysis = _analyse_read(request, taken, read_warnings)
+    store: Any = RankStore() if cache else None
+    read = [read_each(request.inputs, recognise, jobs, on_progress, store, read_files)]
+    recordings = {rank.number: rank.recording for rank in read[0].traces}
+    analysis = _analyse_read(request, read)
     why_recorded = _why_recorded(request, analysis, as_recorded)
     undone = undo_recording(analysis, recordings, why_recorded)
     del recordings
     if undone.corrections is None:
-        return _uncorrected(analysis, undone.report, why_recorded)
+        report = analysis.report
+        with_cost = replace(report, recording=undone.report) if why_recorded else with_recording(report, undone.report)
+        return analysis.with_report(with_cost)
     recorded, device = recorded_figures(analysis.report), analysis.report.device
     sharing = analysis.sharing  # kernels take turns as they were recorded
     del analysis
-    read = partial(recognise_corrected, undone.corrections)
-    store: Any = RankStore(corrections=undone.corrections.digest) if cache else None
+    correct = partial(recognise_corrected, undone.corrections)
+    store = RankStore(corrections=undone.corrections.digest) if cache else None
     if traces is not None:
-        traces.correct, traces.cache, store = read, store, traces
-    again = read_each(request.inputs, read, jobs, None, store, read_files)
-    analysis = _analyse_read(request, [again.traces], again.warnings, sharing)
+        traces.correct, traces.cache, store = correct, store, traces
+    analysis = _analyse_read(request, [read_each(request.inputs, correct, jobs, None, store, read_files)], sharing)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
     report = with_recording(replace(analysis.report, device=device), recording)
@@ -104,14 +94,6 @@ def _why_recorded(request: _Request, analysis: Analysis, as_recorded: bool) -> s
     if request.inputs.dumps:
         return "calls are completed from flight-recorder dumps, whose times have what recording cost in them"
     return ""
-
-
-def _uncorrected(analysis: Analysis, recording: RecordingReport, why_recorded: str) -> Analysis:
-    """The analysis of the recording, with its audit and what is known of the steps without it."""
-    report = analysis.report
-    return analysis.with_report(
-        replace(report, recording=recording) if why_recorded else with_recording(report, recording)
-    )
 
 
 @dataclass(slots=True)
@@ -159,52 +141,18 @@ class _Request:
     jobs: int | None = 1
 
 
-def _load_on_workers(
-    request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool, as_recorded: bool
-) -> Analysis | None:
-    """Load with what is recognised left on the workers; fetched where it has to be in one process. None where it may have to be
-    corrected for its recording, which needs all ranks here.
-    """
-    from pptrace.workflow.analyse_on_workers import NotSplitError, analyse_on_workers
-
-    read: Any = recognise_trace  # what it returns stays there; what comes here is lean
-    store: Any = RankStore() if cache else None
-    inputs = request.inputs
-    result = read_each(inputs, read, None, on_progress, store, engine.read_lean)
-    ranks: list[RemoteRank] = list(result.traces)
-    if not as_recorded and any(rank.lean.recording.cost.is_known for rank in ranks):
-        return None
-    headers, read_warnings, run = [rank.without_ops() for rank in ranks], result.warnings, inputs.run or {}
-    recordings = {rank.number: rank.lean.recording for rank in ranks}
-    del result
-    if not inputs.dumps and _hang(request) is None:
-        with suppress(NotSplitError):
-            warnings = (*read_warnings, *_run_warnings(run))
-            analysis = analyse_on_workers(ranks, engine, request.schedule, request.step, _num_ranks(run), warnings)
-            return _of_recording(request, replace(analysis, run=run), recordings, as_recorded)
-    analysis = _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
-    return _of_recording(request, analysis, recordings, as_recorded)
-
-
-def _of_recording(
-    request: _Request, analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool
-) -> Analysis:
-    """The analysis of the recording, which is asked for, or whose cost no trace tells."""
-    why_recorded = _why_recorded(request, analysis, as_recorded)
-    return _uncorrected(analysis, undo_recording(analysis, recordings, why_recorded).report, why_recorded)
-
-
 def _analyse_read(
-    request: _Request,
-    taken: list[tuple[RecognisedRank, ...]],
-    read_warnings: Sequence[str],
-    sharing: tuple[SharedDevice, ...] | None = None,
+    request: _Request, read: list[ReadResult[RecognisedRank]], sharing: tuple[SharedDevice, ...] | None = None
 ) -> Analysis:
-    """Analyse the ranks in ``taken``, which are taken out of it; ``sharing`` as :func:`analyse_ranks` takes it."""
+    """Analyse what was read, which is taken out of ``read`` so that the analysis has the ranks alone and lets go of them;
+    ``sharing`` as :func:`analyse_ranks` takes it.
+    """
     run = request.inputs.run or {}
     dumps, unreadable = read_dumps(request.inputs.dumps)
-    ranks, dump_warnings = with_dumps(taken.pop(), dumps)
-    warnings = (*read_warnings, *unreadable, *dump_warnings, *_run_warnings(run))
+    result = read.pop()
+    ranks, dump_warnings = with_dumps(result.traces, dumps)
+    warnings = (*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run))
+    del result
     hang = _hang(request)
     alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
     del ranks

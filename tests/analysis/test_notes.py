@@ -392,7 +392,7 @@ def test_where_all_fields_are_known_none_is_listed() -> None:
     ranks = tuple(replace(rank, peak_memory_bytes=1) for rank in STEP.ranks)
     known = replace(STEP, ranks=ranks, bubble=replace(STEP.bubble, waterfall_ns=replace(FALL, host=0)))
     measured = Stragglers(1.1, 0.5, 0.5, (), (), (), 1, "step")
-    assert those_with("not known: ", explain_nulls(run_of(), ONE_CLOCK, [known], None, measured)) == []
+    assert those_with("not known: ", explain_nulls(run_of(), ONE_CLOCK, [known], measured)) == []
 
 
 def test_fields_that_are_null_are_listed_with_their_reasons() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +20,16 @@ import pytest
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
+from pptrace.ingest.job.read_progress import ProgressMeter
 from pptrace.model.traces import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.workflow import analyse_on_workers, dask_cluster, dask_engine, on_workers
+from pptrace.schedule.registry import build
+from pptrace.workflow import dask_cluster, dask_engine
 from pptrace.workflow.rank_store import recognise_trace
 from tests.support.extent import ALL
 from tests.support.forked import PROGRAM
 from tests.support.programs import SAMPLES, one_line, pptrace, pptrace_here
+from tests.support.synthetic import record
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -80,24 +85,34 @@ def dies(marker: Path | None, trace: Trace) -> RecognisedRank:
     return recognise_trace(trace)
 
 
-@pytest.mark.parametrize("name", ["1f1b_p4", "hang_p4"])
+FEW = ["1f1b_p4", "gpu_nccl_experts_pp2_ep2", "hang_p4"]
+"""A run whose recording is taken out, one of GPUs, and one with dumps."""
+EVERY = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", EVERY if ALL else FEW)
 def test_a_cluster_reports_byte_for_byte_what_this_process_reports(scheduler: str, name: str) -> None:
     arguments = (SAMPLES / name, "--ops")
     assert json_of(*arguments, "--engine", "dask", "--scheduler", scheduler) == json_here(*arguments)
 
 
-@pytest.mark.parametrize("options", [(), *[("--as-recorded",)] * ALL])
-def test_a_table_of_ops_whose_recording_nothing_tells_the_cost_of_is_the_same(
+@pytest.mark.parametrize("options", [("--step", "3"), *[("--as-recorded",)] * ALL])
+def test_a_run_of_several_tables_of_each_rank_is_the_same(
     scheduler: str, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
+    """Each rank is joined from two files, which different workers may have read."""
     pptrace_here("analyze", P2, "--csv", tmp_path)
-    arguments = (tmp_path / "ops.csv", *options)
-    report = json_of(*arguments, "--engine", "dask", "--scheduler", scheduler)
-    assert report == json_of(*arguments)
-    reason = json.loads(report)["recording"]["reason"]
-    assert reason.startswith(
-        "the recorded figures are asked for" if options else "the traces do not tell what recording"
-    )
+    header, *rows = (tmp_path / "ops.csv").read_text().splitlines()
+    step = header.split(",").index("step")
+    files = []
+    for number in ("3", "4"):
+        files.append(tmp_path / f"step{number}.csv")
+        of_step = [row for row in rows if row.split(",")[step] == number]
+        assert len(of_step) > 8
+        files[-1].write_text("\n".join([header, *of_step]) + "\n")
+    report = json_of(*files, *options, "--engine", "dask", "--scheduler", scheduler)
+    assert report == json_of(*files, *options)
+    assert [len(entry["ranks"]) for entry in json.loads(report)["steps"]][:1] == [2]
 
 
 def test_a_report_is_the_same_when_a_worker_is_killed_half_way(
@@ -109,21 +124,24 @@ def test_a_report_is_the_same_when_a_worker_is_killed_half_way(
     assert marker.exists()
 
 
-def report_of_group_once(marker: Path, *arguments: Any) -> Any:
-    """Kill the process that makes a report of ranks, the first time."""
-    if not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return on_workers.report_of_group(*arguments)
-
-
 def test_a_report_is_the_same_when_a_worker_is_killed_with_what_it_has_read(
-    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, expected = tmp_path / "killed", json_of(P4, "--as-recorded")
-    monkeypatch.setattr(analyse_on_workers, "report_of_group", partial(report_of_group_once, marker))
-    assert json_of(P4, "--as-recorded", "--engine", "dask", "--scheduler", scheduler) == expected
-    assert marker.exists()
+    killed, result_of, expected = [], dask_engine.DaskEngine._result_of, json_here(P4)
+
+    def result_of_the_dead(engine: dask_engine.DaskEngine, future: Any, path: Path) -> Any:
+        """Kill the worker that holds the first result, before it comes here."""
+        if not killed:
+            (address,) = engine.client.who_has([future])[future.key]
+            killed.append(engine.client.run(os.getpid, workers=[address])[address])
+            os.kill(killed[0], signal.SIGKILL)
+            while _bytes_of(Path(f"/proc/{killed[0]}/cmdline")):
+                time.sleep(0.01)
+        return result_of(engine, future, path)
+
+    monkeypatch.setattr(dask_engine.DaskEngine, "_result_of", result_of_the_dead)
+    assert json_of(P4, "--engine", "dask", "--scheduler", scheduler) == expected
+    assert killed
 
 
 def test_a_file_that_kills_every_worker_is_named(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +226,9 @@ def test_a_file_that_a_worker_does_not_see_is_named_with_the_worker(scheduler: s
             if gone:
                 path.unlink()
             with pytest.raises(dask_engine.InvisibleFileError) as error:
-                engine.read_files([InputFile(path, None, None, num_bytes)], _never, _NoMeter())
+                engine.read_files(
+                    {0: InputFile(path, None, None, num_bytes)}, _never, ProgressMeter([num_bytes], print)
+                )
             assert str(path) in str(error.value)
             assert "worker tcp://127.0.0.1:" in str(error.value)
             assert ("No such file" if gone else "2 bytes there, 3 here") in str(error.value)
@@ -221,19 +241,15 @@ def test_a_relative_path_is_that_of_the_program_wherever_its_workers_run(
     monkeypatch.chdir(tmp_path)
     with dask_cluster.open_dask(scheduler) as engine:
         file = InputFile(Path("rank0.json"), None, None, 2)
-        assert engine.read_files([file], _text, _NoMeter()) == ["[]"]  # type: ignore[arg-type]
+        assert engine.read_files({7: file}, _text, ProgressMeter([0] * 8, print)) == {7: "[]"}
 
 
-def _text(file: InputFile) -> Any:
+def _text(file: InputFile, *_: Any) -> Any:
     return file.path.read_text()
 
 
-def _never(_file: InputFile) -> Any:
+def _never(*_: Any) -> Any:
     raise AssertionError("a file of other bytes is not read")
-
-
-class _NoMeter:
-    def set_done(self, _index: int) -> None: ...
 
 
 def test_workers_of_another_version_are_refused(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,9 +274,20 @@ def test_a_scheduler_without_workers_or_that_loses_them_is_one_line(monkeypatch:
         address = cluster.scheduler_address
         line = one_line(pptrace_here("analyze", P4, "--engine", "dask", "--scheduler", address), code=1)
         assert f"--scheduler {address}: has no workers; start some with `dask worker {address}`" in line
-        engine = dask_engine.DaskEngine(client, "the cluster")
+        engine, file = dask_engine.DaskEngine(client, "the cluster"), InputFile(P4 / "rank0.json.gz", None, None, 2)
         with pytest.raises(PptraceError, match="the cluster: has no workers any more"):
-            engine.results([engine.submit(len, "abc")], ["what no worker can do"])
+            engine.read_files({0: file}, _never, ProgressMeter([2], print))
+
+
+def test_a_scheduler_that_ends_meanwhile_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        distributed.LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        distributed.Client(cluster.scheduler_address, timeout=1, set_as_default=False) as client,
+    ):
+        monkeypatch.setattr(dask_engine.DaskEngine, "_has_workers", lambda _: cluster.close() is None)
+        engine, file = dask_engine.DaskEngine(client, "the cluster"), InputFile(P4 / "rank0.json.gz", None, None, 2)
+        with pytest.raises(PptraceError, match="the cluster: the connection is lost; is the scheduler still running"):
+            engine.read_files({0: file}, _never, ProgressMeter([2], print))
 
 
 def test_an_address_without_a_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,3 +320,16 @@ def test_without_dask_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
 )
 def test_options_that_contradict_each_other_are_refused(options: tuple[str, ...], expected: str) -> None:
     assert expected in one_line(pptrace_here("analyze", P4, *options), code=2)
+
+
+def test_what_comes_here_of_a_rank_grows_by_as_many_bytes_a_row_as_the_limits_say() -> None:
+    def rows_and_bytes(steps: int) -> tuple[int, int]:
+        rank = recognise_trace(record(build("1f1b", 3, 8), dp=2, steps=steps).traces()[2])
+        return len(rank.ops) + len(rank.comms), len(pickle.dumps(rank, protocol=5))
+
+    (rows, num_bytes), (more_rows, more_bytes) = rows_and_bytes(2), rows_and_bytes(20)
+    assert more_rows == 10 * rows
+    limits = (SAMPLES.parent / "docs" / "limits.md").read_text()
+    match = re.search(r"(\d+) bytes a row of a table of ops and messages", limits)
+    assert match is not None
+    assert (more_bytes - num_bytes) / (more_rows - rows) == pytest.approx(int(match[1]), rel=0.1)

@@ -167,7 +167,7 @@ def causes_of_windows(
         equal: computing, communication and the cost of unequal rows (:func:`pptrace.analysis.explain.measured.equal_rows`).
         waits: inside ops, without those for ranks with more rows.
         on_path: how much of the critical path lies in each op of the chosen windows.
-        axes: :func:`pptrace.analysis.explain.explain.axes_inside_ops`.
+        axes: time of the communication of each axis inside the ops of all steps, ns.
     """
     table, of_chosen = times.table, matrix.of_windows(chosen)
     cells, of_row = matrix.cells

@@ -70,7 +70,7 @@ def explanation_tasks(
 
     ``graph`` is that of the way in which the run's messages hold up ranks, ``routing`` is what equal rows of experts change.
     """
-    axes = axes_inside_ops(slice_of(data.comms))
+    axes = _axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     num_ranks = len({rank for windows in steps for window in windows for rank in window.ranks})
     are_few = size < max(_LEAST_SHARED, _LEAST_SHARED_OF_RANK * num_ranks)
@@ -87,24 +87,6 @@ def _explain_together(
     routing: Routing | None,
 ) -> list[Explanation]:
     ranks = [rank.compact() for rank in times_of_ranks(table, steps, data, with_calls=graph is not None)]
-    return explain_ranks(table, steps, ranks, axes, graph, routing)
-
-
-def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun, *, with_calls: bool = True) -> Iterator[RankTimes]:
-    """The measurements of every rank in the windows of some steps; ``with_calls`` as :meth:`RankTimes.of` has it."""
-    windows = IndexedWindows.of([window for of_step in steps for window in of_step])
-    return (RankTimes.of(table, windows, rank, data, with_calls=with_calls) for rank in windows.of_rank)
-
-
-def explain_ranks(
-    table: PlanTable,
-    steps: Steps,
-    ranks: Sequence[RankTimes],
-    axes: Mapping[str, int],
-    graph: Graph | None = None,
-    routing: Routing | None = None,
-) -> list[Explanation]:
-    """Explain steps by what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
     before = np.cumsum([0, *map(len, steps)]).tolist()
     explanations = []
     for first, last in _parts(table, steps, _CELLS):
@@ -113,7 +95,13 @@ def explain_ranks(
     return explanations
 
 
-def axes_inside_ops(comms: Slice) -> dict[str, int]:
+def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun, *, with_calls: bool = True) -> Iterator[RankTimes]:
+    """The measurements of every rank in the windows of some steps; ``with_calls`` as :meth:`RankTimes.of` has it."""
+    windows = IndexedWindows.of([window for of_step in steps for window in of_step])
+    return (RankTimes.of(table, windows, rank, data, with_calls=with_calls) for rank in windows.of_rank)
+
+
+def _axes_inside_ops(comms: Slice) -> dict[str, int]:
     """Time of the communication of each axis inside the ops of steps, ns."""
     inner = comms.where(is_inner(comms) & (comms["axis"] != "pp") & (comms["step"] >= 0))
     return (

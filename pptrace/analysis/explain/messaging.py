@@ -8,7 +8,7 @@ in one of these ways, all of them are explained along its graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -18,7 +18,7 @@ from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.explain import Steps, times_of_ranks
 from pptrace.analysis.explain.inner_waits import no_inner_waits
 from pptrace.analysis.explain.measured import along_graph, costs_of_windows
-from pptrace.analysis.explain.step_times import UNKNOWN, RankTimes, before_ops, step_times
+from pptrace.analysis.explain.step_times import UNKNOWN, before_ops, step_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
 from pptrace.errors import ScheduleError
 from pptrace.schedule.message_graph import Graph, Messaging, make_graph
@@ -41,25 +41,10 @@ _WAYS = (
 
 def graph_of_run(plan: Plan, steps: Steps, data: AlignedRun) -> Graph | None:
     """Find the graph of a run; None where its steps are as long as with receives that were posted ahead."""
-    steps = steps[_sampled(plan, steps)]
-    return _graph_of(plan, steps, list(times_of_ranks(plan.table, steps, data)))
-
-
-def graph_of_ranks(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:
-    """The same from what each rank measured in the windows of all steps."""
-    sampled = _sampled(plan, steps)
-    before = np.cumsum([0, *map(len, steps)])[[sampled.start, sampled.stop]].tolist()
-    return _graph_of(plan, steps[sampled], [rank.of_windows(*before) for rank in ranks])
-
-
-def _sampled(plan: Plan, steps: Steps) -> slice:
-    """Steps from the middle of the run."""
     num = min(len(steps), max(1, _MOST_CELLS // (len(plan.table) * max(map(len, steps)))))
     first = (len(steps) - num) // 2
-    return slice(first, first + num)
-
-
-def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:
+    steps = steps[first : first + num]  # from the middle of the run
+    ranks = list(times_of_ranks(plan.table, steps, data))
     times = step_times(plan.table, [window for windows in steps for window in windows], ranks)
     is_whole = times.is_whole
     if plan.table.num_messages == 0 or not is_whole.any() or (times.arrival[is_whole] == UNKNOWN).all():

@@ -56,18 +56,13 @@ _MOST_HOPS = 10_000
 
 
 def with_periods(
-    steps: Sequence[StepReport],
-    windows: Sequence[StepWindow],
-    data: AlignedRun,
-    outside: Mapping[int, OutsideRows] | None = None,
-    num_ranks: int = 0,
+    steps: Sequence[StepReport], windows: Sequence[StepWindow], data: AlignedRun, num_ranks: int = 0
 ) -> tuple[StepReport, ...]:
     """The steps with their periods, and with the parts of these outside the pipeline.
 
     Args:
         windows: those of all pipelines, of steps that are not reported too, where a step before ends; () without any.
-        data: everything measured; of it the ops alone, where ``outside`` is given.
-        outside: what each rank did outside of the windows.
+        data: everything measured.
         num_ranks: ranks of the run; where it is more than there are traces, some are not recorded.
     """
     if not windows:
@@ -78,9 +73,8 @@ def with_periods(
             replace(step, period_ns=None if begin is None or end is None or end <= begin else end - begin)
             for step, begin, end in zip(steps, begins, ends, strict=True)
         )
-    if outside is None:
-        inside = inside_windows(windows)
-        outside = {rank: outside_rows(data.rows.of_rank(rank), data.lanes.get(rank), inside) for rank in data.work}
+    inside = union([window.start_ns for window in windows], [window.end_ns for window in windows])
+    outside = {rank: outside_rows(data.rows.of_rank(rank), data.lanes.get(rank), inside) for rank in data.work}
     of_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         of_step.setdefault(window.step, []).append(window)
@@ -100,11 +94,6 @@ def with_periods(
         else step
         for step in steps
     )
-
-
-def inside_windows(windows: Sequence[StepWindow]) -> Int64:
-    """The time in which pipelines run, as a set of intervals."""
-    return union([window.start_ns for window in windows], [window.end_ns for window in windows])
 
 
 def _with_period(

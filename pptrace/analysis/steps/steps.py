@@ -75,76 +75,15 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanPart:
-    """Steps of one plan that are explained together: which they are of the run's, and the windows of each."""
+class _PlanPart:
+    """Steps of one plan that are explained together: which they are of the run's, the windows of each, and the graph of the
+    plan's messages.
+    """
 
     plan: Plan
     indices: tuple[int, ...]
     steps: tuple[tuple[StepWindow, ...], ...]
-
-    @property
-    def windows(self) -> list[StepWindow]:
-        """The windows of all steps, one step after the other."""
-        return [window for of_step in self.steps for window in of_step]
-
-
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """A run's steps, cut into what can be reported rank by rank and plan by plan; whether each step's times compare."""
-
-    steps: Sequence[PlannedStep]
-    are_comparable: tuple[bool, ...]
-    of_rank: Mapping[int, RankWindows]
-    of_plan: tuple[PlanPart, ...]
-
-    @classmethod
-    def of(cls, steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> StepParts:
-        """The parts; of ``data`` only the device work, the clock and the ranks that lack others are used."""
-        of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
-        comparable = {
-            window: data.is_comparable(window) and window not in step.unbounded
-            for step in steps
-            for window in step.windows
-        }
-        for step in steps:
-            for window in step.windows:
-                for rank in window.ranks:
-                    of_rank.setdefault(rank, []).append((step, window))
-        parts = {rank: _rank_windows(rank, entries, comparable, data, mesh) for rank, entries in of_rank.items()}
-        are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
-        return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
-
-    def joined(
-        self,
-        ranks: Mapping[int, Sequence[RankStep]],
-        explanations: Sequence[Sequence[Explanation]],
-        graphs: Sequence[Graph | None],
-        mesh: MeshInfo,
-    ) -> ReportedSteps:
-        """The steps, from the reports of each rank, and the explanations of each plan's steps with the graph of its messages.
-
-        Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
-        """
-        reports = {
-            (rank, step): report
-            for rank, windows in self.of_rank.items()
-            for step, report in zip(windows.steps.tolist(), ranks[rank], strict=True)
-        }
-        of_step: dict[int, Explanation] = {}
-        costs: list[StepMatrix] = []
-        for part, explained in zip(self.of_plan, explanations, strict=True):
-            of_step |= zip(part.indices, explained, strict=True)
-            # What other processes explained has a table of its own.
-            costs += [replace(entry.costs, table=part.plan.table) for entry in explained if entry.costs is not None]
-        reported = tuple(
-            _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
-            for index, step in enumerate(self.steps)
-        )
-        plans = {id(part.plan.table): (part.plan, graph) for part, graph in zip(self.of_plan, graphs, strict=True)}
-        every = tuple(
-            replace(same, plan=plan, graph=graph) for same in joined(costs) for plan, graph in (plans[id(same.table)],)
-        )
-        return ReportedSteps(reported, every)
+    graph: Graph | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,21 +101,37 @@ def report_steps(
 
     ``routing`` is what equal rows of experts would change of ops.
     """
-    parts = StepParts.of(steps, data, mesh)
-    graphs = [graph_of_run(part.plan, part.steps, data) for part in parts.of_plan]
-    tasks = [
-        explanation_tasks(part.plan.table, part.steps, data, graph, routing)
-        for part, graph in zip(parts.of_plan, graphs, strict=True)
-    ]
+    comparable = {
+        window: data.is_comparable(window) and window not in step.unbounded for step in steps for window in step.windows
+    }
+    are_comparable = [all(comparable[window] for window in step.windows) for step in steps]
+    parts = _plan_parts(steps, are_comparable, data)
+    tasks = [explanation_tasks(part.plan.table, part.steps, data, part.graph, routing) for part in parts]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
-        ranks = {rank: report_rank_steps(windows, data, mesh) for rank, windows in parts.of_rank.items()}
+        ranks = _rank_steps(steps, comparable, data, mesh)
         results = iter(explained.results())
-    explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
     give_back_freed_memory()  # what is kept of it lies in pieces, next to which what follows would take more
-    return parts.joined(ranks, explanations, graphs, mesh)
+    explanations: dict[int, Explanation] = {}
+    costs: list[StepMatrix] = []
+    for part, of_plan in zip(parts, tasks, strict=True):
+        entries = list(chain.from_iterable(islice(results, len(of_plan))))
+        explanations |= zip(part.indices, entries, strict=True)
+        # What other processes explained has a table of its own.
+        costs += [replace(entry.costs, table=part.plan.table) for entry in entries if entry.costs is not None]
+    reported = tuple(
+        _report_step(step, ranks, are_comparable[index], explanations.get(index, Explanation()), mesh)
+        for index, step in enumerate(steps)
+    )
+    of_table = {id(part.plan.table): part for part in parts}
+    every = tuple(
+        replace(same, plan=part.plan, graph=part.graph)
+        for same in joined(costs)
+        for part in (of_table[id(same.table)],)
+    )
+    return ReportedSteps(reported, every)
 
 
-def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) -> tuple[PlanPart, ...]:
+def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool], data: AlignedRun) -> list[_PlanPart]:
     """The steps of each plan whose ranks' times compare."""
     of_plan: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
@@ -184,10 +139,30 @@ def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) ->
             of_plan.setdefault(id(step.plan), []).append(index)
     parts = []
     for indices in of_plan.values():
-        plan = steps[indices[0]].plan
+        plan, windows = steps[indices[0]].plan, tuple(steps[index].windows for index in indices)
         assert plan is not None
-        parts.append(PlanPart(plan, tuple(indices), tuple(steps[index].windows for index in indices)))
-    return tuple(parts)
+        parts.append(_PlanPart(plan, tuple(indices), windows, graph_of_run(plan, windows, data)))
+    return parts
+
+
+def _rank_steps(
+    steps: Sequence[PlannedStep], comparable: Mapping[StepWindow, bool], data: AlignedRun, mesh: MeshInfo
+) -> dict[tuple[int, int], RankStep]:
+    """The report of each rank in each step, by (rank, step)."""
+    of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
+    for step in steps:
+        for window in step.windows:
+            for rank in window.ranks:
+                of_rank.setdefault(rank, []).append((step, window))
+    return {
+        (rank, window.step): report
+        for rank, entries in of_rank.items()
+        for (_, window), report in zip(
+            entries,
+            report_rank_steps(_rank_windows(rank, entries, comparable, data, mesh), data, mesh),
+            strict=True,
+        )
+    }
 
 
 def _rank_windows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -30,15 +30,6 @@ _MAX_RANKS = 1_000_000
 _POLL_S = 0.1  # between looks at how far the reading processes are
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFailure:
-    """A file that could not be read. ``message`` is the error's line."""
-
-    path: str
-    rank: int | None
-    message: str
-
-
 class RankData(Protocol):
     """The result of reading one trace, with its ops where its format lists ops: the trace, or what a transform made of it."""
 
@@ -58,16 +49,10 @@ class RankData(Protocol):
 Data = TypeVar("Data", bound=RankData)
 Transform = Callable[[Trace], Data]
 FileResult = tuple[Data, ...] | PptraceError
-_Read = Callable[[int, ReadProgress | None, InputFile], FileResult[Data]]
-"""(number of cores, callback for the part that has been read, file) → its result."""
-
-
-ReadFiles = Callable[
-    [Sequence[InputFile], Callable[[InputFile], FileResult[Data]], ProgressMeter], list[FileResult[Data]]
-]
-"""Reader of a job's files in place of this process and its helpers, such as workers on other machines: the result of a callable,
-which is picklable, for each file, in their order.
-"""
+Read = Callable[[InputFile, int, ReadProgress | None], FileResult[Data]]
+"""(file, number of cores, callback for the part that has been read) → its result. It is picklable."""
+ReadFiles = Callable[[Mapping[int, InputFile], Read[Data], ProgressMeter], Mapping[int, FileResult[Data]]]
+"""Reader of a job's files by their numbers: in this process and others, or on the workers of a cluster."""
 
 
 class Store(Protocol[Data]):
@@ -84,10 +69,9 @@ class Store(Protocol[Data]):
 
 @dataclass(frozen=True, slots=True)
 class ReadResult(Generic[Data]):
-    """The result of each trace, in order of rank, all ranks distinct; files that failed; and warnings about the whole job."""
+    """The result of each trace, in order of rank, all ranks distinct; and warnings about the whole job."""
 
     traces: tuple[Data, ...]
-    failures: tuple[ReadFailure, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -107,7 +91,7 @@ def read_each(
     read_files: ReadFiles[Data] | None = None,
 ) -> ReadResult[Data]:
     """Read every file: large ones in ``jobs`` processes (default: one per CPU; several for one file where there are fewer large
-    files), small ones in this process; or all of them where ``read_files`` does.
+    files), small ones in this process; or all of them by ``read_files``.
 
     ``transform`` is applied to each trace in the process that read it; it must be picklable (a module-level function). ``store``
     is looked up before a file is read, and gets the results of files read.
@@ -121,38 +105,46 @@ def read_each(
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
     meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
-    read = partial(_read_one, transform, store)
-    if read_files is None:
-        results = _read_all(inputs.files, read, jobs, meter, store)
-    else:
-        results = read_files(inputs.files, partial(read, 1, None), meter)
+    results = {} if store is None else _cached(inputs.files, store, meter)
+    others = {index: file for index, file in enumerate(inputs.files) if index not in results}
+    read: Read[Data] = partial(_read_one, transform, store)
+    results.update((read_files or partial(_read_here, jobs))(others, read, meter))
     traces: list[tuple[InputFile, Data]] = []
-    failures: list[ReadFailure] = []
-    for file, result in zip(inputs.files, results, strict=True):
+    failures: list[PptraceError] = []
+    for index, file in enumerate(inputs.files):
+        result = results[index]
         if isinstance(result, PptraceError):
-            failures.append(ReadFailure(str(file.path), file.rank, str(result)))
+            failures.append(result)
         else:
             traces += [(file, trace) for trace in result]
     if len(failures) == len(results):
-        first = results[0] if results else TraceError("no trace files are given; expected one per rank")
-        assert isinstance(first, PptraceError)
-        raise first
+        raise failures[0] if failures else TraceError("no trace files are given; expected one per rank")
     _require_one_run([trace.info for _, trace in traces])
     ranked, rank_warnings = _with_ranks(traces)
-    failure_warnings = tuple(f"{failure.message} (left out; read the other {len(ranked)})" for failure in failures)
-    return ReadResult(ranked, tuple(failures), (*inputs.warnings, *failure_warnings, *rank_warnings))
+    failure_warnings = (f"{failure} (left out; read the other {len(ranked)})" for failure in failures)
+    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *rank_warnings))
 
 
 def _unchanged(trace: Trace) -> Trace:
     return trace
 
 
+def _cached(files: Sequence[InputFile], store: Store[Data], meter: ProgressMeter) -> dict[int, FileResult[Data]]:
+    """The results of those files that a cache has, by their numbers."""
+    results: dict[int, FileResult[Data]] = {}
+    for index, file in enumerate(files):
+        if (cached := store.peek(file)) is not None:
+            results[index] = cached
+            meter.set_done(index)
+    return results
+
+
 def _read_one(
     transform: Transform[Data],
     store: Store[Data] | None,
+    file: InputFile,
     cores: int,
     on_progress: ReadProgress | None,
-    file: InputFile,
 ) -> FileResult[Data]:
     """Read one file; an error is returned, since an exception would lose its type on the way from another process."""
     if store is not None and (cached := store.get(file)) is not None:
@@ -166,35 +158,24 @@ def _read_one(
     return traces
 
 
-def _read_all(
-    files: Sequence[InputFile],
-    read: _Read[Data],
-    jobs: int | None,
-    meter: ProgressMeter,
-    store: Store[Data] | None,
-) -> list[FileResult[Data]]:
+def _read_here(
+    jobs: int | None, files: Mapping[int, InputFile], read: Read[Data], meter: ProgressMeter
+) -> dict[int, FileResult[Data]]:
+    """Read files on this machine, large ones in ``jobs`` processes: :data:`ReadFiles`."""
     results: dict[int, FileResult[Data]] = {}
-    for index, file in enumerate(files):
-        if store is not None and (cached := store.peek(file)) is not None:
-            results[index] = cached
-            meter.set_done(index)
-    large = [
-        index for index, file in enumerate(files) if index not in results and num_text_bytes(file.path) >= _LARGE_BYTES
-    ]
+    large = {index: file for index, file in files.items() if num_text_bytes(file.path) >= _LARGE_BYTES}
     jobs = jobs if jobs is not None else num_cpus()
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
-        large.sort(key=lambda index: -files[index].num_bytes)
-        read_in_process = partial(_read_in_process, read, cores)
-        for index, result in _read_in_processes(files, large, read_in_process, num_processes, meter):
+        for index, result in _read_in_processes(large, partial(_read_in_process, read, cores), num_processes, meter):
             results[index] = result
             meter.set_done(index)
-    for index, file in enumerate(files):
+    for index, file in files.items():
         if index not in results:
-            results[index] = read(cores, partial(meter.set_part, index), file)
+            results[index] = read(file, cores, partial(meter.set_part, index))
             meter.set_done(index)
-    return [results[index] for index in range(len(files))]
+    return results
 
 
 _parts_read: MutableSequence[float] = []
@@ -206,26 +187,26 @@ def _share_parts(parts: MutableSequence[float]) -> None:
     _parts_read = parts
 
 
-def _read_in_process(read: _Read[Data], cores: int, index: int, file: InputFile) -> FileResult[Data]:
-    return read(cores, partial(_parts_read.__setitem__, index), file)
+def _read_in_process(read: Read[Data], cores: int, index: int, file: InputFile) -> FileResult[Data]:
+    return read(file, cores, partial(_parts_read.__setitem__, index))
 
 
 def _read_in_processes(
-    files: Sequence[InputFile],
-    indices: Sequence[int],
+    files: Mapping[int, InputFile],
     read: Callable[[int, InputFile], FileResult[Data]],
     num_processes: int,
     meter: ProgressMeter,
 ) -> Iterator[tuple[int, FileResult[Data]]]:
-    """(index, result) of the files at ``indices``, as they finish; where a process dies, some stay missing.
+    """(number, result) of the files, the largest first, as they finish; where a process dies, some stay missing.
 
     Processes are forked where that can be done: nothing has to be imported again.
     """
     context = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    parts = context.RawArray("d", len(files))
+    parts = context.RawArray("d", max(files) + 1)
     pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_share_parts, initargs=(parts,))
     with pool, suppress(BrokenProcessPool):
-        futures = {pool.submit(read, index, files[index]): index for index in indices}
+        order = sorted(files, key=lambda index: -files[index].num_bytes)
+        futures = {pool.submit(read, index, files[index]): index for index in order}
         while futures:
             for future in wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED).done:
                 yield futures.pop(future), future.result()

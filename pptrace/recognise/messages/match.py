@@ -200,14 +200,14 @@ _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
 """Kinds that one side may finish before the last side starts, because the data lies in a buffer."""
 
 
-def with_transfers(comms: pd.DataFrame, untimed: npt.NDArray[np.bool_] | None = None) -> pd.DataFrame:
+def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     """Fill ``transfer_start_ns`` and ``transfer_end_ns``: between them a side moved data, around them it waited.
 
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
     outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has a transfer of
-    length 0, so that bytes over the time of that call are not taken for a bandwidth; ``untimed`` is where, if that is known.
+    length 0, so that bytes over the time of that call are not taken for a bandwidth.
     """
     match, start, end = (comms[name].to_numpy() for name in ("match", "start_ns", "end_ns"))
     size, is_host = int(match.max(initial=-1)) + 1, (comms["clock"] != "device").to_numpy()
@@ -226,8 +226,7 @@ def with_transfers(comms: pd.DataFrame, untimed: npt.NDArray[np.bool_] | None = 
         over = np.where(bounded & (first_end >= ready), first_end, end[rows])
         transfer_end[rows] = over
         transfer_start[rows] = np.where(buffered, start[rows], np.minimum(ready, over))
-    if untimed is None:
-        untimed = has_posting_time_only(comms).to_numpy()
+    untimed = has_posting_time_only(comms).to_numpy()
     transfer_start[untimed] = transfer_end[untimed]
     return comms.assign(transfer_start_ns=transfer_start, transfer_end_ns=transfer_end)
 
@@ -238,13 +237,8 @@ def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
     A send on a rank without devices lies in a buffer when its posting is over.
     """
     on_device = set(comms.loc[comms["clock"] == "device", "rank"].tolist())
-    return rows_of_posting_only(comms, comms["rank"].isin(on_device))
-
-
-def rows_of_posting_only(comms: pd.DataFrame, on_device: pd.Series[bool]) -> pd.Series[bool]:
-    """The same, where it is known which rows are of a rank with devices."""
     call = (comms["clock"] == "host") & (comms["posted_ns"] == comms["end_ns"]) & (comms["start_ns"] < comms["end_ns"])
-    return call & ((comms["kind"] != "send") | on_device)
+    return call & ((comms["kind"] != "send") | comms["rank"].isin(on_device))
 
 
 def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Steps explained in parts, from ranks one by one, or all at once: the same."""
+"""Steps explained in parts or all at once: the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, step_
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
-from pptrace.slices import slice_of
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.known import known
 from tests.support.synthetic import record, without
@@ -28,7 +27,7 @@ def explained(table: PlanTable, steps: explain.Steps, data: AlignedRun) -> list[
     return [explanation for task in explain.explanation_tasks(table, steps, data) for explanation in task()]
 
 
-def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     analysis = analysed()
     plan = known(analysis.schedule.plan)
     table = plan.table
@@ -39,12 +38,6 @@ def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(explain, "_CELLS", 4 * len(table))
     assert list(explain._parts(table, steps, explain._CELLS)) == [(0, 2), (2, 4), (4, 5)]
     assert explained(table, steps, analysis.data) == together
-    windows = [window for of_step in steps for window in of_step]
-    indexed = IndexedWindows.of(windows)
-    ranks = [RankTimes.of(table, indexed, rank, analysis.data) for rank in indexed.of_rank]
-    axes = explain.axes_inside_ops(slice_of(analysis.data.comms))
-    assert explain.explain_ranks(table, steps, ranks, axes) == together
-    assert explain.explain_ranks(table, steps, [rank.compact() for rank in ranks], axes) == together
 
 
 def test_compact_times_of_many_windows_are_those_of_all_bytes() -> None:
