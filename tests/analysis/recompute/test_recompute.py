@@ -9,8 +9,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dashboards.tiles.timeline import Timeline
-from dashboards.tiles.unlabelled import ops_with_compute
 from pptrace.analysis.memory.types import MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.analysis.questions import tables_of_answers
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
@@ -30,6 +28,8 @@ from pptrace.model.report_table import Amount
 from pptrace.report.figures import step_timeline
 from pptrace.report.perfetto import perfetto_object
 from pptrace.report.tables import tables_of
+from pptrace.report.tiles.timeline import Timeline
+from pptrace.report.tiles.unlabelled import ops_with_compute
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.tiles.pyramid import Level, busy_by_class, longest_of
-from dashboards.tiles.tracks import NUM_CLASSES, Array, Tracks
 from pptrace.model.tables import Int64
+from pptrace.report.tiles.pyramid import Level, busy_by_class, longest_of
+from pptrace.report.tiles.tracks import NUM_CLASSES, Array, Tracks
 
 NUM_BUCKETS = 1024
 """Buckets of a tile; the browser asks for buckets of about a pixel."""
