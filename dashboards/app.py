@@ -15,7 +15,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_metrics, add_routes
+from dashboards.routes import add_metrics, add_routes, address_of_asset
 from dashboards.store import Loaded, Store
 from pptrace.model.units import counted, milliseconds, uncertainty
 from pptrace.report.recording import damage_in, name_of, place_of
@@ -64,6 +64,8 @@ def create_app(
         title="pptrace",
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
+        external_scripts=[address_of_asset("timeline.js")],
+        external_stylesheets=[address_of_asset("timeline.css")],
         serve_locally=True,
         suppress_callback_exceptions=True,
         index_string=_INDEX,

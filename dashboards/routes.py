@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,6 +17,7 @@ from pptrace.errors import PptraceError
 from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
 from pptrace.report.tiles.about import describe
 from pptrace.report.tiles.bars import Place, aligned_at, bar_at
+from pptrace.report.tiles.browser import script, style
 from pptrace.report.tiles.changed import CHANGED
 from pptrace.report.tiles.cut import NUM_BUCKETS, Range
 from pptrace.report.tiles.details import details
@@ -70,6 +72,18 @@ _ROUTES: Mapping[str, Callable[..., Any]] = {
 """Answer what is asked of the timeline: bytes of a tile, or values of JSON. A LookupError is answered as not found."""
 
 
+_ASSETS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "timeline.js": ("text/javascript", script),
+    "timeline.css": ("text/css", style),
+}
+
+
+def address_of_asset(name: str) -> str:
+    """The address of the timeline's script or style sheet: another one where its text is another, so that browsers keep it."""
+    _, text_of = _ASSETS[name]
+    return f"/timeline-data/{name}?m={blake2b(text_of().encode(), digest_size=8).hexdigest()}"
+
+
 def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     """Add the routes below ``/timeline-data/``; each but the first two has the token of the data that the page shows."""
 
@@ -99,6 +113,8 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
 
         return answer
 
+    for name, (mime, text_of) in _ASSETS.items():
+        add(name, lambda mime=mime, text_of=text_of: Response(text_of(), mimetype=mime, headers=_CACHED))
     add("opening", lambda: jsonify(asdict(store.opening)))
     add("about", about)
     add("whatif/<token>", of_timeline(lambda timeline: _change(timeline, answers, request.args)))

@@ -1,8 +1,10 @@
-"""Single-file HTML: the report of a run, or the picture of a simulated schedule. Nothing is loaded from elsewhere."""
+"""Single-file HTML: the report of a run, or the picture of a simulated schedule. Nothing is loaded from elsewhere.
+
+Timelines hold their tiles, and are drawn by the scripts of the dashboard (:mod:`pptrace.report.tiles.browser`).
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -19,7 +21,6 @@ from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.charts.memory import memory_over_time
-from pptrace.report.figures import CONFIG, plan_timeline, step_timeline, timeline
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
@@ -37,6 +38,8 @@ from pptrace.report.tables import (
 )
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.step_series import steps_table
+from pptrace.report.tiles.browser import script, style
+from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.simulator.sweep.run import Sweep
@@ -48,7 +51,7 @@ _HEIGHT = 450
 
 
 def report_page(analysis: Analysis) -> str:
-    """The report as a page, with a timeline of every step; times are ms."""
+    """The report as a page, with a timeline of all steps; times are ms."""
     report = analysis.report
     numbers = {id(finding): number for number, finding in enumerate(report.findings)}
     items = []
@@ -65,10 +68,12 @@ def report_page(analysis: Analysis) -> str:
         *([] if report.hang is None else [_hang(report.hang)]),
         f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else "",
     ]
+    if (timeline := inline_run(analysis)) is not None:
+        parts.append(f'<h2 id="timeline">Timeline</h2>{_timeline(timeline)}')
     typical = report.typical_step
     if typical is not None and len(report.steps) > 1:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
-    parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
+    parts += [_step(step, is_open=step is typical) for step in report.steps]
     parts += map(_report_table, tables_of_run(report, typical, Amount.WHOLE))
     if (memory := memory_over_time(analysis.data.memory)) is not None:
         parts.append(f"<h3>Memory over time</h3>{_figure(memory)}")
@@ -91,11 +96,9 @@ def simulation_page(simulation: Simulation) -> str:
     for rank in simulation.ranks:
         times = map(units.milliseconds, (rank.compute_ns, rank.bubble_ns))
         rows.append((rank.rank, *times, rank.peak_inflight_microbatches))
-    figure, drawn_ranks = plan_timeline(simulation.ops())
     parts = [
         f"<h1>{escape(plan.name)} <small>simulated</small></h1>{_facts(facts)}",
-        _figure(figure),
-        f'<p class="note">Drawn: {drawn_ranks}; the table has all.</p>' if drawn_ranks else "",
+        _timeline(inline_simulation(simulation)),
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     if (idle := idle_table(simulation, units.milliseconds, "ms")) is not None:
@@ -126,7 +129,7 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     ]
     extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
     for title, simulation in pictures:
-        parts.append(f"<h3>{escape(title)}</h3>{_figure(timeline(simulation.ops(), extent_ns=extent))}")
+        parts.append(f"<h3>{escape(title)}</h3>{_timeline(inline_simulation(simulation, extent))}")
     parts.append(_warnings(result.warnings))
     return _page("pptrace · what would get it back", parts)
 
@@ -137,6 +140,11 @@ def comparison_page(comparison: Comparison) -> str:
     parts += [_report_table(table) for table in comparison_tables(comparison, Amount.WHOLE)]
     parts.append(_warnings(comparison.warnings))
     return _page("pptrace · comparison, B against A", parts)
+
+
+def _timeline(timeline: InlineTimeline) -> str:
+    note = f'<p class="note">{escape(timeline.lacks)}</p>' if timeline.lacks else ""
+    return f'<div class="timeline" data-tiles="{escape(timeline.data)}"></div>{note}'
 
 
 def _figure(figure: Any) -> str:
@@ -205,13 +213,11 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
+def _step(step: StepReport, is_open: bool) -> str:
     bubble = step.bubble
     bubbles = f" · bubble {units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     head = f"<summary>Step {step.step}: {units.milliseconds(step.length_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
-    has_windows = any(window.step == step.step for window in analysis.windows)
-    body = [_figure(step_timeline(analysis, step))] if has_windows else []
-    body.append(_figure(overview(step)))
+    body = [f'<p><a href="#timeline" data-step="{step.step}">in the timeline</a></p>', _figure(overview(step))]
     if step.span_parts is not None:
         body.append(_figure(waterfall(step)))
     body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
@@ -253,9 +259,12 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels:
 
 
 def _page(title: str, parts: Sequence[str]) -> str:
+    body = "".join(parts)
+    scripts = [script()] if 'class="timeline"' in body else []
+    scripts += [get_plotlyjs(), DRAWING] if 'class="figure"' in body else []
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body><main>{''.join(parts)}<footer>pptrace {__version__}</footer></main>"
-        f"<script>{get_plotlyjs()}</script><script>const CONFIG = {json.dumps(dict(CONFIG))};{DRAWING}</script></body></html>"
+        f'<meta name="viewport" content="width=device-width"><style>{style()}{STYLE}</style></head>'
+        f"<body><main>{body}<footer>pptrace {__version__}</footer></main>"
+        f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>"
     )
