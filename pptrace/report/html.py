@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import doubt_of_gain, verdict_lines
@@ -20,16 +18,14 @@ from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
-from pptrace.report.charts.memory import memory_over_time
-from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
-from pptrace.report.html_style import DRAWING, STYLE
+from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, EITHER
+from pptrace.report.html_style import DRAWING, STYLE, TO_STEPS
 from pptrace.report.idle import idle_table
 from pptrace.report.recording import recording_line
-from pptrace.report.summary_figures import bar_of, is_drawn, overview, waterfall
-from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import (
     Amount,
+    Bar,
     ReportTable,
     tables_of_run,
     tables_of_step,
@@ -40,6 +36,7 @@ from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.tiles.browser import script, style
 from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation
+from pptrace.report.verdict_bar import bar_of
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.simulator.sweep.run import Sweep
@@ -48,6 +45,7 @@ from pptrace.workflow.analyse import Analysis
 
 _HEIGHT = 450
 """plotly's default, px."""
+_BAR_COLOURS = {"compute": COMPUTE, "exposed": COMMUNICATION, "bubble": BUBBLE, "either of both": EITHER}
 
 
 def report_page(analysis: Analysis) -> str:
@@ -75,8 +73,6 @@ def report_page(analysis: Analysis) -> str:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
     parts += [_step(step, is_open=step is typical) for step in report.steps]
     parts += map(_report_table, tables_of_run(report, typical, Amount.WHOLE))
-    if (memory := memory_over_time(analysis.data.memory)) is not None:
-        parts.append(f"<h3>Memory over time</h3>{_figure(memory)}")
     parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
 
@@ -108,6 +104,12 @@ def simulation_page(simulation: Simulation) -> str:
 
 def sweep_page(sweep: Sweep) -> str:
     """A sweep as a page: the table of bubbles, heat maps over m, throughput against p and costs, and what was refused."""
+    from pptrace.report.sweep.figures import (  # with plotly, which other pages do without
+        MOST_HEAT_MAPS,
+        curves,
+        heat_maps,
+    )
+
     parts = [f"<h1>Schedules compared <small>simulated</small></h1><p>{escape(costs_line(sweep))}</p>"]
     parts += [f"<p>{escape(line)}</p>" for line in (sweep_headline(sweep), *best_lines(sweep))]
     maps = heat_maps(sweep)
@@ -148,7 +150,7 @@ def _timeline(timeline: InlineTimeline) -> str:
 
 
 def _figure(figure: Any) -> str:
-    """A figure as data, which the page draws when it becomes visible (:data:`pptrace.report.html_style.DRAWING`)."""
+    """A figure of plotly as data, which the page draws (:data:`pptrace.report.html_style.DRAWING`)."""
     data = figure.to_json().replace("<", "\\u003c")  # no text in it may end the script
     height = figure.layout.height or _HEIGHT
     return (
@@ -200,6 +202,8 @@ def _title(report: Report) -> str:
 
 def _hang(hang: Mapping[str, Any]) -> str:
     """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
+    from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph  # with plotly, which other pages do without
+
     graph, rows, table = wait_graph(hang), edge_rows(hang), ""
     blamed = f"<p>to blame: {escape(rank_text(hang['ranks']))}</p>" if hang["ranks"] else ""
     if rows:
@@ -217,18 +221,18 @@ def _step(step: StepReport, is_open: bool) -> str:
     bubble = step.bubble
     bubbles = f" · bubble {units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     head = f"<summary>Step {step.step}: {units.milliseconds(step.length_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
-    body = [f'<p><a href="#timeline" data-step="{step.step}">in the timeline</a></p>', _figure(overview(step))]
-    if step.span_parts is not None:
-        body.append(_figure(waterfall(step)))
-    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
+    body = [f'<p><a href="#timeline" data-step="{step.step}">in the timeline</a></p>']
+    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
 
 
 def _report_table(table: ReportTable) -> str:
-    """A table of the report; columns of bars, which the figures show, are left out."""
-    columns, rows = table.without_bars()
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
+    drawn = dict.fromkeys(name for row in table.rows for cell in row if isinstance(cell, Bar) for name, _ in cell.parts)
+    if len(drawn) > 1:
+        keys = (f'<span class="bar-key" style="background:{_BAR_COLOURS[name]}"></span>{name}' for name in drawn)
+        notes = f'<p class="note">{"".join(keys)}</p>{notes}'
+    return f"<h3>{escape(table.title)}</h3>{_table(table.columns, table.rows, table.num_labels)}{notes}"
 
 
 def _finding(finding: Finding, number: int, report: Report) -> str:
@@ -247,21 +251,34 @@ def _warnings(lines: Sequence[str]) -> str:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
     """A table: to the left its first columns, which are labels, and remarks without a head; to the right numbers."""
-    marks = [' class="label"' if index < num_labels or not name else "" for index, name in enumerate(columns)]
+    marks = [' class="label"' if index < num_labels or not name.strip() else "" for index, name in enumerate(columns)]
 
     def cells(tag: str, texts: Sequence[object]) -> str:
         each = zip(marks, texts, strict=True)
-        return "".join(f"<{tag}{mark}>{escape(str(text))}</{tag}>" for mark, text in each)
+        return "".join(f"<{tag}{mark}>{_cell(text)}</{tag}>" for mark, text in each)
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
+def _cell(content: object) -> str:
+    """The markup of a cell: text, or the shares of a bar."""
+    if not isinstance(content, Bar):
+        return escape(str(content))
+    parts = (
+        f'<span style="width:{share:.2%};background:{_BAR_COLOURS[name]}"></span>' for name, share in content.parts
+    )
+    return f'<div class="bar">{"".join(parts)}</div>'
+
+
 def _page(title: str, parts: Sequence[str]) -> str:
     body = "".join(parts)
-    scripts = [script()] if 'class="timeline"' in body else []
-    scripts += [get_plotlyjs(), DRAWING] if 'class="figure"' in body else []
+    scripts = [script(), TO_STEPS] if 'class="timeline"' in body else []
+    if 'class="figure"' in body:
+        from plotly.offline import get_plotlyjs
+
+        scripts += [get_plotlyjs(), DRAWING]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style()}{STYLE}</style></head>'

@@ -38,9 +38,9 @@ from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
-from pptrace.report.summary_figures import bar_of
 from pptrace.report.tables import ReportTable
 from pptrace.report.to_files import write_csv
+from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.experts.test_experts import Experts
