@@ -136,6 +136,11 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     return _page("pptrace · what would get it back", parts)
 
 
+def timeline_page(title: str, timeline: InlineTimeline) -> str:
+    """A timeline alone as a page."""
+    return _page(f"pptrace · {title}", [_timeline(timeline)])
+
+
 def comparison_page(comparison: Comparison) -> str:
     """Comparison of two runs as a page; times are ms."""
     parts = [f'<h1>Comparison <small>B against A</small></h1><p class="verdict">{escape(comparison.detail)}</p>']

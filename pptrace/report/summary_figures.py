@@ -310,6 +310,10 @@ def _label_outside_and_connect(figure: go.Figure, parts: Sequence[_Part], positi
     figure.add_scatter(x=x, y=y, mode="lines", line={"color": QUIET, "width": 1, "dash": "dot"}, hoverinfo="skip")
 
 
+STEP_FIGURES: Mapping[str, Callable[[StepReport], go.Figure]] = {"overview": overview, "waterfall": waterfall}
+"""The figures of a step, by their names in the API."""
+
+
 def note(text: str) -> go.Figure:
     """An empty picture that says why it is empty."""
     figure = go.Figure()

@@ -44,12 +44,13 @@ class InlineTimeline:
     lacks: str
 
 
-def inline_run(analysis: Analysis, most: int = MOST_CHARACTERS) -> InlineTimeline | None:
-    """The timeline of a measured run; None of one without ops."""
+def inline_run(analysis: Analysis, step: int | None = None, most: int = MOST_CHARACTERS) -> InlineTimeline | None:
+    """The timeline of a measured run, which begins with a step, by default the typical one; None of a run without ops."""
     timeline = Timeline(analysis)
     if not timeline.layout.rows:
         return None
-    return _inline(timeline.bars, timeline.spans, timeline.first_step, bool(timeline.windows), most)
+    first_step = timeline.first_step if step is None else step
+    return _inline(timeline.bars, timeline.spans, first_step, bool(timeline.windows), most)
 
 
 def inline_simulation(simulation: Simulation, extent_ns: int = 0, most: int = MOST_CHARACTERS) -> InlineTimeline:
@@ -75,7 +76,7 @@ def _inline(
     parts = _parts(about["steps"], about["span"])
     begin_with = list(parts).index(first_step) if first_step in parts else 0
     nearest = sorted(parts, key=lambda step: abs(list(parts).index(step) - begin_with))
-    whole = []
+    whole: list[int | None] = []
     for step in nearest:
         if not tiles.add(*parts[step], partly=not whole):
             break
