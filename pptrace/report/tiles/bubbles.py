@@ -27,9 +27,13 @@ STATES: Mapping[str, str] = {
     "unexplained": "nothing that was recorded explains it",
 }
 """States of a rank that computes in no op, the first that applies, and what they say."""
-OTHER_ORDER = "other order"
-"""State of a simulated rank alone."""
-MEANINGS: Mapping[str, str] = {**STATES, OTHER_ORDER: "another of its actions could have run, in no more memory"}
+OTHER_ORDER, IDLE = "other order", "idle"
+"""States of simulated ranks alone."""
+MEANINGS: Mapping[str, str] = {
+    **STATES,
+    OTHER_ORDER: "another of its actions could have run, in no more memory",
+    IDLE: "waits for a message, or for the rank at its other end",
+}
 BETWEEN_OPS_ALONE = frozenset({"other work", "fill", "drain", "late message"})
 
 

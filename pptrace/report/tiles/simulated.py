@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
+from pptrace.intervals import Int64, clip, subtract, union
 from pptrace.model.tables import COMMS as COMMS_SCHEMA
 from pptrace.model.tables import empty_table
-from pptrace.report.tiles.bubbles import MEANINGS, OTHER_ORDER
+from pptrace.report.tiles.bubbles import IDLE, MEANINGS, OTHER_ORDER
 from pptrace.report.tiles.kept import Bars
 from pptrace.report.tiles.layout import Layout, RankRow
 from pptrace.report.tiles.measured import (
@@ -25,7 +27,7 @@ from pptrace.report.tiles.measured import (
 )
 from pptrace.report.tiles.timeline import stages_of_ranks
 from pptrace.report.tiles.tracks import Array
-from pptrace.simulator import IdleCause, Simulation, idle_parts
+from pptrace.simulator import IdleCause, IdlePart, Simulation, idle_parts
 from pptrace.slices import slice_of
 
 _STATE_OF: Mapping[IdleCause, str] = {
@@ -33,7 +35,7 @@ _STATE_OF: Mapping[IdleCause, str] = {
     IdleCause.DRAIN: "drain",
     IdleCause.ORDER: OTHER_ORDER,
 }
-"""States of idle ranks by their cause; in all others a rank waits for a message."""
+"""States of idle ranks by their cause; for all others a message has not come."""
 
 
 def bars_of_simulation(simulation: Simulation) -> Bars:
@@ -41,15 +43,12 @@ def bars_of_simulation(simulation: Simulation) -> Bars:
     ops = simulation.ops()
     ranks = range(simulation.plan.pp)
     position = {rank: rank for rank in ranks}
-    parts: list[tuple[int, int, int, Array, Array]] = []
     step, begin, end = (np.array([value]) for value in (int(ops["step"].iloc[0]), 0, simulation.makespan_ns))
-    for rank, idle in enumerate(idle_parts(simulation)):
-        for code, edges in phases_of(slice_of(ops[ops["rank"] == rank]), step, begin, end).items():
-            parts.append((rank, PHASES, code, *edges.T))
-        for state in dict.fromkeys(map(_state_of, IdleCause)):
-            times = [(part.start_ns, part.end_ns) for part in idle if _state_of(part.cause) == state]
-            edges = np.array(times, dtype=np.int64).reshape(-1, 2)
-            parts.append((rank, BUBBLES, list(MEANINGS).index(state), *edges.T))
+    parts: list[tuple[int, int, int, Array, Array]] = []
+    for rank, idle in enumerate(_idle(simulation, ops)):
+        phases = phases_of(slice_of(ops[ops["rank"] == rank]), step, begin, end)
+        parts += [(rank, PHASES, code, *edges.T) for code, edges in phases.items()]
+        parts += [(rank, BUBBLES, list(MEANINGS).index(state), *edges.T) for state, edges in idle.items()]
     tables = {
         OPS: ops_table(ops, position, 0),
         COMMS: comms_table(empty_table(COMMS_SCHEMA), position, 0),
@@ -60,5 +59,22 @@ def bars_of_simulation(simulation: Simulation) -> Bars:
     return Bars(0, layout, Picture(tables), {}, {})
 
 
-def _state_of(cause: IdleCause) -> str:
-    return _STATE_OF.get(cause, "late message")
+def _idle(simulation: Simulation, ops: pd.DataFrame) -> list[dict[str, Int64]]:
+    """The idle time of each rank by state; of messages with rules of their own nothing tells why a rank waits for one."""
+    if simulation.costs is not None:
+        return [_by_state(parts) for parts in idle_parts(simulation)]
+    of_ranks = []
+    for rank in range(simulation.plan.pp):
+        own = ops[ops["rank"] == rank]
+        idle = subtract(union([0], [simulation.makespan_ns]), union(own["start_ns"], own["end_ns"]))
+        first, last = int(own["start_ns"].min()), int(own["end_ns"].max())
+        edges = {"fill": (0, first), IDLE: (first, last), "drain": (last, simulation.makespan_ns)}
+        of_ranks.append({state: clip(idle, low, high) for state, (low, high) in edges.items()})
+    return of_ranks
+
+
+def _by_state(parts: Sequence[IdlePart]) -> dict[str, Int64]:
+    times: dict[str, list[tuple[int, int]]] = {}
+    for part in parts:
+        times.setdefault(_STATE_OF.get(part.cause, "late message"), []).append((part.start_ns, part.end_ns))
+    return {state: np.array(of_state, dtype=np.int64) for state, of_state in times.items()}
