@@ -103,9 +103,9 @@ class SimulatedStep(ExportsOps):
 
         if extent_ns is not None:
             require_whole("extent_ns", extent_ns, 1)
-        return Timeline(
-            self.plan.name, timeline_page(self.plan.name, inline_simulation(self.simulation, extent_ns or 0))
-        )
+        extent_ns = extent_ns or 0
+        timeline = inline_simulation(self.simulation, extent_ns)
+        return Timeline(self.plan.name, timeline_page(self.plan.name, timeline, extent_ns))
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import simulation_object

@@ -131,14 +131,14 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     ]
     extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
     for title, simulation in pictures:
-        parts.append(f"<h3>{escape(title)}</h3>{_timeline(inline_simulation(simulation, extent))}")
+        parts.append(f"<h3>{escape(title)}</h3>{_timeline(inline_simulation(simulation, extent), extent)}")
     parts.append(_warnings(result.warnings))
     return _page("pptrace · what would get it back", parts)
 
 
-def timeline_page(title: str, timeline: InlineTimeline) -> str:
-    """A timeline alone as a page."""
-    return _page(f"pptrace · {title}", [_timeline(timeline)])
+def timeline_page(title: str, timeline: InlineTimeline, extent_ns: int = 0) -> str:
+    """A timeline alone as a page; with ``extent_ns``, it begins with so much of time."""
+    return _page(f"pptrace · {title}", [_timeline(timeline, extent_ns)])
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -149,9 +149,12 @@ def comparison_page(comparison: Comparison) -> str:
     return _page("pptrace · comparison, B against A", parts)
 
 
-def _timeline(timeline: InlineTimeline) -> str:
+def _timeline(timeline: InlineTimeline, extent_ns: int = 0) -> str:
+    """A timeline, which begins with its first step, or with ``extent_ns`` of time, so that two pictures can be compared."""
+    margin = extent_ns // 64
+    view = f' data-view="step=0&amp;from={-margin}&amp;to={extent_ns + margin}"' if extent_ns else ""
     note = f'<p class="note">{escape(timeline.lacks)}</p>' if timeline.lacks else ""
-    return f'<div class="timeline" data-tiles="{escape(timeline.data)}"></div>{note}'
+    return f'<div class="timeline"{view} data-tiles="{escape(timeline.data)}"></div>{note}'
 
 
 def _figure(figure: Any) -> str:

@@ -26,7 +26,7 @@ _EVENT_COLOURS = ("#5B84B1", "#9C8ABF", "#C2A14D", "#8C97A6", COMPUTE, COMMUNICA
 def describe(
     bars: Bars, spans: Mapping[int, tuple[int, int]], first_step: int | None, *, has_pipeline: bool
 ) -> dict[str, Any]:
-    """What the browser knows of bars from the start; ``spans`` are start and end of each step on the run's clock, ns."""
+    """Describe bars to the browser; ``spans`` are start and end of each step on the run's clock, ns."""
     layout, tables = bars.layout, bars.measured.tables
     colours = {
         "transfer": COMMUNICATION,

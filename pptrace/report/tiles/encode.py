@@ -56,6 +56,8 @@ def rank_tile(
             "count": tile.count,
         }
         arrays[name] = tile_arrays(name, table, tile, (details or {}).get(name, ()))
+        if details:  # nobody is asked for the longest bar of a cell
+            arrays[name]["cellLongest"] = np.zeros_like(arrays[name]["cellLongest"])
     sections[OPS]["kinds"] = picture.tables[OPS].texts["kind"]
     return encode(sections, arrays), is_whole
 

@@ -28,6 +28,10 @@ MOST_CHARACTERS = 12_000_000
 """Room for tiles in a page: a browser opens so much at once."""
 _FINER_BITS = 2
 """A tile has 2^2 finer ones."""
+_FINEST_GROUPS = 4
+"""Bits by which tiles of groups, which are shares of time alone, are finer than the coarsest, at most."""
+_LEVEL = 6
+"""Level of gzip: 9 takes five times as long for files that are 1 % smaller."""
 _ORDER = "stage"
 """The order whose blocks of ranks the tiles have."""
 _MOST_SINGLE = 16
@@ -146,7 +150,7 @@ class _Tiles:
         made = {f"tile/{MEASURED}/0/{_ORDER}/{block}/{place}": _text(tile)}
         if bars.memory:
             made[f"memory/{_ORDER}/{block}/{place}"] = _text(memory_tile(bars.memory, ranks, time))
-        for order, groups in self._orders.items():
+        for order, groups in self._orders.items() if self.root.shift - time.shift <= _FINEST_GROUPS else ():
             if (path := f"groups/{MEASURED}/0/{order}/{place}") not in known:
                 made[path] = _text(group_tile(bars.measured, groups, time))
         return made
@@ -160,4 +164,4 @@ def _finer(time: Range, begin: int, end: int) -> list[Range]:
 
 
 def _text(tile: bytes) -> str:
-    return b64encode(gzip.compress(tile, mtime=0)).decode()
+    return b64encode(gzip.compress(tile, _LEVEL, mtime=0)).decode()

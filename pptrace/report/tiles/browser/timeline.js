@@ -1008,6 +1008,7 @@
         button.classList.toggle("on", Boolean(isOn));
         button.setAttribute("aria-pressed", Boolean(isOn));
       }
+      this.laneButton.hidden = !this.about.numBars.comms && !this.haveMemory.size;
       this.eventButton.disabled = !this.haveEvents.size;
       if (!this.haveEvents.size) this.eventButton.title = "These files list no kernels or operators";
       this.groupButton.textContent = `By ${this.order}`;
