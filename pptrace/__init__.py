@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
     from pptrace.api.sweep import sweep
-    from pptrace.api.timeline import Timeline
+    from pptrace.api.timeline_picture import TimelinePicture
     from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
@@ -41,7 +41,7 @@ __all__ = [
     "RunComparison",
     "Schedule",
     "SimulatedStep",
-    "Timeline",
+    "TimelinePicture",
     "__version__",
     "compare",
     "estimate",
@@ -65,7 +65,7 @@ _MODULES = {
     "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
-    "Timeline": "pptrace.api.timeline",
+    "TimelinePicture": "pptrace.api.timeline_picture",
     "compare": "pptrace.api.compare",
     "estimate": "pptrace.api.estimate",
     "estimate_sweep": "pptrace.api.estimate_sweep",

@@ -19,7 +19,7 @@ from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.api.options import method_takes_options
-from pptrace.api.timeline import Timeline
+from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.categories import without_categories
@@ -191,7 +191,7 @@ class Run(ExportsOps):
         """
         return (self.analysis.expert_traffic or NO_PAIRS).table()
 
-    def timeline(self, step: int | None = None) -> Timeline:
+    def timeline(self, step: int | None = None) -> TimelinePicture:
         """Every op, wait and transfer in time, as a notebook shows it; it begins with a step, by default the typical one.
 
         Raises:
@@ -205,7 +205,7 @@ class Run(ExportsOps):
         if timeline is None:
             raise UsageError("there is no op to draw; report.warnings says why")
         title = f"step {chosen.step}"
-        return Timeline(title, timeline_page(title, timeline))
+        return TimelinePicture(title, timeline_page(title, timeline))
 
     def figure(self, step: int | None = None, kind: FigureKind = "overview") -> go.Figure:
         """A plotly figure of a step, by default of the typical one (the median by span). Its times are ms.

@@ -14,7 +14,7 @@ from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.api.options import Value, argument, option, options_of, takes_options
-from pptrace.api.timeline import Timeline
+from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
@@ -96,7 +96,7 @@ class SimulatedStep(ExportsOps):
         actions = {name: table[name].map(lambda action: str(action or "")) for name in ("cause", "before", "other")}
         return table.assign(**actions)
 
-    def timeline(self, extent_ns: int | None = None) -> Timeline:
+    def timeline(self, extent_ns: int | None = None) -> TimelinePicture:
         """The step in time, as a notebook shows it; ``extent_ns`` is how much of time to show, to compare two at one scale."""
         from pptrace.report.html import timeline_page
         from pptrace.report.tiles.inline import inline_simulation
@@ -105,7 +105,7 @@ class SimulatedStep(ExportsOps):
             require_whole("extent_ns", extent_ns, 1)
         extent_ns = extent_ns or 0
         timeline = inline_simulation(self.simulation, extent_ns)
-        return Timeline(self.plan.name, timeline_page(self.plan.name, timeline, extent_ns))
+        return TimelinePicture(self.plan.name, timeline_page(self.plan.name, timeline, extent_ns))
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import simulation_object

@@ -23,7 +23,7 @@ def cells() -> dict[str, Cell]:
 
 def test_every_picture_is_a_timeline_or_a_figure_with_data(cells: dict[str, Cell]) -> None:
     for name in ("timeline", "one-scale", "zero-bubble"):
-        assert isinstance(cells[name].value, pptrace.Timeline)
+        assert isinstance(cells[name].value, pptrace.TimelinePicture)
         assert "<iframe" in cells[name].value._repr_html_()
     for name in ("waterfall", "overview"):
         figure = cells[name].value

@@ -162,7 +162,7 @@ def test_a_timeline_begins_with_the_typical_step_or_the_one_asked_for(run: pptra
     other = next(step.step for step in run.report.steps if step.step != number)
     assert run.timeline().to_html() == run.timeline(number).to_html() != run.timeline(other).to_html()
     assert f"&quot;firstStep&quot;:{other}," in run.timeline(other).to_html()
-    assert repr(run.timeline(other)) == f"<pptrace.Timeline: step {other}>"
+    assert repr(run.timeline(other)) == f"<pptrace.TimelinePicture: step {other}>"
     assert run.timeline(other)._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
     with pytest.raises(UsageError, match="step 99: there is no such step"):
         run.timeline(99)

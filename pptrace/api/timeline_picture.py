@@ -9,7 +9,7 @@ from pptrace.api.exports import ExportsPage
 _HEIGHT_PX = 620
 
 
-class Timeline(ExportsPage):
+class TimelinePicture(ExportsPage):
     """A timeline: a notebook shows it, and the wheel zooms; ``to_html`` gives it as a page of its own."""
 
     def __init__(self, title: str, page: str) -> None:
@@ -20,7 +20,7 @@ class Timeline(ExportsPage):
         return self._html
 
     def __repr__(self) -> str:
-        return f"<pptrace.Timeline: {self._title}>"
+        return f"<pptrace.TimelinePicture: {self._title}>"
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{escape(self._html)}" style="width: 100%; height: {_HEIGHT_PX}px; border: 0"></iframe>'
