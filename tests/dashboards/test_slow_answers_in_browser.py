@@ -79,7 +79,7 @@ def answer(page: Any, route: Any) -> None:
     """Let a request go on, and wait until the page has had its answer, and that to a question after it."""
     with page.expect_response(route.request.url):
         route.continue_()
-    page.evaluate("() => fetch("/timeline-data/opening")")
+    page.evaluate("() => fetch('/timeline-data/opening').then((answer) => answer.json())")
 
 
 @pytest.mark.parametrize(("path", "first", "second", "taken_back", "shown"), QUESTIONS)
