@@ -29,7 +29,7 @@ _PAGES = (
 )
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
-<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}<link rel="stylesheet" href="timeline.css"></head>
 <body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
 </html>
 """
@@ -65,10 +65,9 @@ def create_app(
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
         external_scripts=[address_of_asset("timeline.js")],
-        external_stylesheets=[address_of_asset("timeline.css")],
         serve_locally=True,
         suppress_callback_exceptions=True,
-        index_string=_INDEX,
+        index_string=_INDEX.replace("timeline.css", address_of_asset("timeline.css")),
     )
     store = Store(paths, as_recorded)
     second = None if other is None else Store([other], as_recorded)
