@@ -1,4 +1,4 @@
-"""The timeline page: every op of a run, planned, simulated and measured; :mod:`pptrace.report.tiles.browser` draws it."""
+"""The timeline page: every op of a run, planned, simulated and measured; :mod:`pptrace.report.tiles.scripts` draws it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Single-file HTML: the report of a run, or the picture of a simulated schedule. Nothing is loaded from elsewhere.
 
-Timelines hold their tiles, and are drawn by the scripts of the dashboard (:mod:`pptrace.report.tiles.browser`).
+Timelines hold their tiles, and are drawn by the scripts of the dashboard (:mod:`pptrace.report.tiles.scripts`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pptrace.report.tables import (
 )
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.step_series import steps_table
-from pptrace.report.tiles.browser import script, style
 from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation
+from pptrace.report.tiles.scripts import script, style
 from pptrace.report.verdict_bar import bar_of
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.report.colours import DARK_SCALE
-from pptrace.report.tiles.browser import style
+from pptrace.report.tiles.scripts import style
 
 
 def _oklab(colour: str) -> np.ndarray[Any, Any]:
