@@ -71,7 +71,7 @@ def report_page(analysis: Analysis) -> str:
     typical = report.typical_step
     if typical is not None and len(report.steps) > 1:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
-    parts += [_step(step, is_open=step is typical) for step in report.steps]
+    parts += [_step(step, is_open=step is typical, is_drawn=timeline is not None) for step in report.steps]
     parts += map(_report_table, tables_of_run(report, typical, Amount.WHOLE))
     parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
@@ -225,11 +225,11 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _step(step: StepReport, is_open: bool) -> str:
+def _step(step: StepReport, *, is_open: bool, is_drawn: bool) -> str:
     bubble = step.bubble
     bubbles = f" · bubble {units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     head = f"<summary>Step {step.step}: {units.milliseconds(step.length_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
-    body = [f'<p><a href="#timeline" data-step="{step.step}">in the timeline</a></p>']
+    body = [f'<p><a href="#timeline" data-step="{step.step}">in the timeline</a></p>'] if is_drawn else []
     body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
 

@@ -83,6 +83,7 @@
         this.about = null;
         return;
       }
+      if (!this.store.hasAnswers && !window.DecompressionStream) return this.say("This browser cannot unpack the timeline: it needs one of 2023 or later.");
       this.tiles = new T.Tiles(this.store, () => this.redraw(), () => this.say("The files have changed. Reload the page."), (isThere) => this.say(isThere ? "" : "The server does not answer. What is missing is asked for again until it does."));
       this.blockOf = {};
       for (const [order, groups] of Object.entries(this.about.orders)) {
