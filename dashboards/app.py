@@ -15,7 +15,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_metrics, add_routes
+from dashboards.routes import add_metrics, add_routes, address_of_asset
 from dashboards.store import Loaded, Store
 from pptrace.model.units import counted, milliseconds, uncertainty
 from pptrace.report.recording import damage_in, name_of, place_of
@@ -29,7 +29,7 @@ _PAGES = (
 )
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
-<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}<link rel="stylesheet" href="timeline.css"></head>
 <body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
 </html>
 """
@@ -64,9 +64,10 @@ def create_app(
         title="pptrace",
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
+        external_scripts=[address_of_asset("timeline.js")],
         serve_locally=True,
         suppress_callback_exceptions=True,
-        index_string=_INDEX,
+        index_string=_INDEX.replace("timeline.css", address_of_asset("timeline.css")),
     )
     store = Store(paths, as_recorded)
     second = None if other is None else Store([other], as_recorded)

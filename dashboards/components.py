@@ -11,6 +11,7 @@ from dash import dcc, html
 from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.tables import ReportTable
+from pptrace.report.tiles.inline import InlineTimeline
 
 Node = Any
 """A Dash component, or text."""
@@ -86,18 +87,24 @@ def report_table(content: ReportTable, note: str = "") -> Node:
     )
 
 
-def graph(figure: Any, id: str, config: Mapping[str, Any] | None = None) -> Node:
-    """A figure with plotly's options, by default without buttons, so that it leaves scrolling to the page."""
-    options: Any = dict(config or {"displayModeBar": False, "responsive": True})
+def graph(figure: Any, id: str) -> Node:
+    """A figure without plotly's buttons, which leaves scrolling to the page."""
+    options: Any = {"displayModeBar": False, "responsive": True}
     height = f"{figure.layout.height}px"
     # A responsive figure has else no height; --graph-height is for wide screens.
     style = {"height": height, "--graph-height": height}
     return dcc.Graph(id=id, figure=figure, config=options, style=style, className="graph")
 
 
-def still_picture(figure: Any, id: str, config: Mapping[str, Any] | None = None) -> Node:
+def still_picture(figure: Any, id: str) -> Node:
     """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
-    return html.Div(graph(figure, id, config), style={"minHeight": f"{figure.layout.height}px"})
+    return html.Div(graph(figure, id), style={"minHeight": f"{figure.layout.height}px"})
+
+
+def inline_picture(timeline: InlineTimeline, id: str) -> Node:
+    """A timeline that holds its tiles; ``timeline.js`` draws it."""
+    data: dict[str, Any] = {"data-tiles": timeline.data}
+    return html.Div(id=id, className="timeline", **data)
 
 
 def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import parse_qsl
 
-import numpy as np
 from flask import Flask, Response, abort, jsonify, request
 
 from dashboards.answers import Answers
 from dashboards.store import Store
-from dashboards.tiles.bars import Place, aligned_at, bar_at
-from dashboards.tiles.changed import CHANGED
-from dashboards.tiles.cut import NUM_BUCKETS, Range
-from dashboards.tiles.details import OP_NAMES, details
-from dashboards.tiles.events import CLASS_NAMES, EVENTS
-from dashboards.tiles.journey import journey
-from dashboards.tiles.layout import BLOCK
-from dashboards.tiles.measured import BACK, BUBBLES, COMMS, GAPS, OP_CLASSES, OPS, PHASES, TABLES
-from dashboards.tiles.replayed import PLANNED, SIMULATED
-from dashboards.tiles.search import search
-from dashboards.tiles.sums import sums_of
-from dashboards.tiles.timeline import MEASURED, Timeline
-from dashboards.tiles.unlabelled import COMPUTE as UNLABELLED
 from dashboards.wishes import address_of, wishes_of
 from pptrace.errors import PptraceError
-from pptrace.report.colours import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY, OTHER, PART_COLOURS, ink, shade
 from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
+from pptrace.report.tiles.about import describe
+from pptrace.report.tiles.bars import Place, aligned_at, bar_at
+from pptrace.report.tiles.changed import CHANGED
+from pptrace.report.tiles.cut import NUM_BUCKETS, Range
+from pptrace.report.tiles.details import details
+from pptrace.report.tiles.events import EVENTS
+from pptrace.report.tiles.journey import journey
+from pptrace.report.tiles.replayed import PLANNED, SIMULATED
+from pptrace.report.tiles.scripts import script, style
+from pptrace.report.tiles.search import search
+from pptrace.report.tiles.sums import sums_of
+from pptrace.report.tiles.timeline import MEASURED, Timeline
 from pptrace.schedule.registry import SCHEDULES
 
 _MOST_SHIFT = 50
 _MOST_RANKS = 64
 """Ranks whose events are searched or summed at once."""
 _MOST_DIGITS = 10
-_EVENT_COLOURS = ("#5B84B1", "#9C8ABF", "#C2A14D", "#8C97A6", COMPUTE, COMMUNICATION, "#C0736B", "#7A4FA3", "#B9BEC6")
-"""Colours of events, by their class; those of kernels are those of compute and transfers, which they are."""
 _CACHED = {"Cache-Control": "private, max-age=3600, immutable"}
 _BYTES = "application/octet-stream"
 
@@ -76,6 +72,18 @@ _ROUTES: Mapping[str, Callable[..., Any]] = {
 """Answer what is asked of the timeline: bytes of a tile, or values of JSON. A LookupError is answered as not found."""
 
 
+_ASSETS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "timeline.js": ("text/javascript", script),
+    "timeline.css": ("text/css", style),
+}
+
+
+def address_of_asset(name: str) -> str:
+    """The address of the timeline's script or style sheet: another one where its text is another, so that browsers keep it."""
+    _, text_of = _ASSETS[name]
+    return f"/timeline-data/{name}?m={blake2b(text_of().encode(), digest_size=8).hexdigest()}"
+
+
 def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     """Add the routes below ``/timeline-data/``; each but the first two has the token of the data that the page shows."""
 
@@ -105,6 +113,8 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
 
         return answer
 
+    for name, (mime, text_of) in _ASSETS.items():
+        add(name, lambda mime=mime, text_of=text_of: Response(text_of(), mimetype=mime, headers=_CACHED))
     add("opening", lambda: jsonify(asdict(store.opening)))
     add("about", about)
     add("whatif/<token>", of_timeline(lambda timeline: _change(timeline, answers, request.args)))
@@ -153,65 +163,13 @@ def _range(shift: int, index: int) -> Range:
     return Range(shift, index)
 
 
-def _first_step(timeline: Timeline) -> int | None:
-    """The step to begin with, as the header does; of steps that no report has, the first."""
-    typical = timeline.report.typical_step
-    return typical.step if typical is not None else min(timeline.spans, default=None)
-
-
 def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
     why_not = answers.why_no_prediction()
-    layout, tables = timeline.layout, timeline.measured.tables
     has_plan = any(timeline.schedule.plan_of(step) is not None for step in timeline.spans)
     return {
-        "span": timeline.span_ns,
-        "numBars": {name: len(tables[name].tracks) for name in TABLES},
-        "ranks": [
-            {"rank": row.rank, "pipeline": row.pipeline, "place": row.pp_rank, "stages": row.stages}
-            for row in layout.rows
-        ],
-        "orders": {name: [[label, at] for label, at in groups] for name, groups in layout.orders.items()},
-        "block": BLOCK,
-        "buckets": NUM_BUCKETS,
-        "steps": [
-            [step, low - timeline.origin_ns, high - timeline.origin_ns]
-            for step, (low, high) in sorted(timeline.spans.items())
-        ],
-        "firstStep": _first_step(timeline),
-        "tables": {
-            name: {
-                "lanes": tables[name].lanes,
-                "depths": {tables[name].lanes[lane]: depth for lane, depth in tables[name].tracks.depths.items()},
-                "depthsOfRanks": tables[name]
-                .tracks.depths_of_ranks(len(layout.rows), len(tables[name].lanes))
-                .tolist(),
-                "texts": {key: texts for key, texts in tables[name].texts.items() if key != "pair"},
-            }
-            for name in TABLES
-        },
+        **describe(timeline.bars, timeline.spans, timeline.first_step, has_pipeline=bool(timeline.windows)),
         "sources": [*((PLANNED, SIMULATED) if has_plan else ()), MEASURED],
-        "palette": _palette(timeline),
-        "opClasses": OP_CLASSES,
-        "phases": _seen(timeline, "phases", (PHASES,)),
-        "causes": _seen(timeline, "bubbles", (BUBBLES, GAPS)),
-        "colours": {
-            **KIND_COLOURS,
-            "transfer": COMMUNICATION,
-            "either": OTHER,
-            "other": OTHER,
-            "host": PART_COLOURS["host"],
-            "memory": MEMORY,
-        },
-        "kindNames": OP_NAMES,
-        "hasPipeline": bool(timeline.windows),
-        "mostBytes": timeline.most_bytes,
-        "haveMemory": list(timeline.memory),
         "haveEvents": list(timeline.events.ranks),
-        "eventClasses": [
-            [name, [(fill, ink(fill)) for fill in (shade(colour, index, 4) for index in range(3))]]
-            for name, colour in zip(CLASS_NAMES, _EVENT_COLOURS, strict=True)
-        ],
-        "hasUnmatched": bool((tables[COMMS].tracks.columns["match"] < 0).any()),
         "schedules": [] if why_not else list(SCHEDULES),
         "noWhatif": why_not,
     }
@@ -233,27 +191,6 @@ def _change(timeline: Timeline, answers: Answers, form: Mapping[str, str]) -> di
     timeline.add_change(source, change)
     kinds = sorted(set(change.ops()["kind"].astype(str)))
     return {"source": source, "name": predictions.result.scenarios[0].name, "kinds": kinds, "reason": ""}
-
-
-def _seen(timeline: Timeline, name: str, lanes: tuple[int, ...]) -> list[str]:
-    """The phases, or the states of ranks that compute in no op, that the run has."""
-    table = timeline.measured.tables[BACK]
-    is_meant = np.repeat(np.isin(table.tracks.lane, lanes), np.diff(table.tracks.ptr))
-    return [table.texts[name][code] for code in np.unique(table.tracks.group[is_meant]).tolist()]
-
-
-def _palette(timeline: Timeline) -> dict[str, list[tuple[str, str]]]:
-    """(fill, ink on it) of each kind of op, for each chunk."""
-    chunks = timeline.measured.tables[OPS].tracks.columns["chunk"]
-    num_chunks = max(int(chunks.max()) + 1 if len(chunks) else 1, 1)
-    seen = timeline.measured.tables[OPS].texts["kind"]
-    colours = {**dict.fromkeys(seen, OTHER), **KIND_COLOURS}
-    if UNLABELLED in seen:
-        colours |= {UNLABELLED: COMPUTE, OP_CLASSES[-1]: COMPUTE}
-    fills = {
-        kind: [shade(colour, chunk, num_chunks) for chunk in range(num_chunks)] for kind, colour in colours.items()
-    }
-    return {kind: [(fill, ink(fill)) for fill in of_kind] for kind, of_kind in fills.items()}
 
 
 def _critical(timeline: Timeline, step: int) -> dict[str, Any]:

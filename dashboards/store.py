@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.live import LiveSteps
-from dashboards.tiles.kept import DAMAGE, ENTRY, pack_bars, unpack_bars
-from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
@@ -23,6 +21,8 @@ from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
 from pptrace.regular import read_regular
+from pptrace.report.tiles.kept import DAMAGE, ENTRY, pack_bars, unpack_bars
+from pptrace.report.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.find_hang import run_of
 from pptrace.workflow.reopen import RunStore, reopen

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
     from pptrace.api.sweep import sweep
+    from pptrace.api.timeline_picture import TimelinePicture
     from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
@@ -40,6 +41,7 @@ __all__ = [
     "RunComparison",
     "Schedule",
     "SimulatedStep",
+    "TimelinePicture",
     "__version__",
     "compare",
     "estimate",
@@ -63,6 +65,7 @@ _MODULES = {
     "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
+    "TimelinePicture": "pptrace.api.timeline_picture",
     "compare": "pptrace.api.compare",
     "estimate": "pptrace.api.estimate",
     "estimate_sweep": "pptrace.api.estimate_sweep",

@@ -42,6 +42,15 @@ def test_analyze_imports_no_cluster_and_no_comparison() -> None:
     assert set(_NOT_NEEDED).isdisjoint(ended.stdout.split())
 
 
+def test_the_html_page_is_written_without_dash_and_plotly() -> None:
+    program = (
+        "import sys, pptrace; page = pptrace.load('sample_traces/1f1b_p4').to_html(); "
+        "print({'dash', 'plotly', 'flask'} & set(sys.modules), 'plotly' in page, len(page) < 400_000)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "set() False True\n"
+
+
 _WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None

@@ -47,6 +47,9 @@ for module in (pptrace, dashboards, instrument):
     assert folder.is_relative_to(sys.prefix), folder
     assert (folder / "py.typed").is_file(), folder
 assert (Path(dashboards.__file__).parent / "assets" / "style.css").is_file()
+from pptrace.report.tiles.scripts import script, style
+assert "pptraceTimeline" in script()
+assert ".timeline-canvas" in style()
 dashboards.app.create_app([Path(sys.argv[1])])
 assert "torch" not in sys.modules, "torch was imported"
 assert importlib.util.find_spec("torch") is None, "torch is installed"
@@ -156,6 +159,9 @@ def _try_analysis(environment: Environment, sample: Path) -> None:
     require(rows == expected, f"{sample.name}: spans and bubbles are {rows}, expected {expected}")
     text = page.read_text(encoding="utf-8")
     require(text.lstrip().lower().startswith("<!doctype html") and len(text) > 100_000, "--html wrote no page")
+    require(
+        'class="timeline"' in text and "pptraceTimeline" in text, "--html wrote no timeline, or nothing that draws it"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

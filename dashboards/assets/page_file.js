@@ -22,7 +22,6 @@
   /* A copy of a part of the page in which what only scripts can show is a picture or text. */
   const still = async (shown) => {
     const copy = shown.cloneNode(true);
-    const timeline = shown.querySelector("#timeline")?.timeline;
     const replaced = [];
     const replace = (selector, by) => {
       const originals = shown.querySelectorAll(selector);
@@ -30,7 +29,10 @@
     };
     replace(".js-plotly-plot", pictureOf);
     replace("label input, button.dash-dropdown", valueOf);
-    replace("canvas", (canvas) => (canvas === timeline?.canvas ? timelineOf(canvas, timeline) : ""));
+    replace("canvas", (canvas) => {
+      const timeline = canvas.closest(".timeline")?.timeline;
+      return canvas === timeline?.canvas ? timelineOf(canvas, timeline) : "";
+    });
     replace("a", (link) => make("span", { textContent: link.textContent, className: link.className }));
     for (const [node, other] of replaced) node.replaceWith(await other);
     copy.querySelectorAll(LEFT_OUT).forEach((node) => node.remove());

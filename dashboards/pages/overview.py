@@ -21,7 +21,7 @@ from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.step_tiles import step_tiles
-from pptrace.report.summary_figures import MOST_BARS, bar_of, is_drawn, overview, waterfall
+from pptrace.report.summary_figures import MOST_BARS, is_drawn, overview, waterfall
 from pptrace.report.tables import (
     Amount,
     ReportTable,
@@ -31,6 +31,7 @@ from pptrace.report.tables import (
     warning_lines,
 )
 from pptrace.report.tables.step_series import length_of
+from pptrace.report.verdict_bar import bar_of
 
 _ELSEWHERE: Mapping[str, str] = {
     "blame": "Bubbles",

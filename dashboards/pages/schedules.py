@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
-from dashboards.components import Node, lines, panel, report_table, still_picture
+from dashboards.components import Node, inline_picture, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import fill_in_parts, made_in_parts, of_parts, waiting, with_files
@@ -21,9 +21,9 @@ from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
 from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
-from pptrace.report.figures import CONFIG, plan_timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
+from pptrace.report.tiles.inline import inline_simulation
 from pptrace.schedule.registry import SCHEDULES
 
 _NUMBERS = (Value.WHOLE, Value.DEPTH, Value.TIMES, Value.MILLISECONDS)
@@ -33,6 +33,8 @@ _OPTIONS = {**PLAN, **SIZES, **SEVERAL}
 _REFUSED = "plan-refused"
 _BLANK = "no such plan, pointing at it says why"
 _EVERY_MS = 250
+_MOST_CHARACTERS = 2_000_000
+"""Room for the tiles of a plan in the page."""
 _SWEPT_S = 1.0
 """Time after which a page is shown what is simulated, s."""
 _STOP = "stops after the schedule that is being simulated, and goes on from there"
@@ -175,17 +177,17 @@ def _or_refused(parts: Sequence[Callable[[OnPaper], list[Node]]], form: OnPaper,
 
 def _plan(form: OnPaper) -> list[Node]:
     step = form.step()
-    figure, drawn_ranks = plan_timeline(step.ops)
+    timeline = inline_simulation(step.simulation, most=_MOST_CHARACTERS)
     note = (
         f"{units.milliseconds(step.makespan_ns)} ms · bubble ratio {units.ratio(step.bubble_ratio)}, "
         f"{units.percent(step.bubble_share)} of the step · at most "
         f"{counted(int(max(step.ranks.peak_inflight_microbatches)), 'activation')} of a chunk on a rank"
     )
-    note += f" · drawn: {drawn_ranks}; the files have all" if drawn_ranks else ""
-    drawn = panel(form.schedule, still_picture(figure, "plan-timeline", CONFIG), note=note, id="plan-drawn")
+    note += f" · {timeline.lacks}" if timeline.lacks else ""
+    drawn = panel(form.schedule, inline_picture(timeline, "plan-timeline"), note=note, id="plan-drawn")
     idle = idle_table(step.simulation, units.milliseconds, "ms")
     tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
-    return [_with_both_files(drawn, "plan-timeline", "plan-ops", form), *tables]
+    return [with_files(drawn, table_files("plan-ops", form.options)), *tables]
 
 
 def _needs(form: OnPaper) -> list[Node]:

@@ -1,4 +1,4 @@
-"""The timeline page: every op of a run, planned, simulated and measured, drawn by ``assets/timeline*.js`` from tiles."""
+"""The timeline page: every op of a run, planned, simulated and measured; :mod:`pptrace.report.tiles.scripts` draws it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dashboards.components import Node
 
 
 def layout() -> Node:
-    return html.Section([html.Div(id="timeline"), dcc.Store(id="timeline-step")], className="panel timeline-panel")
+    return html.Section(
+        [html.Div(id="timeline", className="timeline"), dcc.Store(id="timeline-step")], className="panel timeline-panel"
+    )
 
 
 def register(app: Dash) -> None:

@@ -19,7 +19,7 @@ from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, n
 from dashboards.answers import Answers
 from dashboards.components import Node, panel
 from dashboards.exports import table_files
-from dashboards.parts import chart, data_table, guarded, waiting, with_files
+from dashboards.parts import data_table, guarded, waiting, with_files
 from dashboards.store import Loaded
 from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
 from pptrace.api.options import Value
@@ -28,7 +28,6 @@ from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
 from pptrace.model.units import milliseconds
-from pptrace.report.figures import timeline
 from pptrace.report.whatif import headline, span_words, standing_words, whatif_tables
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.workflow.analyse import Analysis
@@ -41,7 +40,6 @@ _HELP = (
     "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one.",
     *(f"{option.label}: {option.hint}." for option in FORM.values() if not option.is_change),
 )
-_LABELS_PX = 170
 _WHOLE, _TIMES, _SHARES, _TEXTS = (
     {name: option for name, option in FORM.items() if option.takes is value}
     for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.SPLIT)
@@ -177,7 +175,7 @@ def register(app: Dash, answers: Answers) -> None:
 
 
 def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
-    """The measured step, and below it the simulated one with the change, on one scale."""
+    """The measured step, and below each of its ranks the simulated one with the change."""
     wishes = wishes_of(form)
     if not wishes:
         return []
@@ -185,19 +183,20 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
     if not predictions.result.scenarios:
         raise PptraceError("; ".join(predictions.result.warnings[-1:]) or headline(predictions.result))
     tables = [data_table(table, "whatif", options=form) for table in whatif_tables(predictions.result)]
-    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions), *tables]
+    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
+    view = urlencode(query)
+    picture = _picture(answers.run().analysis, predictions, view)
+    return [_sentence(predictions, wishes, form, view), picture, *tables]
 
 
-def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
+def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object], view: str) -> Node:
     one, result = predictions.result.scenarios[0], predictions.result
     gain = f"a {'gain' if one.gain_ns >= 0 else 'loss'} of {milliseconds(abs(one.gain_ns))} ms"
     standing = standing_words(one.standing, result)
     text = f"{one.name}: {span_words(one, result)}, {gain} for the same work ({standing})"
     line = f"pptrace whatif PATH {command_of(wishes)} --verify"
     command = html.P(["The same on the command line: ", html.Code(line)], className="note")
-    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
-    address = f"/timeline?{urlencode(query)}"
-    on_axis = dcc.Link("On the timeline, below the measured step", href=address, id="try-timeline")
+    on_axis = dcc.Link("On the page of the timeline", href=f"/timeline?{view}", id="try-timeline")
     verify = html.Button("Verify", id="try-verify", type="button", className="tool", title=_VERIFY)
     box = panel(
         "Predicted",
@@ -236,23 +235,16 @@ def _is_of_this_machine(address: str | None) -> bool:
         return False
 
 
-def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
-    step, data = predictions.study.typical_step, analysis.data
+def _picture(analysis: Analysis, predictions: Predictions, view: str) -> Node:
+    """The measured step and the changed one on one axis of time."""
+    step = predictions.study.typical_step
     windows = [window for window in analysis.windows if window.step == step]
     longest = max(windows, key=lambda window: window.span_ns)
     changed = predictions.study.picture(predictions.changes[0][1])
-    extent = max(longest.span_ns, changed.makespan_ns)
-    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, merge_thin=True)
-    simulated = timeline(changed.ops(), extent_ns=extent, merge_thin=True)
-    for figure in (measured, simulated):  # time begins at the same place in both
-        figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
-    note = f"pipeline of step {step}{several}: {milliseconds(longest.span_ns)} ms"
     length = milliseconds(changed.makespan_ns)
-    changed_note = f"pipeline of step {step} with the change: {length} ms"
+    note = f"pipeline of step {step}{several}: {milliseconds(longest.span_ns)} ms; with the change {length} ms"
     if milliseconds(predictions.result.scenarios[0].span_ns) != length:
-        changed_note += " by replay; the prediction adds what the replay of the run as it was is off by"
-    return [
-        chart("Measured", measured, "try-measured", "", note=note),
-        chart("Simulated", simulated, "try-simulated", "", note=changed_note),
-    ]
+        note += " by replay; the prediction adds what the replay of the run as it was is off by"
+    data: dict[str, Any] = {"data-view": view}
+    return panel("Measured and with the change", html.Div(className="timeline", **data), id="try-picture", note=note)

@@ -11,6 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.comms_table import CommsTable
@@ -18,6 +19,7 @@ from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.api.options import method_takes_options
+from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.categories import without_categories
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from pptrace.api.whatif import Predictions
 
-FigureKind = Literal["timeline", "waterfall", "overview"]
+FigureKind = Literal["waterfall", "overview"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,28 +191,52 @@ class Run(ExportsOps):
         """
         return (self.analysis.expert_traffic or NO_PAIRS).table()
 
-    def figure(self, step: int | None = None, kind: FigureKind = "timeline") -> go.Figure:
+    def timeline(self, step: int | None = None) -> TimelinePicture:
+        """Every op, wait and transfer in time, as a notebook shows it; it begins with a step, by default the typical one.
+
+        Raises:
+            UsageError: there is no such step, or nothing to draw.
+        """
+        from pptrace.report.html import timeline_page
+        from pptrace.report.tiles.inline import inline_run
+
+        chosen = self._step(step)
+        timeline = inline_run(self.analysis, chosen.step)
+        if timeline is None:
+            raise UsageError("there is no op to draw; report.warnings says why")
+        title = f"step {chosen.step}"
+        return TimelinePicture(title, timeline_page(title, timeline))
+
+    def figure(self, step: int | None = None, kind: FigureKind = "overview") -> go.Figure:
         """A plotly figure of a step, by default of the typical one (the median by span). Its times are ms.
 
         Args:
             step: the number of the step.
-            kind: ``timeline`` (every op, wait and transfer), ``overview`` (each rank's compute, exposed communication and
-                bubble) or ``waterfall`` (why the step took as long as it did).
+            kind: ``overview`` (each rank's compute, exposed communication and bubble) or ``waterfall`` (why the step took as long
+                as it did).
 
         Raises:
             UsageError: there is no such step or kind.
         """
-        from pptrace.report.figures import STEP_FIGURES
+        from pptrace.report.summary_figures import STEP_FIGURES
 
         if kind not in list(STEP_FIGURES):  # a list: what is given may have no hash
             raise UsageError(f"figure kind {kind!r} is not known; expected one of {', '.join(STEP_FIGURES)}")
+        return STEP_FIGURES[kind](self._step(step))
+
+    def _step(self, step: int | None) -> StepReport:
+        """The step of a number, by default the typical one.
+
+        Raises:
+            UsageError: there is none.
+        """
         steps = self.report.steps
         chosen = self.report.typical_step if step is None else next((one for one in steps if one.step == step), None)
         if chosen is None:
             present = ", ".join(str(one.step) for one in steps)
             missing = "there is no step to draw" if step is None else f"step {step}: there is no such step"
             raise UsageError(f"{missing}; {f'the report has {present}' if present else 'report.warnings says why'}")
-        return STEP_FIGURES[kind](self.analysis, chosen)
+        return chosen
 
     @method_takes_options(Wishes)
     def whatif(self, wishes: Wishes) -> Predictions:

@@ -14,6 +14,7 @@ from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.api.options import Value, argument, option, options_of, takes_options
+from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
@@ -26,7 +27,6 @@ from pptrace.simulator import simulate as run_on_paper
 
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
 
 NS_PER_MS = 1e6
 MOST_MS = 1e9
@@ -96,13 +96,16 @@ class SimulatedStep(ExportsOps):
         actions = {name: table[name].map(lambda action: str(action or "")) for name in ("cause", "before", "other")}
         return table.assign(**actions)
 
-    def figure(self, extent_ns: int | None = None) -> go.Figure:
-        """The timeline as a plotly figure, in ms; ``extent_ns`` is how much of time to show, to compare two at one scale."""
-        from pptrace.report.figures import timeline
+    def timeline(self, extent_ns: int | None = None) -> TimelinePicture:
+        """The step in time, as a notebook shows it; ``extent_ns`` is how much of time to show, to compare two at one scale."""
+        from pptrace.report.html import timeline_page
+        from pptrace.report.tiles.inline import inline_simulation
 
         if extent_ns is not None:
             require_whole("extent_ns", extent_ns, 1)
-        return timeline(self.ops, extent_ns=extent_ns)
+        extent_ns = extent_ns or 0
+        timeline = inline_simulation(self.simulation, extent_ns)
+        return TimelinePicture(self.plan.name, timeline_page(self.plan.name, timeline, extent_ns))
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import simulation_object

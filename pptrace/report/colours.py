@@ -50,11 +50,6 @@ OTHER = "#7A838F"
 OUTSIDE_COLOUR = "#8A6D3B"
 IDEAL = "#E03C31"
 GAIN = "#3A9B5C"
-PHASE_COLOURS: Mapping[str, str] = {
-    "warmup": "rgba(70, 130, 200, 0.17)",
-    "steady": "rgba(128, 134, 145, 0.07)",
-    "cooldown": "rgba(225, 130, 50, 0.17)",
-}
 PART_COLOURS: Mapping[str, str] = {
     "compute": COMPUTE,
     "structural": "#8D97A5",

@@ -1,13 +1,13 @@
-"""Single-file HTML: the report of a run, or the picture of a simulated schedule. Nothing is loaded from elsewhere."""
+"""Single-file HTML: the report of a run, or the picture of a simulated schedule. Nothing is loaded from elsewhere.
+
+Timelines hold their tiles, and are drawn by the scripts of the dashboard (:mod:`pptrace.report.tiles.scripts`).
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
-
-from plotly.offline import get_plotlyjs
 
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.findings.root_causes import in_groups
@@ -18,17 +18,14 @@ from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
-from pptrace.report.charts.memory import memory_over_time
-from pptrace.report.figures import CONFIG, plan_timeline, step_timeline, timeline
-from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
-from pptrace.report.html_style import DRAWING, STYLE
+from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, EITHER
+from pptrace.report.html_style import DRAWING, STYLE, TO_STEPS
 from pptrace.report.idle import idle_table
 from pptrace.report.recording import recording_line
-from pptrace.report.summary_figures import bar_of, is_drawn, overview, waterfall
-from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import (
     Amount,
+    Bar,
     ReportTable,
     tables_of_run,
     tables_of_step,
@@ -37,6 +34,9 @@ from pptrace.report.tables import (
 )
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.step_series import steps_table
+from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation
+from pptrace.report.tiles.scripts import script, style
+from pptrace.report.verdict_bar import bar_of
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.simulator.sweep.run import Sweep
@@ -45,10 +45,11 @@ from pptrace.workflow.analyse import Analysis
 
 _HEIGHT = 450
 """plotly's default, px."""
+_BAR_COLOURS = {"compute": COMPUTE, "exposed": COMMUNICATION, "bubble": BUBBLE, "either of both": EITHER}
 
 
 def report_page(analysis: Analysis) -> str:
-    """The report as a page, with a timeline of every step; times are ms."""
+    """The report as a page, with a timeline of all steps; times are ms."""
     report = analysis.report
     numbers = {id(finding): number for number, finding in enumerate(report.findings)}
     items = []
@@ -65,13 +66,13 @@ def report_page(analysis: Analysis) -> str:
         *([] if report.hang is None else [_hang(report.hang)]),
         f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else "",
     ]
+    if (timeline := inline_run(analysis)) is not None:
+        parts.append(f'<h2 id="timeline">Timeline</h2>{_timeline(timeline)}')
     typical = report.typical_step
     if typical is not None and len(report.steps) > 1:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
-    parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
+    parts += [_step(step, is_open=step is typical, is_drawn=timeline is not None) for step in report.steps]
     parts += map(_report_table, tables_of_run(report, typical, Amount.WHOLE))
-    if (memory := memory_over_time(analysis.data.memory)) is not None:
-        parts.append(f"<h3>Memory over time</h3>{_figure(memory)}")
     parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
 
@@ -91,11 +92,9 @@ def simulation_page(simulation: Simulation) -> str:
     for rank in simulation.ranks:
         times = map(units.milliseconds, (rank.compute_ns, rank.bubble_ns))
         rows.append((rank.rank, *times, rank.peak_inflight_microbatches))
-    figure, drawn_ranks = plan_timeline(simulation.ops())
     parts = [
         f"<h1>{escape(plan.name)} <small>simulated</small></h1>{_facts(facts)}",
-        _figure(figure),
-        f'<p class="note">Drawn: {drawn_ranks}; the table has all.</p>' if drawn_ranks else "",
+        _timeline(inline_simulation(simulation)),
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     if (idle := idle_table(simulation, units.milliseconds, "ms")) is not None:
@@ -105,6 +104,12 @@ def simulation_page(simulation: Simulation) -> str:
 
 def sweep_page(sweep: Sweep) -> str:
     """A sweep as a page: the table of bubbles, heat maps over m, throughput against p and costs, and what was refused."""
+    from pptrace.report.sweep.figures import (  # with plotly, which other pages do without
+        MOST_HEAT_MAPS,
+        curves,
+        heat_maps,
+    )
+
     parts = [f"<h1>Schedules compared <small>simulated</small></h1><p>{escape(costs_line(sweep))}</p>"]
     parts += [f"<p>{escape(line)}</p>" for line in (sweep_headline(sweep), *best_lines(sweep))]
     maps = heat_maps(sweep)
@@ -126,9 +131,14 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     ]
     extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
     for title, simulation in pictures:
-        parts.append(f"<h3>{escape(title)}</h3>{_figure(timeline(simulation.ops(), extent_ns=extent))}")
+        parts.append(f"<h3>{escape(title)}</h3>{_timeline(inline_simulation(simulation, extent), extent)}")
     parts.append(_warnings(result.warnings))
     return _page("pptrace · what would get it back", parts)
+
+
+def timeline_page(title: str, timeline: InlineTimeline, extent_ns: int = 0) -> str:
+    """A timeline alone as a page; with ``extent_ns``, it begins with so much of time."""
+    return _page(f"pptrace · {title}", [_timeline(timeline, extent_ns)])
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -139,8 +149,16 @@ def comparison_page(comparison: Comparison) -> str:
     return _page("pptrace · comparison, B against A", parts)
 
 
+def _timeline(timeline: InlineTimeline, extent_ns: int = 0) -> str:
+    """A timeline, which begins with its first step, or with ``extent_ns`` of time, so that two pictures can be compared."""
+    margin = extent_ns // 64
+    view = f' data-view="step=0&amp;from={-margin}&amp;to={extent_ns + margin}"' if extent_ns else ""
+    note = f'<p class="note">{escape(timeline.lacks)}</p>' if timeline.lacks else ""
+    return f'<div class="timeline"{view} data-tiles="{escape(timeline.data)}"></div>{note}'
+
+
 def _figure(figure: Any) -> str:
-    """A figure as data, which the page draws when it becomes visible (:data:`pptrace.report.html_style.DRAWING`)."""
+    """A figure of plotly as data, which the page draws (:data:`pptrace.report.html_style.DRAWING`)."""
     data = figure.to_json().replace("<", "\\u003c")  # no text in it may end the script
     height = figure.layout.height or _HEIGHT
     return (
@@ -192,6 +210,8 @@ def _title(report: Report) -> str:
 
 def _hang(hang: Mapping[str, Any]) -> str:
     """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
+    from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph  # with plotly, which other pages do without
+
     graph, rows, table = wait_graph(hang), edge_rows(hang), ""
     blamed = f"<p>to blame: {escape(rank_text(hang['ranks']))}</p>" if hang["ranks"] else ""
     if rows:
@@ -205,24 +225,22 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
+def _step(step: StepReport, *, is_open: bool, is_drawn: bool) -> str:
     bubble = step.bubble
     bubbles = f" · bubble {units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     head = f"<summary>Step {step.step}: {units.milliseconds(step.length_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
-    has_windows = any(window.step == step.step for window in analysis.windows)
-    body = [_figure(step_timeline(analysis, step))] if has_windows else []
-    body.append(_figure(overview(step)))
-    if step.span_parts is not None:
-        body.append(_figure(waterfall(step)))
-    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
+    body = [f'<p><a href="#timeline" data-step="{step.step}">in the timeline</a></p>'] if is_drawn else []
+    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
 
 
 def _report_table(table: ReportTable) -> str:
-    """A table of the report; columns of bars, which the figures show, are left out."""
-    columns, rows = table.without_bars()
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
+    drawn = dict.fromkeys(name for row in table.rows for cell in row if isinstance(cell, Bar) for name, _ in cell.parts)
+    if len(drawn) > 1:
+        keys = (f'<span class="bar-key" style="background:{_BAR_COLOURS[name]}"></span>{name}' for name in drawn)
+        notes = f'<p class="note">{"".join(keys)}</p>{notes}'
+    return f"<h3>{escape(table.title)}</h3>{_table(table.columns, table.rows, table.num_labels)}{notes}"
 
 
 def _finding(finding: Finding, number: int, report: Report) -> str:
@@ -241,21 +259,37 @@ def _warnings(lines: Sequence[str]) -> str:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
     """A table: to the left its first columns, which are labels, and remarks without a head; to the right numbers."""
-    marks = [' class="label"' if index < num_labels or not name else "" for index, name in enumerate(columns)]
+    marks = [' class="label"' if index < num_labels or not name.strip() else "" for index, name in enumerate(columns)]
 
     def cells(tag: str, texts: Sequence[object]) -> str:
         each = zip(marks, texts, strict=True)
-        return "".join(f"<{tag}{mark}>{escape(str(text))}</{tag}>" for mark, text in each)
+        return "".join(f"<{tag}{mark}>{_cell(text)}</{tag}>" for mark, text in each)
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
+def _cell(content: object) -> str:
+    """The markup of a cell: text, or the shares of a bar."""
+    if not isinstance(content, Bar):
+        return escape(str(content))
+    parts = (
+        f'<span style="width:{share:.2%};background:{_BAR_COLOURS[name]}"></span>' for name, share in content.parts
+    )
+    return f'<div class="bar">{"".join(parts)}</div>'
+
+
 def _page(title: str, parts: Sequence[str]) -> str:
+    body = "".join(parts)
+    scripts = [script(), TO_STEPS] if 'class="timeline"' in body else []
+    if 'class="figure"' in body:
+        from plotly.offline import get_plotlyjs
+
+        scripts += [get_plotlyjs(), DRAWING]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body><main>{''.join(parts)}<footer>pptrace {__version__}</footer></main>"
-        f"<script>{get_plotlyjs()}</script><script>const CONFIG = {json.dumps(dict(CONFIG))};{DRAWING}</script></body></html>"
+        f'<meta name="viewport" content="width=device-width"><style>{style()}{STYLE}</style></head>'
+        f"<body><main>{body}<footer>pptrace {__version__}</footer></main>"
+        f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>"
     )

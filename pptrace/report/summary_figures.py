@@ -6,7 +6,7 @@ The verdict as a page shows it: a bar of what the step is made of, above its thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -28,7 +28,6 @@ from pptrace.report.colours import (
     OTHER,
     OUTSIDE_COLOUR,
     PART_COLOURS,
-    ink,
     shade,
 )
 
@@ -311,38 +310,13 @@ def _label_outside_and_connect(figure: go.Figure, parts: Sequence[_Part], positi
     figure.add_scatter(x=x, y=y, mode="lines", line={"color": QUIET, "width": 1, "dash": "dot"}, hoverinfo="skip")
 
 
+STEP_FIGURES: Mapping[str, Callable[[StepReport], go.Figure]] = {"overview": overview, "waterfall": waterfall}
+"""The figures of a step, by their names in the API."""
+
+
 def note(text: str) -> go.Figure:
     """An empty picture that says why it is empty."""
     figure = go.Figure()
     figure.add_annotation(text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 14})
     margin = {"l": 8, "r": 8, "t": 8, "b": 8}
     return lay_out(figure, 160, margin=margin, xaxis_visible=False, yaxis_visible=False)
-
-
-_HAS_ROOM = 0.08
-"""Share of the bar from which on a piece has room for its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class BarPart:
-    """One piece of the bar: its colour, that of text on it, what it says, its share, and the name that it has room for."""
-
-    colour: str
-    ink: str
-    text: str
-    share: float
-    label: str = ""
-
-
-def bar_of(step: StepReport | None) -> tuple[BarPart, ...]:
-    """The parts of a step from left to right; what made it shorter has no length and is left out. () where they are not known."""
-    if step is None or not (parts := step.parts) or not step.length_ns:
-        return ()
-    longer = {name: ns for name, ns in parts.items() if ns > 0}
-    bar = []
-    for name, ns in longer.items():
-        words, share = words_of_part(step, name), ns / sum(longer.values())
-        colour = PART_COLOURS.get(cause_of_part(step, name), OUTSIDE_COLOUR)
-        text = f"{words.phrase}{place_of_part(step, name)}: {milliseconds(ns)} ms, {percent(ns / step.length_ns)}"
-        bar.append(BarPart(colour, ink(colour), text, share, words.label if share >= _HAS_ROOM else ""))
-    return tuple(bar)

@@ -49,7 +49,8 @@ def _calls(run: pptrace.Run) -> dict[str, Callable[[Any], Any]]:
         "figure step": lambda value: run.figure(step=value),
         "figure kind": lambda value: run.figure(kind=value),
         "width": run.to_text,
-        "extent": lambda value: _simulate().figure(extent_ns=value),
+        "timeline step": lambda value: run.timeline(step=value),
+        "extent": lambda value: _simulate().timeline(extent_ns=value),
     }
 
 

@@ -151,10 +151,21 @@ def test_the_waterfall_of_each_step_sums_to_its_span(run: pptrace.Run) -> None:
 
 def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptrace.Run) -> None:
     number = not_none(run.report.typical_step).step
-    assert run.figure().to_json() == run.figure(number, "timeline").to_json()
+    assert run.figure().to_json() == run.figure(number, "overview").to_json()
     other = next(step.step for step in run.report.steps if step.step != number)
-    for kind in ("timeline", "overview", "waterfall"):
+    for kind in ("overview", "waterfall"):
         assert run.figure(other, kind).to_json() != run.figure(number, kind).to_json()  # type: ignore[arg-type]
+
+
+def test_a_timeline_begins_with_the_typical_step_or_the_one_asked_for(run: pptrace.Run) -> None:
+    number = not_none(run.report.typical_step).step
+    other = next(step.step for step in run.report.steps if step.step != number)
+    assert run.timeline().to_html() == run.timeline(number).to_html() != run.timeline(other).to_html()
+    assert f"&quot;firstStep&quot;:{other}," in run.timeline(other).to_html()
+    assert repr(run.timeline(other)) == f"<pptrace.TimelinePicture: step {other}>"
+    assert run.timeline(other)._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    with pytest.raises(UsageError, match="step 99: there is no such step"):
+        run.timeline(99)
 
 
 def test_a_page_has_all_steps_as_a_table_with_labels_to_the_left(run: pptrace.Run) -> None:
@@ -191,7 +202,7 @@ def test_progress_is_told_up_to_the_last_trace() -> None:
         (lambda: pptrace.load(P4, schedule="nope"), UsageError, "schedule 'nope' is not known"),
         (lambda: pptrace.load(P4, jobs=0), UsageError, "jobs is 0; expected at least 1"),
         (lambda: pptrace.load(P4).figure(99), UsageError, "step 99: there is no such step; the report has 3, 4"),
-        (lambda: pptrace.load(P4).figure(kind="pie"), UsageError, "'pie' is not known; expected one of timeline"),  # type: ignore[arg-type]
+        (lambda: pptrace.load(P4).figure(kind="pie"), UsageError, "'pie' is not known; expected one of overview"),  # type: ignore[arg-type]
         (
             lambda: pptrace.load(P4).to_html("/nowhere/x.html"),
             pptrace.PptraceError,

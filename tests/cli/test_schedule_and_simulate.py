@@ -62,7 +62,7 @@ def test_a_picture_is_written_as_one_file(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     ended = pptrace_here("simulate", "interleaved-1f1b", "--pp", "2", "--microbatches", "4", "--html", page)
     assert ended.code == 0, ended.err
-    assert "Plotly" in page.read_text(encoding="utf-8")
+    assert '<div class="timeline" data-tiles="' in page.read_text(encoding="utf-8")
 
 
 def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,9 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
     file = tmp_path / "whatif.html"
     pptrace_here("whatif", SAMPLE, "--html", file)
     page = file.read_text(encoding="utf-8")
-    assert page.count('<div class="figure">') == 2
+    views = re.findall(r'<div class="timeline" data-view="(.*?)"', page)
+    assert len(views) == 2
+    assert len(set(views)) == 1, "on one scale"
     assert "What would get it back" in page
     assert "as it was" in page
 

@@ -57,7 +57,7 @@ def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visit
     first.wait_for_function(HAS, arg="step=4")
     awaited = {"schedules": "#plan-curves-1 .trace"}  # a page with a step and fields
     if ALL:
-        awaited |= {"communication": "#matrix-transfer .hm", "bubbles": "#try-simulated .bars"}
+        awaited |= {"communication": "#matrix-transfer .hm", "bubbles": "#try-picture .timeline[data-complete=true]"}
     for name, drawn in awaited.items():
         first.bring_to_front()
         first.click(f"#to-{name}")

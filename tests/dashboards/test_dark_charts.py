@@ -71,9 +71,7 @@ def check_experts(page: Any) -> None:
     assert violations(settle(page)) == []
 
 
-def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little_and_its_buttons_have_a_ring(
-    serve: Serve, visit: Callable[[str], Any]
-) -> None:
+def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little(serve: Serve, visit: Callable[[str], Any]) -> None:
     """One visit for all of them: most of what a test costs is the first drawing of a page."""
     page = visit(serve([SAMPLES / "experts_pp2_ep2"]) + "experts").page
     check_experts(page)
@@ -101,11 +99,3 @@ def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little_and_its_buttons
         first, last = (f"rgb{channels(colour)}" for colour in (SCALE[0][1], DARK_SCALE[-1][1]))
         assert first in content
         assert last not in content, "a file is on white ground"
-    page.wait_for_selector("#plan-timeline .modebar-btn", state="attached")
-    settle(page)
-    page.focus("button[data-picture=plan-timeline][data-format=svg]")
-    for _ in range(3):
-        page.keyboard.press("Tab")
-    ring = page.evaluate("[document.activeElement.className, getComputedStyle(document.activeElement).outlineColor]")
-    assert ring[0].startswith("modebar-btn")
-    assert ring[1] == "rgb(91, 179, 198)", "the accent of dark pages"

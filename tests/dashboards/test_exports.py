@@ -25,8 +25,7 @@ from dashboards.store import Loaded
 from dashboards.tables import TABLES
 from pptrace.api.wishes import FORM
 from pptrace.cli.main import cli
-from pptrace.report.figures import plan_timeline
-from pptrace.report.html import simulation_page
+from pptrace.report.tiles.inline import MOST_CHARACTERS, inline_simulation
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator.sweep.run import run_sweep, sweep_plans
 from tests.support.programs import SAMPLES
@@ -132,15 +131,13 @@ def test_a_sweep_has_whole_rows_as_they_are_simulated_until_it_is_stopped(monkey
     assert small[1:3] + small[5:7] == ("predicting", "0", "Go on", True)
 
 
-def test_of_very_many_ranks_of_a_schedule_some_are_drawn_and_it_says_which() -> None:
-    form = paper.OnPaper("1f1b", 512, 8, None, 1.0, 2.0, 0.0)
-    figure, note = plan_timeline(form.step().ops)
-    assert note == "65 of 512 ranks: every 8th from rank 0, and the last"
-    assert figure.layout.height < 2_000
-    assert len(figure.layout.yaxis.tickvals) == 65
-    assert figure.layout.xaxis.range[1] == pytest.approx(1.008 * 3 * (511 + 8))
-    assert f"drawn: {note}; the files have all" in str(schedules.body(form))
-    assert f"Drawn: {note}; the table has all" in simulation_page(form.step().simulation)
+def test_very_many_ranks_of_a_schedule_are_all_drawn() -> None:
+    step = paper.OnPaper("1f1b", 512, 8, None, 1.0, 2.0, 0.0).step()
+    timeline = inline_simulation(step.simulation)
+    about = json.loads(timeline.data)["about"]
+    assert (len(about["ranks"]), about["numBars"]["ops"], about["span"]) == (512, 2 * 512 * 8, step.makespan_ns)
+    assert timeline.lacks == ""
+    assert len(timeline.data) < MOST_CHARACTERS
 
 
 def test_fields_say_in_sight_what_they_are() -> None:

@@ -50,7 +50,7 @@ def _save_the_page(page: Any, folder: Path, name: str) -> None:
     count = "selector => document.querySelectorAll(selector).length"
     shown = {
         selector: page.evaluate(count, f"#page {selector}")
-        for selector in ("table", "h2", ".js-plotly-plot, #timeline")
+        for selector in ("table", "h2", ".js-plotly-plot, .timeline")
     }
     alone = page.context.new_page()
     asked: list[str] = []
@@ -67,7 +67,7 @@ def _save_the_page(page: Any, folder: Path, name: str) -> None:
 def _draw_schedules(page: Any) -> None:
     """The page begins with the run's own schedule, draws one of any size, and says in a line why one has no such size."""
     page.click("#to-schedules")
-    page.wait_for_selector("#plan-timeline .barlayer .trace.bars")
+    page.wait_for_selector("#plan-timeline[data-complete=true] .legend-entry")
     page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
     for number, title in enumerate(("Throughput per rank against p", "Throughput of all ranks against p")):
         page.wait_for_selector(f"#plan-curves-{number} .scatterlayer .trace:nth-child(2)")
@@ -117,7 +117,9 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     page.wait_for_selector("#whatif tbody tr")
     page.fill("#plan-try-microbatches", "4")
     page.press("#plan-try-microbatches", "Enter")
-    page.wait_for_selector("#try-simulated .barlayer .bars")
+    page.wait_for_function(
+        "() => document.querySelector('#try-picture .timeline[data-complete=true]')?.timeline.change"
+    )
     page.wait_for_function("() => document.querySelector('#try-result')?.innerText.startsWith('4 microbatches: ')")
     page.fill("#plan-try-chunks", "3")
     page.press("#plan-try-chunks", "Enter")

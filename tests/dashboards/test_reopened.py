@@ -15,16 +15,16 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 import dashboards.store
-import dashboards.tiles.timeline
+import pptrace.report.tiles.timeline
 import pptrace.workflow.reopen
 from dashboards.answers import Answers
 from dashboards.pages import overview, steps
 from dashboards.store import Store
-from dashboards.tiles.cut import Range
-from dashboards.tiles.kept import ENTRY
-from dashboards.tiles.timeline import MEASURED, without_tables
 from pptrace.analysis.result import OpSummary
 from pptrace.ingest.job.disk_cache import key_of
+from pptrace.report.tiles.cut import Range
+from pptrace.report.tiles.kept import ENTRY
+from pptrace.report.tiles.timeline import MEASURED, without_tables
 from pptrace.report.to_json import dump, report_in_parts
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import ReopenedAnalysis, reopen
@@ -89,7 +89,7 @@ def shown(store: Store) -> Iterator[Any]:
         yield json.dumps(page.body(loaded, loaded.steps[0].step), cls=PlotlyJSONEncoder)
     timeline = store.timeline(loaded.token)
     assert timeline is not None
-    yield (timeline.span_ns, timeline.most_bytes, timeline.layout, timeline.windows)
+    yield (timeline.bars.span_ns, timeline.layout, timeline.windows)
     for shift in (8, 22):
         for order in ("stage", "pipeline"):
             yield timeline.tile(MEASURED, 0, order, 0, Range(0, shift))
@@ -141,7 +141,7 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
     folder, with_tables = dualpipe.folder, dualpipe.shown.copy()
     why = with_tables.pop(-3)
-    for module in (dashboards.store, dashboards.tiles.timeline):
+    for module in (dashboards.store, pptrace.report.tiles.timeline):
         monkeypatch.setattr(module, "MOST_KEPT_OPS", 10)
     run = pptrace.workflow.reopen.run_store([folder])
     assert run is not None

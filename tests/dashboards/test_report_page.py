@@ -1,36 +1,153 @@
-"""The HTML report in a browser: figures are drawn when their step is opened, and nothing is loaded from elsewhere."""
+"""The HTML report in a browser: its timeline draws what the page holds, and nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pptrace.report.html import report_page
+import pytest
+
+from pptrace.api.simulate import simulate
+from pptrace.report.html import report_page, simulation_page, timeline_page
+from pptrace.report.tiles.inline import inline_run
 from pptrace.workflow.load import load
+from tests.support.optional import not_none
 
-DRAWN = "[...document.querySelectorAll('details[open] .plot')].every(plot => plot.querySelector('.main-svg'))"
+COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
+VIEW = "() => { const { timeline } = document.querySelector('.timeline'); return [timeline.t0, timeline.t1, timeline.step]; }"
+PLACE_OF = """([at, kind, microbatch]) => {
+  const { timeline } = document.querySelector('.timeline');
+  const part = timeline.parts().find(({ type }) => type === 'tile');
+  const { ops } = part.sections;
+  const bar = ops.start.findIndex((start, bar) => start >= timeline.t0 && ops.rank[ops.track[bar]] === at
+    && part.texts.kind[ops.kind[bar]] === kind && ops.microbatch[bar] === microbatch);
+  const [y, height] = part.placeOf('ops', at, 0, 0);
+  const box = timeline.canvas.getBoundingClientRect();
+  return [box.left + timeline.x(ops.start[bar] + ops.length[bar] / 2), box.top + y + height / 2];
+}"""
+"""The middle of an op on the screen: index of its rank, kind, microbatch."""
 
 
-def test_a_step_is_drawn_when_it_is_opened(browser: Any, run_p4: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(report_page(load([run_p4])), encoding="utf-8")
+@contextmanager
+def shown(browser: Any, path: Path, text: str, scheme: Any = "light") -> Iterator[Any]:
+    """A page from a file, which asks for nothing else and complains of nothing."""
+    path.write_text(text, encoding="utf-8")
     page = browser.new_page()
+    page.emulate_media(color_scheme=scheme)
     requests: list[str] = []
     complaints: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
-    page.wait_for_function(DRAWN)
-    closed = page.query_selector_all("details:not([open])")
-    assert len(page.query_selector_all("details[open]")) == 1
-    assert closed
-    assert not any(step.query_selector(".main-svg") for step in closed)
-    width = page.query_selector("details[open] .main-svg").bounding_box()["width"]
-    closed[0].query_selector("summary").click()
-    page.wait_for_function(DRAWN)
-    first, second = page.query_selector_all("details[open]")
-    for step in (first, second):
-        assert step.query_selector(".main-svg").bounding_box()["width"] == width > 600
-        assert "drawing" not in step.query_selector(".plot").inner_text()
+    page.wait_for_function(COMPLETE)
+    yield page
     assert (requests, complaints) == ([path.as_uri()], [])
     page.close()
+
+
+@pytest.fixture(scope="module")
+def report(run_p4: Path) -> str:
+    return report_page(load([run_p4]))
+
+
+def _point_at(page: Any, *place: object) -> str:
+    page.locator(".timeline canvas.timeline-canvas").scroll_into_view_if_needed()
+    page.mouse.move(*page.evaluate(PLACE_OF, list(place)))
+    page.wait_for_selector(".timeline-tip:visible")
+    return str(page.locator(".timeline-tip").inner_text())
+
+
+def test_the_timeline_says_what_is_known_of_an_op_and_of_a_message(browser: Any, report: str, tmp_path: Path) -> None:
+    assert "plotly" not in report, "nothing but the timeline is drawn by scripts"
+    with shown(browser, tmp_path / "report.html", report) as page:
+        told = re.sub(r"\s+", " ", _point_at(page, 1, "F", 2))
+        for part in ("Forward of microbatch 2", "rank1", "stage1", "chunk0", "from1", "length", "phasesteady"):
+            assert part in told
+        assert "from its label" in told
+        page.mouse.down()
+        page.mouse.up()
+        page.wait_for_selector(".timeline-side .bar-card:has-text('Forward of microbatch 2')")
+        texts = page.locator(".timeline-legend").inner_text()
+        assert {"Forward", "Backward", "warmup", "cooldown"} <= set(texts.split("\n"))
+
+
+def test_a_step_is_shown_when_its_link_is_followed_and_keys_move_in_time(
+    browser: Any, report: str, tmp_path: Path
+) -> None:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        first = page.evaluate(VIEW)
+        number = int(page.locator("details:not([open]) a[data-step]").first.get_attribute("data-step"))
+        other = page.locator(f"details:has(a[data-step='{number}'])")
+        other.locator("summary").click()
+        other.locator("a[data-step]").click()
+        second = page.evaluate(VIEW)
+        assert second[2] == number != first[2]
+        assert second[0] >= first[1] or second[1] <= first[0], "another range of time"
+        page.locator(".timeline-canvas").focus()
+        for key, is_as_meant in (
+            ("w", lambda view: view[1] - view[0] < second[1] - second[0]),
+            ("0", lambda view: view[1] - view[0] > second[1] - second[0]),
+            ("f", lambda view: view == second),
+        ):
+            page.keyboard.press(key)
+            page.wait_for_function(COMPLETE)
+            assert is_as_meant(page.evaluate(VIEW)), key
+        page.keyboard.press("?")
+        keys = page.locator(".timeline-help").inner_text()
+        assert "next, previous step" in keys
+        assert "critical path" not in keys, "which a server answers"
+
+
+def test_keys_are_the_pages_until_the_timeline_has_the_focus(browser: Any, report: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        before = page.evaluate(VIEW)
+        page.keyboard.press("w")
+        page.keyboard.press("n")
+        assert page.evaluate(VIEW) == before
+
+
+def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
+    browser: Any, synthetic: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "long").mkdir()
+    run = synthetic.write_run(tmp_path / "long", "1f1b", pp=4, num_microbatches=400, num_steps=5)
+    analysis = load([run])
+    whole = not_none(inline_run(analysis))
+    room = len(whole.data) // 2
+    timeline = not_none(inline_run(analysis, most=room))
+    assert len(timeline.data) < len(whole.data)
+    assert whole.lacks == ""
+    assert re.fullmatch(r"Drawn: every bar of steps? .*, and of all time those of .* ms or more; .*", timeline.lacks)
+    with shown(browser, tmp_path / "page.html", timeline_page("long", timeline)) as page:
+        assert timeline.lacks in page.inner_text("body")
+        held = page.evaluate("() => document.querySelector('.timeline').timeline.about.firstStep")
+        status = ".timeline-status:has-text('coarse')"
+        page.evaluate("() => { const { timeline } = document.querySelector('.timeline'); timeline.zoom(0.02); }")
+        page.wait_for_function(COMPLETE)
+        assert not page.query_selector(status), f"step {held} is held whole"
+        page.evaluate(
+            """() => {
+              const { timeline } = document.querySelector('.timeline');
+              const steps = timeline.about.steps.map(([number]) => number);
+              timeline.goToStep(timeline.step === steps.at(-1) ? steps[0] : steps.at(-1));
+              timeline.zoom(0.02);
+            }"""
+        )
+        page.wait_for_selector(status)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_simulated_step_is_drawn_in_the_colours_of_the_system(browser: Any, scheme: str, tmp_path: Path) -> None:
+    text = simulation_page(simulate("interleaved-1f1b", pp=4, microbatches=8).simulation)
+    with shown(browser, tmp_path / "plan.html", text, scheme) as page:
+        told = _point_at(page, 3, "B", 5)
+        assert "Backward of microbatch 5" in told
+        assert "simulated" in told
+        ground = page.evaluate(
+            """() => { const { canvas } = document.querySelector('.timeline').timeline;
+              return canvas.getContext('2d').getImageData(2, canvas.height - 3, 1, 1).data[0]; }"""
+        )
+        assert (ground > 200) == (scheme == "light")

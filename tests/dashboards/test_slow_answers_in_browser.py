@@ -52,7 +52,7 @@ def page(serve: Serve, visit: Visiting, run_p4: Path) -> Any:
     opened.evaluate(
         f"""async () => {{
             window.t = {STATE};
-            const {{ found }} = await pptraceTimeline.json(`find/${{t.about.token}}?q=step+2+F&from=0&events=`);
+            const {{ found }} = await t.store.json(`find/${{t.about.token}}?q=step+2+F&from=0&events=`);
             const start = (rank) => found.find(([at]) => at === rank)[1];
             const [source, table, step, lane] = ["measured", "ops", 0, 0];
             window.places = [0, 1, 2].map((rank) => ({{ source, step, table, rank, lane, start: start(rank) }}));
@@ -79,7 +79,7 @@ def answer(page: Any, route: Any) -> None:
     """Let a request go on, and wait until the page has had its answer, and that to a question after it."""
     with page.expect_response(route.request.url):
         route.continue_()
-    page.evaluate("() => pptraceTimeline.json('opening')")
+    page.evaluate("() => fetch('/timeline-data/opening').then((answer) => answer.json())")
 
 
 @pytest.mark.parametrize(("path", "first", "second", "taken_back", "shown"), QUESTIONS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dashboards
 from pptrace.report.colours import DARK_SCALE
+from pptrace.report.tiles.scripts import style
 
 
 def _oklab(colour: str) -> np.ndarray[Any, Any]:
@@ -30,7 +29,6 @@ def test_the_scale_of_dark_pages_begins_near_their_ground_and_goes_up_in_equal_s
     steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
     assert steps.max() < 1.06 * steps.min(), "they look equal"
     assert (np.diff(places[:, 0]) > 0.06).all(), "each is lighter, whatever colours one sees"
-    style = (Path(dashboards.__file__).parent / "assets" / "style.css").read_text()
-    panel = re.search(r"prefers-color-scheme: dark.*?--panel: (#\w{6})", style, re.DOTALL)
+    panel = re.search(r"prefers-color-scheme: dark.*?--panel: (#\w{6})", style(), re.DOTALL)
     assert panel is not None
     assert np.linalg.norm(places[0] - _oklab(panel[1])) < 0.05, "near the ground"

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboards.tiles.bars import Place, aligned_at, bar_at
-from dashboards.tiles.layout import layout_of
-from dashboards.tiles.measured import COMM_CLASSES, COMMS, OPS, Picture, comms_table
-from dashboards.tiles.replayed import PLANNED
-from dashboards.tiles.timeline import MEASURED, Timeline
 from pptrace.model.mesh import MeshInfo
+from pptrace.report.tiles.bars import Place, aligned_at, bar_at
+from pptrace.report.tiles.layout import layout_of
+from pptrace.report.tiles.measured import COMM_CLASSES, COMMS, OPS, Picture, comms_table
+from pptrace.report.tiles.replayed import PLANNED
+from pptrace.report.tiles.timeline import MEASURED, Timeline
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboards.tiles.bubbles import BETWEEN_OPS_ALONE, STATES, SendTimes, gaps_in_ops, idle_by_state
 from pptrace.analysis.aligned import RankRows, RowsByRank
 from pptrace.intervals import clip, length
 from pptrace.model.device_idle import IdleTime
 from pptrace.model.tables import COMMS, OPS
+from pptrace.report.tiles.bubbles import BETWEEN_OPS_ALONE, STATES, SendTimes, gaps_in_ops, idle_by_state
 from pptrace.timeline.lanes import Lane
 from pptrace.workflow.load import load
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.tiles import cut as cutting
-from dashboards.tiles import pyramid
-from dashboards.tiles.cut import NUM_BUCKETS, Range, cut, cut_together
-from dashboards.tiles.pyramid import make_pyramid
-from dashboards.tiles.tracks import NUM_CLASSES, Tracks, make_tracks
+from pptrace.report.tiles import cut as cutting
+from pptrace.report.tiles import pyramid
+from pptrace.report.tiles.cut import NUM_BUCKETS, Range, cut, cut_together
+from pptrace.report.tiles.pyramid import make_pyramid
+from pptrace.report.tiles.tracks import NUM_CLASSES, Tracks, make_tracks
 
 SEEDS = range(6)
 

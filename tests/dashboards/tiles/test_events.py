@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from dashboards.app import create_app
-from dashboards.tiles.bars import Place, bar_at
-from dashboards.tiles.cut import Range
-from dashboards.tiles.details import details
-from dashboards.tiles.events import EVENTS, events_table
-from dashboards.tiles.search import search
-from dashboards.tiles.sums import sums_of
-from dashboards.tiles.timeline import MEASURED, Timeline
 from pptrace.model.traces import Category, Events, no_events
+from pptrace.report.tiles.bars import Place, bar_at
+from pptrace.report.tiles.cut import Range
+from pptrace.report.tiles.details import details
+from pptrace.report.tiles.events import EVENTS, events_table
+from pptrace.report.tiles.search import search
+from pptrace.report.tiles.sums import sums_of
+from pptrace.report.tiles.timeline import MEASURED, Timeline
 from pptrace.workflow.events import events_of_rank, has_events
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

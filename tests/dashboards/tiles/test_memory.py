@@ -7,8 +7,8 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.tiles.cut import NUM_BUCKETS, Range
-from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
+from pptrace.report.tiles.cut import NUM_BUCKETS, Range
+from pptrace.report.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 
 ORIGIN = 1_000
 events = st.lists(st.tuples(st.integers(0, 3 * NUM_BUCKETS), st.integers(0, 99)), max_size=12, unique_by=lambda e: e[0])

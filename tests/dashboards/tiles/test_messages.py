@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboards.tiles.measured import OPS
-from dashboards.tiles.messages import message_times
-from dashboards.tiles.timeline import SIMULATED, Timeline
 from pptrace.model.tables import COMMS
+from pptrace.report.tiles.measured import OPS
+from pptrace.report.tiles.messages import message_times
+from pptrace.report.tiles.timeline import SIMULATED, Timeline
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES

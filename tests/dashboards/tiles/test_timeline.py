@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards.tiles.bubbles import STATES
-from dashboards.tiles.cut import Range
-from dashboards.tiles.details import details
-from dashboards.tiles.journey import journey
-from dashboards.tiles.layout import layout_of
-from dashboards.tiles.search import search
-from dashboards.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import intersect
 from pptrace.model.mesh import MeshInfo
+from pptrace.report.tiles.bubbles import STATES
+from pptrace.report.tiles.cut import Range
+from pptrace.report.tiles.details import details
+from pptrace.report.tiles.journey import journey
+from pptrace.report.tiles.layout import layout_of
+from pptrace.report.tiles.search import search
+from pptrace.report.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
@@ -215,7 +215,7 @@ def test_a_report_keeps_ops_that_overlap_as_they_are(
     ops = simulate(build("1f1b", 2, 4), uniform(1_000_000, 2_000_000)).ops()
     ops.loc[ops.index[0], "end_ns"] += 1_500_000
     analysis = load([to_tables(tmp_path, ops)])
-    monkeypatch.setattr("dashboards.tiles.timeline.MOST_KEPT_OPS", 1)
+    monkeypatch.setattr("pptrace.report.tiles.timeline.MOST_KEPT_OPS", 1)
     timeline = Timeline(analysis)
     assert timeline.measured.tables["ops"].tracks.depths[0] == 2
     assert timeline.report == analysis.report
@@ -226,7 +226,7 @@ def test_a_report_keeps_ops_that_overlap_as_they_are(
 
 def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     analysis = load([run_p4])
-    monkeypatch.setattr("dashboards.tiles.timeline.MOST_KEPT_OPS", 10)
+    monkeypatch.setattr("pptrace.report.tiles.timeline.MOST_KEPT_OPS", 10)
     timeline = Timeline(analysis)
     assert MOST_KEPT_OPS > 10
     assert timeline.slack(2) is None

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.tiles.tracks import MOST_DEPTH, compact, make_tracks
+from pptrace.report.tiles.tracks import MOST_DEPTH, compact, make_tracks
 
 BARS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), max_size=60)
 

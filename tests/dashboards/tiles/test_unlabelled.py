@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dashboards.app import create_app
-from dashboards.tiles.cut import Range
-from dashboards.tiles.details import details
-from dashboards.tiles.measured import BACK, BUBBLES, OPS
-from dashboards.tiles.timeline import Timeline
+from pptrace.report.tiles.cut import Range
+from pptrace.report.tiles.details import details
+from pptrace.report.tiles.measured import BACK, BUBBLES, OPS
+from pptrace.report.tiles.timeline import Timeline
 from pptrace.workflow.load import load
 
 

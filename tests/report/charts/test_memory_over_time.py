@@ -45,7 +45,7 @@ def test_memory_is_on_the_page_and_in_perfetto_where_there_is_any() -> None:
     start = int(analysis.data.ops["start_ns"].min())
     memory = table(1, [start + 2_000, start + 5_000], [7, 8], reserved=-1)
     with_memory = replace(analysis, data=replace(analysis.data, memory=memory))
-    assert "Memory over time" in report_page(with_memory)
+    assert "memory/stage/0/" in report_page(with_memory), "a tile of the timeline"
     counters = [event for event in perfetto_object(with_memory)["traceEvents"] if event["ph"] == "C"]
     assert [(counter["pid"], counter["args"]) for counter in counters] == [(1, {"allocated": 7}), (1, {"allocated": 8})]
     assert counters[1]["ts"] - counters[0]["ts"] == 3.0

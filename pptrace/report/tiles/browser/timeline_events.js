@@ -46,7 +46,7 @@
         if (!isFirst(at)) return;
         this.lanesOfEvents.set(at, { lanes: [], classes: [] });
         this.numReading += 1;
-        const answer = await T.json(`lanes/${this.about.token}/${at}`).catch(() => null);
+        const answer = await this.store.json(`lanes/${this.about.token}/${at}`).catch(() => null);
         this.numReading -= 1;
         if (answer) return this.lanesOfEvents.set(at, answer);
         this.lanesOfEvents.delete(at);

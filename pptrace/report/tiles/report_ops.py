@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.measured import Table
-from dashboards.tiles.tracks import Array
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.op_rows import OpRows
+from pptrace.report.tiles.measured import Table
+from pptrace.report.tiles.tracks import Array
 from pptrace.slices import Slice, Texts, compact
 
 _COMPUTE_LANE = 0

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.cut import NUM_BUCKETS, Range
-from dashboards.tiles.tracks import Array
 from pptrace.model.tables import Int64
+from pptrace.report.tiles.cut import NUM_BUCKETS, Range
+from pptrace.report.tiles.tracks import Array
 from pptrace.slices import slices
 
 MemoryTracks = Mapping[int, tuple[Int64, Int64]]

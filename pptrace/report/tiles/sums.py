@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.details import OP_NAMES
-from dashboards.tiles.events import CLASSES, EVENTS
-from dashboards.tiles.measured import BACK, COMMS, OPS, PHASES, STEP_RANGES, Table
-from dashboards.tiles.timeline import MEASURED, Timeline
-from dashboards.tiles.tracks import Array
 from pptrace.model.tables import Int64
+from pptrace.report.tiles.details import OP_NAMES
+from pptrace.report.tiles.events import CLASSES, EVENTS
+from pptrace.report.tiles.measured import BACK, COMMS, OPS, PHASES, STEP_RANGES, Table
+from pptrace.report.tiles.timeline import MEASURED, Timeline
+from pptrace.report.tiles.tracks import Array
 
 _MOST_NAMES = 40
 _ON_DEVICE = [CLASSES.index(name) for name in ("kernel", "communication", "copy")]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dashboards.tiles.measured import COMMS, OPS, Picture, Table, halves_of
-from dashboards.tiles.replayed import PLANNED, rows_of_step
-from dashboards.tiles.timeline import MEASURED, Timeline
-from dashboards.tiles.tracks import Array
+from pptrace.report.tiles.measured import COMMS, OPS, Picture, Table, halves_of
+from pptrace.report.tiles.replayed import PLANNED, rows_of_step
+from pptrace.report.tiles.timeline import MEASURED, Timeline
+from pptrace.report.tiles.tracks import Array
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dashboards.tiles.layout import Layout, RankRow
-from dashboards.tiles.measured import TABLES, Picture, Table
-from dashboards.tiles.memory import MemoryTracks
-from dashboards.tiles.pyramid import Level
-from dashboards.tiles.tracks import NUM_CLASSES, Array, Tracks
 from pptrace.ingest.job.disk_cache import Packed
+from pptrace.report.tiles.layout import Layout, RankRow
+from pptrace.report.tiles.measured import TABLES, Picture, Table
+from pptrace.report.tiles.memory import MemoryTracks
+from pptrace.report.tiles.pyramid import Level
+from pptrace.report.tiles.tracks import NUM_CLASSES, Array, Tracks
 
-ENTRY = "timeline, all states"
+ENTRY = "timeline, sources of ops"
 DAMAGE = (KeyError, ValueError, TypeError, IndexError)
 
 
@@ -24,7 +24,7 @@ DAMAGE = (KeyError, ValueError, TypeError, IndexError)
 class Bars:
     """Tracks that are made of an analysis for its timeline, once: times are ns from ``origin_ns``.
 
-    ``message_ns`` is what the messages of each step took (:func:`dashboards.tiles.messages.message_times`).
+    ``message_ns`` is what the messages of each step took (:func:`pptrace.report.tiles.messages.message_times`).
     """
 
     origin_ns: int
@@ -32,6 +32,14 @@ class Bars:
     measured: Picture
     memory: MemoryTracks
     message_ns: Mapping[int, int]
+
+    @property
+    def span_ns(self) -> int:
+        """Time from the first bar's start to the last one's end."""
+        tracks = [table.tracks for table in self.measured.tables.values() if len(table.tracks)]
+        return max(
+            (int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@
       if (this.alignment) return this.say("Sums are of one range of time: undo the alignment first.");
       const measured = [Math.round(begin), Math.round(end)];
       this.measured = Object.assign(measured, { ranks });
+      if (!this.store.hasAnswers) return this.redraw();
       const source = this.sources.includes("measured") ? "measured" : this.sources[0];
       const query = new URLSearchParams({ events: [...this.withEvents].join("."), ...(ranks && { ranks: ranks.join(".") }) });
       const path = `${this.about.token}/${this.nameOf(source)}/${source === "measured" ? 0 : (this.step ?? 0)}`;
-      const sections = await this.ask("sum", T.json(`sums/${path}/${measured.join("/")}?${query}`).catch(() => null));
+      const sections = await this.ask("sum", this.store.json(`sums/${path}/${measured.join("/")}?${query}`).catch(() => null));
       if (sections === undefined) return null;
       if (!sections) return this.say("The sums of this range cannot be had.");
       this.summed = { source, sections, range: measured, ranks };

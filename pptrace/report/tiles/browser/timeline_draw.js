@@ -12,6 +12,8 @@
     drain: { colour: "#8D97A5", up: false },
     "late message": { colour: "#A9467F", up: true },
     "late collective": { colour: "#7A4FA3", up: false },
+    "other order": { colour: "#B0702E", up: false },
+    idle: { colour: "#A9467F", up: true },
     unexplained: { colour: "#C9A558", up: false, ground: "rgba(201, 165, 88, 0.13)" },
   }; // looks of what a rank does when it computes in no op: filled, or hatched
   const WAIT = "rgba(128, 134, 145, 0.55)";

@@ -1,5 +1,6 @@
-/* The timeline: mounts itself into #timeline, keeps its view in the address, and answers mouse and keys. Names of a trace are drawn
-   or set as text, never as markup. */
+/* The timeline: mounts itself into each .timeline, keeps its view in the address where it is the page's, and answers mouse and keys.
+   Names of a trace are drawn or set as text, never as markup. Attributes of the element: data-tiles, the facts and tiles of a page that
+   no server answers; data-view, the view to begin with, as addresses have it. */
 (() => {
   const T = (window.pptraceTimeline = window.pptraceTimeline || {});
   const LABELS = 168;
@@ -18,13 +19,16 @@
   const MOST_COMPUTE = 56; // px, before lanes grow too; twice that in the end
   const STAND_IN_LEVELS = 12;
   const NO_STEPS = "No pipeline steps in these traces.";
-  const KEYS = [
+  const PART_OF_PAGE = 0.75; // of the window's height, among other things
+  const ASK = "ceuxj/1234"; // keys of what a server answers
+  const KEYS = [ // true: where a server answers
     ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
-    ["Shift + drag, M", "measure a range, and sum it by name"], ["U", "sums of what is shown"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
-    ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
-    ["E", "kernels, operators and calls of the rank under the pointer, else of all"], ["G", "group by stage, pipeline, replica, tp, cp or ep"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
-    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest · gemm · exposed transfer"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"],
-    ["K", "keep the details of what is under the pointer, clicked or found"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that"],
+    ["Shift + drag, M", "measure a range"], ["M, U", "sum the range, or what is shown, by name", true],
+    ["click an op", "its details"], ["click an op", "its microbatch over all stages and back", true], ["double click", "zoom to the op"],
+    ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path", true], ["L", "lanes of communication"],
+    ["E", "kernels, operators and calls of the rank under the pointer, else of all", true], ["G", "group by stage, pipeline, replica, tp, cp or ep"], ["1 2 3 4", "planned, simulated, measured, what-if", true], ["+ / −", "taller, flatter rows"],
+    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest · gemm · exposed transfer", true], ["J", "the microbatch of what was found", true], ["O", "open or close all groups"],
+    ["K", "keep the details of what is under the pointer, clicked or found"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that", true],
     ["Esc", "undo selection"], ["?", "this list"],
   ];
 
@@ -43,6 +47,9 @@
     constructor(root) {
       this.root = root;
       root.timeline = this;
+      this.view = root.dataset.view;
+      this.store = root.dataset.tiles ? new T.Page(root.dataset.tiles) : new T.Server();
+      this.isWholePage = this.store.hasAnswers && this.view === undefined; // then the address has the view
       this.sources = ["measured"];
       this.change = null; // the fields of a what-if, as in an address, and what the server says of it
       this.order = "stage";
@@ -67,7 +74,7 @@
     }
 
     async start() {
-      this.about = await T.json("about").catch(() => null);
+      this.about = await this.store.json("about").catch(() => null);
       if (!this.about || !this.about.ranks.length) {
         this.root.dataset.complete = true;
         this.root.querySelectorAll("canvas").forEach((canvas) => canvas.remove());
@@ -76,20 +83,21 @@
         this.about = null;
         return;
       }
-      this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."), (isThere) => this.say(isThere ? "" : "The server does not answer. What is missing is asked for again until it does."));
+      if (!this.store.hasAnswers && !window.DecompressionStream) return this.say("This browser cannot unpack the timeline: it needs one of 2023 or later.");
+      this.tiles = new T.Tiles(this.store, () => this.redraw(), () => this.say("The files have changed. Reload the page."), (isThere) => this.say(isThere ? "" : "The server does not answer. What is missing is asked for again until it does."));
       this.blockOf = {};
       for (const [order, groups] of Object.entries(this.about.orders)) {
         this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
       }
       this.haveMemory = new Set(this.about.haveMemory);
       this.right = this.size().width;
-      const asked = new URLSearchParams(location.search);
+      const asked = new URLSearchParams(this.view ?? (this.isWholePage ? location.search : ""));
       this.read(asked);
       if (!this.about.steps.length) {
         this.say(`${NO_STEPS} What they have besides is drawn; the overview has tables of it.`);
         if (!this.t1) this.show(0, this.about.span);
       } else if (this.step === undefined) {
-        this.goToStep(typeof T.dropdown === "number" ? T.dropdown : this.about.firstStep); // the header may know it later
+        this.goToStep(this.isWholePage && typeof T.dropdown === "number" ? T.dropdown : this.about.firstStep); // the header may know it later
       } else if (!this.t1) {
         this.goToStep(this.step);
         const [, , end] = this.about.steps.find(([known]) => known === this.step);
@@ -144,7 +152,7 @@
     write() {
       clearTimeout(this.writing);
       this.writing = setTimeout(() => {
-        if (!this.isReady || this.isRestoring || !this.root.isConnected) return;
+        if (!this.isWholePage || !this.isReady || this.isRestoring || !this.root.isConnected) return;
         const query = new URLSearchParams();
         if (this.step !== undefined) query.set("step", this.step);
         query.set("from", Math.round(this.t0));
@@ -230,7 +238,7 @@
     }
 
     tellStep() {
-      if (T.dropdown !== this.step && window.dash_clientside && window.dash_clientside.set_props) {
+      if (this.isWholePage && T.dropdown !== this.step && window.dash_clientside && window.dash_clientside.set_props) {
         T.dropdown = this.step;
         window.dash_clientside.set_props("step", { value: this.step });
       }
@@ -273,7 +281,8 @@
       const isGrouped = (this.isGrouped = numRanks > 16 || this.order !== "stage");
       const open = this.open || new Set(numRanks <= MOST_OPEN ? groups.keys() : []);
       this.scale = T.scale();
-      const room = Math.max((window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY) / this.scale - 60, 300) - T.AXIS;
+      const free = this.isWholePage ? window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY : window.innerHeight * PART_OF_PAGE;
+      const room = Math.max(free / this.scale - 60, 300) - T.AXIS;
       this.isOpen = (group) => !isGrouped || open.has(group);
       const ranks = groups.flatMap(([, of], index) => of.filter((at) => this.isOpen(index) || this.pinned.has(at)));
       const shown = ranks.length;
@@ -405,12 +414,21 @@
       return source === "whatif" ? encodeURIComponent(this.change.source) : source;
     }
 
+    /* The order whose blocks of ranks tiles have. */
+    get tileOrder() {
+      return this.about.tileOrder || this.order;
+    }
+
+    blockAt(at) {
+      return this.blockOf[this.tileOrder].get(at);
+    }
+
     path(kind, name, block, shift, index) {
       if (kind === "events") return `events/${block}/${shift}/${index}`;
-      if (kind === "memory") return `memory/${this.order}/${block}/${shift}/${index}`;
+      if (kind === "memory") return `memory/${this.tileOrder}/${block}/${shift}/${index}`;
       const step = name === "measured" ? 0 : this.step ?? 0;
       const source = this.nameOf(name);
-      return kind === "tile" ? `tile/${source}/${step}/${this.order}/${block}/${shift}/${index}` : `groups/${source}/${step}/${this.order}/${shift}/${index}`;
+      return kind === "tile" ? `tile/${source}/${step}/${this.tileOrder}/${block}/${shift}/${index}` : `groups/${source}/${step}/${this.order}/${shift}/${index}`;
     }
 
     parts() {
@@ -419,7 +437,7 @@
 
     gather() {
       const rows = this.visibleRows();
-      const blocks = new Set(rows.filter((row) => row.type === "rank").map((row) => this.blockOf[this.order].get(row.at)));
+      const blocks = new Set(rows.filter((row) => row.type === "rank").map((row) => this.blockAt(row.at)));
       const hasGroups = rows.some((row) => row.type === "group" && !row.isOpen);
       const shift = this.shift;
       const width = this.about.buckets * 2 ** shift;
@@ -427,7 +445,9 @@
       const last = Math.floor(Math.min(this.t1, this.about.span) / width);
       const wanted = new Set();
       this.drawn = [];
+      this.taken = new Set();
       this.numMissing = 0;
+      this.isCoarse = false;
       for (const source of this.sources) {
         const hasMemory = source === "measured" && this.about.mostBytes && this.showLanes;
         if (this.alignment) this.gatherAligned(rows, source, shift, hasMemory, wanted);
@@ -450,7 +470,7 @@
       const width = this.about.buckets * 2 ** shift;
       for (const { type, at } of rows) {
         if (type !== "rank") continue;
-        const block = this.blockOf[this.order].get(at);
+        const block = this.blockAt(at);
         const [t0, t1] = [this.t0 - this.shiftOf(at), this.t1 - this.shiftOf(at)];
         for (let index = Math.max(Math.floor(t0 / width), 0); index <= Math.floor(Math.min(t1, this.about.span) / width); index += 1) {
           this.take("tile", source, block, shift, index, wanted, at);
@@ -459,11 +479,15 @@
       }
     }
 
-    take(kind, source, block, shift, index, wanted, only) {
+    take(kind, source, block, askedShift, askedIndex, wanted, only) {
+      const [shift, index] = this.store.timeOf((...time) => this.path(kind, source, block, ...time), askedShift, askedIndex);
       const path = this.path(kind, source, block, shift, index);
+      if (this.taken.has(`${path} ${only}`)) return; // a coarser one than asked for, which is drawn already
+      this.taken.add(`${path} ${only}`);
       const clip = Object.values(this.time(shift, index));
       const tile = this.tiles.get(path);
       if (tile) {
+        if (shift > askedShift && Object.values(tile.sections || {}).some(({ cellTrack }) => cellTrack?.length)) this.isCoarse = true;
         if (!tile.missing) this.addPart(kind, source, tile, this.time(shift, index), clip, false, only);
         return;
       }
@@ -494,7 +518,7 @@
     }
 
     miniPath() {
-      const shift = Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
+      const shift = this.store.shift ?? Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
       return `groups/measured/0/pipeline/${shift}/0`;
     }
 
@@ -529,13 +553,13 @@
       const wide = Math.round((size.width - LABELS) * this.scale);
       if (this.mini.width !== wide) Object.assign(this.mini, { width: wide, height: Math.round(MINI * this.scale) });
       const tile = this.tiles.get(this.miniPath());
-      if (tile && tile.sections) tile.bucket = 2 ** Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
+      if (tile && tile.sections) tile.bucket = 2 ** Number(this.miniPath().split("/")[4]);
       T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette);
       this.frames.push(performance.now() - began);
       if (this.frames.length > 400) this.frames.shift();
       const isComplete = this.isReady && !this.isRestoring && !this.numReading && !this.tiles.isWaiting && this.numMissing === 0;
       this.root.dataset.complete = isComplete;
-      this.status.textContent = this.numReading ? "reading kernels and operators …" : isComplete || !this.tiles.isWaiting ? "" : "loading …";
+      this.status.textContent = this.numReading ? "reading kernels and operators …" : this.isCoarse ? "coarse: this file does not hold each bar of this time" : isComplete || !this.tiles.isWaiting ? "" : "loading …";
     }
 
     marks() {
@@ -615,6 +639,7 @@
     localLines(hit) {
       const { part, section, bar, at, table } = hit;
       if (hit.cell !== undefined) {
+        if (!this.store.hasAnswers) return [["", `${Math.max(hit.count, 1).toLocaleString("en")} ${hit.count > 1 ? "bars" : "bar"}, too short to be seen at this zoom`]];
         const words = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars begin here, the longest:` : "too short to be seen at this zoom:";
         return [["", words]];
       }
@@ -626,6 +651,11 @@
       } else if (table === "events") lines.push(["", section.names[section.name[bar]]]);
       else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
       lines.push(["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]);
+      if (!this.store.hasAnswers) {
+        const [title, ...more] = T.ownLines(this, hit);
+        lines[0] = ["", title];
+        lines.push(...more);
+      }
       if (this.alignment) lines.splice(2, 0, ["drawn", part.shift ? `${T.duration(Math.abs(part.shift))} ${part.shift < 0 ? "earlier" : "later"} than it was` : "when it was"]);
       return lines;
     }
@@ -652,11 +682,11 @@
       const place = isEvent ? this.about.ranks[hit.at].rank : `${this.nameOf(source)}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}`;
       const name = `${isEvent ? "event" : "bar"}/${this.about.token}/${place}/${hit.row}`;
       const local = this.localLines(hit);
-      if (name !== this.lastHit) {
+      if (this.store.hasAnswers && name !== this.lastHit) {
         this.lastHit = name;
         this.more = null;
         this.asking = setTimeout(async () => {
-          const more = await T.json(name).catch(() => null);
+          const more = await this.store.json(name).catch(() => null);
           if (!more || this.lastHit !== name) return;
           this.more = more;
           this.showTip(event, this.merged(hit, local, more));
@@ -691,7 +721,7 @@
 
     async select(rank, microbatch, step) {
       const source = this.sources.includes("measured") ? "measured" : this.sources[0];
-      const hops = await this.ask("bar", T.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []));
+      const hops = await this.ask("bar", this.store.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []));
       if (!hops || !hops.length) return;
       this.journey = { rank, microbatch, step, source, hops, focus: null };
       this.fillSide();
@@ -724,7 +754,7 @@
     }
 
     async loadCritical() {
-      const question = T.json(`critical/${this.about.token}/${this.step}`).catch(() => ({ ops: [], reason: T.NO_ANSWER }));
+      const question = this.store.json(`critical/${this.about.token}/${this.step}`).catch(() => ({ ops: [], reason: T.NO_ANSWER }));
       const { ops, reason } = (await this.ask("critical", question)) || {};
       if (!ops) return;
       this.critical = ops;
@@ -748,7 +778,7 @@
       this.searchBox.value = text;
       const ask = () => {
         const query = new URLSearchParams({ q: text, from: Math.round(this.t0), events: [...this.withEvents].join(".") });
-        return this.ask("find", T.json(`find/${this.about.token}?${query}`).catch(() => ({ total: 0, found: [], unknown: [], isMissing: true })));
+        return this.ask("find", this.store.json(`find/${this.about.token}?${query}`).catch(() => ({ total: 0, found: [], unknown: [], isMissing: true })));
       };
       let answer = await ask();
       if (answer && answer.unknown.length && !this.isRestoring && !this.withEvents.size && this.haveEvents.size) { // it may be the name of a kernel
@@ -839,7 +869,7 @@
       this.change = null;
       if (fields) {
         this.say("What-if: predicting …");
-        const answer = await this.ask("whatif", T.json(`whatif/${this.about.token}?${fields}`).catch(() => ({ reason: T.NO_ANSWER })));
+        const answer = await this.ask("whatif", this.store.json(`whatif/${this.about.token}?${fields}`).catch(() => ({ reason: T.NO_ANSWER })));
         if (!answer) return;
         if (answer.reason) this.say(`What-if: ${answer.reason}`);
         else {
@@ -902,16 +932,22 @@
       this.tip.hidden = true;
       this.side = make("div", { className: "timeline-side", role: "group", "aria-label": "Details and the journey of a microbatch" });
       this.side.hidden = true;
-      this.help = make("dl", { className: "timeline-help" }, ...KEYS.flatMap(([key, text]) => [make("dt", { text: key }), make("dd", { text })]));
+      const keys = KEYS.filter(([, , needsAnswers]) => this.store.hasAnswers || !needsAnswers);
+      this.help = make("dl", { className: "timeline-help" }, ...keys.flatMap(([key, text]) => [make("dt", { text: key }), make("dd", { text })]));
       this.help.hidden = true;
       this.status = make("span", { className: "note timeline-status" });
-      this.message = make("p", { className: "note timeline-message", id: "timeline-message", role: "status" });
+      this.message = make("p", { className: "note timeline-message", ...this.id("timeline-message"), role: "status" });
       this.message.hidden = true;
-      this.alignNote = make("p", { className: "note timeline-message timeline-aligned", id: "timeline-aligned", role: "status" });
+      this.alignNote = make("p", { className: "note timeline-message timeline-aligned", ...this.id("timeline-aligned"), role: "status" });
       this.alignNote.hidden = true;
       this.box = make("div", { className: "timeline-box" }, this.canvas, this.status, this.tip, this.help);
       this.root.replaceChildren(this.tools(), this.message, this.alignNote, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
       this.listen();
+    }
+
+    /* An id for one element of a page that has one timeline alone. */
+    id(name) {
+      return this.isWholePage ? { id: name } : {};
     }
 
     button(text, title, action, options = {}) {
@@ -922,7 +958,7 @@
 
     tools() {
       this.sourceButtons = new Map(["planned", "simulated", "measured", "whatif"].map((source, index) => [source, this.button(T.sourceName(source), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source, ...(source === "whatif" ? { hidden: "" } : {}) })]));
-      this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", title: "Ops and communication (rank 3 F 12, step 5 send, longest), names of kernels, operators and lanes, words of the legend; Enter goes on, Shift and Enter back (/)", "aria-label": "Search", id: "timeline-search", maxlength: 200, list: "timeline-words", autocomplete: "off" });
+      this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", className: "timeline-search", title: "Ops and communication (rank 3 F 12, step 5 send, longest), names of kernels, operators and lanes, words of the legend; Enter goes on, Shift and Enter back (/)", "aria-label": "Search", ...this.id("timeline-search"), maxlength: 200, list: "timeline-words", autocomplete: "off" });
       this.words = make("datalist", { id: "timeline-words" });
       this.searchBox.addEventListener("keydown", (event) => {
         event.stopPropagation();
@@ -935,25 +971,26 @@
           this.canvas.focus();
         }
       });
-      this.changeBox = make("select", { id: "timeline-whatif", "aria-label": "What if the schedule were another one", title: "The step under another schedule, at the costs that were measured; the page Bubbles has more changes" });
+      this.changeBox = make("select", { className: "timeline-whatif", ...this.id("timeline-whatif"), "aria-label": "What if the schedule were another one", title: "The step under another schedule, at the costs that were measured; the page Bubbles has more changes" });
       this.changeBox.addEventListener("change", () => {
         const schedule = this.changeBox.value;
         if (schedule !== "other") this.setChange(schedule ? `schedule=${encodeURIComponent(schedule)}` : "");
         this.canvas.focus({ preventScroll: true });
       });
-      this.foundNote = make("span", { className: "note", id: "timeline-found", role: "status" });
-      this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), { id: "timeline-critical" });
-      this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), { id: "timeline-lanes" });
-      this.eventButton = this.button("Kernels", "Kernels, operators and calls by stream and thread, below each rank (E; below one: a click on its label)", () => this.toggleEvents(), { id: "timeline-events" });
-      this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { id: "timeline-order", hidden: "" });
-      this.measureButton = this.button("Measure", "Drag to measure a range and sum it by name (M, or Shift and drag; U: all that is shown)", () => this.toggleMeasure());
+      this.foundNote = make("span", { className: "note timeline-found", ...this.id("timeline-found"), role: "status" });
+      this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), this.id("timeline-critical"));
+      this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), this.id("timeline-lanes"));
+      this.eventButton = this.button("Kernels", "Kernels, operators and calls by stream and thread, below each rank (E; below one: a click on its label)", () => this.toggleEvents(), this.id("timeline-events"));
+      this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { ...this.id("timeline-order"), hidden: "" });
+      this.measureButton = this.button("Measure", this.store.hasAnswers ? "Drag to measure a range and sum it by name (M, or Shift and drag; U: all that is shown)" : "Drag to measure a range (M, or Shift and drag)", () => this.toggleMeasure());
+      const { hasAnswers } = this.store;
+      const asking = (...tools) => (hasAnswers ? tools : []);
       const groups = [
-        make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()),
-        this.changeBox,
-        make("div", { className: "tool-group" }, this.criticalButton, this.laneButton, this.eventButton, this.groupButton, this.measureButton),
+        ...asking(make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()), this.changeBox),
+        make("div", { className: "tool-group" }, ...asking(this.criticalButton), this.laneButton, ...asking(this.eventButton), this.groupButton, this.measureButton),
         make("div", { className: "tool-group" }, this.button("−", "Zoom out (S)", () => this.zoom(1.5)), this.button("+", "Zoom in (W)", () => this.zoom(1 / 1.5)), this.button("Step", "Whole step (F)", () => this.goToStep(this.step)), this.button("Run", "Whole run (0)", () => this.show(0, this.about.span))),
-        make("div", { className: "tool-group" }, this.searchBox, this.words, this.foundNote),
-        make("div", { className: "tool-group right" }, this.button("PNG", "Save this view as PNG", () => this.savePng(), { id: "timeline-png" }), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), { id: "timeline-svg" }), this.button("?", "Keys (?)", () => this.toggleHelp())),
+        ...asking(make("div", { className: "tool-group" }, this.searchBox, this.words, this.foundNote)),
+        make("div", { className: "tool-group right" }, this.button("PNG", "Save this view as PNG", () => this.savePng(), this.id("timeline-png")), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), this.id("timeline-svg")), this.button("?", "Keys (?)", () => this.toggleHelp())),
       ];
       return make("div", { className: "timeline-tools" }, ...groups);
     }
@@ -972,6 +1009,7 @@
         button.classList.toggle("on", Boolean(isOn));
         button.setAttribute("aria-pressed", Boolean(isOn));
       }
+      this.laneButton.hidden = !this.about.numBars.comms && !this.haveMemory.size;
       this.eventButton.disabled = !this.haveEvents.size;
       if (!this.haveEvents.size) this.eventButton.title = "These files list no kernels or operators";
       this.groupButton.textContent = `By ${this.order}`;
@@ -1206,7 +1244,7 @@
         1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"), 4: () => this.toggleSource("whatif"),
         "+": () => this.scaleRows(1.2), "-": () => this.scaleRows(1 / 1.2), "/": () => this.searchBox.focus(), "?": () => this.toggleHelp(), Escape: () => this.escape(),
       };
-      if (!this.isReady || event.ctrlKey || event.metaKey || event.altKey || !actions[key]) return;
+      if (!this.isReady || event.ctrlKey || event.metaKey || event.altKey || !actions[key] || (!this.store.hasAnswers && ASK.includes(key))) return;
       event.preventDefault();
       actions[key]();
     }
@@ -1225,7 +1263,7 @@
     const isChosen = T.dropdown !== value && !isOfAddress;
     T.dropdown = value;
     const { current } = T;
-    if (typeof value === "number" && current && current.isReady && current.root.isConnected && current.step !== value) {
+    if (typeof value === "number" && current && current.isWholePage && current.isReady && current.root.isConnected && current.step !== value) {
       if (isChosen) current.goToStep(value);
       else if (location.pathname === "/timeline") current.tellStep();
     }
@@ -1234,13 +1272,20 @@
   window.dash_clientside = Object.assign({}, window.dash_clientside, { pptraceTimeline: { chooseStep } });
 
   const mount = () => {
-    const root = document.getElementById("timeline");
-    if (root && !root.timeline) T.current = new Timeline(root);
+    for (const root of document.querySelectorAll(".timeline")) if (!root.timeline) T.current = new Timeline(root);
   };
-  new MutationObserver(mount).observe(document, { subtree: true, childList: true });
+  new MutationObserver((changes) => {
+    for (const { type, target } of changes) if (type === "attributes") delete target.timeline; // it is another one now
+    mount();
+  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["data-view", "data-tiles"] });
+  document.addEventListener("pointerdown", (event) => {
+    T.current = event.target.closest(".timeline")?.timeline || T.current;
+  });
   document.addEventListener("keydown", (event) => {
     const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.target.isContentEditable;
-    const isElsewhere = event.target !== document.body && !event.target.closest("#timeline, #page, header nav a"); // the link that led here keeps the focus
-    if (!isTyping && !isElsewhere && T.current && T.current.root.isConnected) T.current.onKey(event);
+    const own = event.target.closest(".timeline")?.timeline;
+    const isElsewhere = event.target !== document.body && !event.target.closest("#page, header nav a"); // the link that led here keeps the focus
+    if (own) T.current = own;
+    if (!isTyping && T.current?.root.isConnected && (own || (T.current.isWholePage && !isElsewhere))) T.current.onKey(event);
   });
 })();

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.bubbles import STATES
-from dashboards.tiles.events import CLASS_NAMES, EVENTS
-from dashboards.tiles.journey import journey
-from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
-from dashboards.tiles.replayed import PLANNED
-from dashboards.tiles.timeline import MEASURED, Timeline
-from dashboards.tiles.unlabelled import COMPUTE
 from pptrace.model import units
 from pptrace.model.units import milliseconds, num_bytes, percent
 from pptrace.report.colours import KIND_NAMES
+from pptrace.report.tiles.bubbles import STATES
+from pptrace.report.tiles.events import CLASS_NAMES, EVENTS
+from pptrace.report.tiles.journey import journey
+from pptrace.report.tiles.measured import BACK, COMMS, GAPS, OPS, Table
+from pptrace.report.tiles.replayed import PLANNED
+from pptrace.report.tiles.timeline import MEASURED, Timeline
+from pptrace.report.tiles.unlabelled import COMPUTE
 
 Lines = list[tuple[str, str]]
 OP_NAMES = {**KIND_NAMES, COMPUTE: "Compute"}

@@ -7,23 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import pandas as pd
 
-from dashboards.tiles.changed import CHANGED, changed_picture
-from dashboards.tiles.cut import Range, cut, cut_together, shares_of
-from dashboards.tiles.encode import encode, tile_arrays
-from dashboards.tiles.events import EVENTS, EventStore
-from dashboards.tiles.kept import Bars
-from dashboards.tiles.layout import layout_of
-from dashboards.tiles.measured import OPS, TABLES, Picture, Table, measured_picture
-from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
-from dashboards.tiles.messages import message_times
-from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
-from dashboards.tiles.report_ops import with_ops_of_tracks
-from dashboards.tiles.unlabelled import ops_with_compute
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.analysis.report import Report
@@ -32,6 +19,18 @@ from pptrace.analysis.stages.types import StageOps
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model import tables
 from pptrace.model.tables import COMPUTE_KINDS, empty_table
+from pptrace.report.tiles.changed import CHANGED, changed_picture
+from pptrace.report.tiles.cut import Range
+from pptrace.report.tiles.encode import group_tile, memory_tile, rank_tile
+from pptrace.report.tiles.events import EVENTS, EventStore
+from pptrace.report.tiles.kept import Bars
+from pptrace.report.tiles.layout import layout_of
+from pptrace.report.tiles.measured import OPS, Picture, Table, measured_picture
+from pptrace.report.tiles.memory import memory_tracks
+from pptrace.report.tiles.messages import message_times
+from pptrace.report.tiles.replayed import PLANNED, SIMULATED, replayed_picture
+from pptrace.report.tiles.report_ops import with_ops_of_tracks
+from pptrace.report.tiles.unlabelled import ops_with_compute
 from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
@@ -43,7 +42,6 @@ MEASURED = "measured"
 MOST_KEPT_OPS = 2_000_000
 """Runs of more ops keep their tracks alone: their tables would take more memory than all else."""
 _KEPT_STEPS = 6
-_COMPUTE_LANE = 0
 
 
 class Timeline:
@@ -61,7 +59,6 @@ class Timeline:
             bars.measured,
             bars.memory,
         )
-        self.most_bytes = most_bytes(self.memory)
         self.is_light = analysis.num_ops > MOST_KEPT_OPS
         self._analysis = None if self.is_light else analysis
         self.events = EventStore(self._analysis, self.layout.position, self.origin_ns)
@@ -73,14 +70,6 @@ class Timeline:
         self._changes: OrderedDict[str, Simulation] = OrderedDict()
         self._critical: OrderedDict[int, pd.DataFrame | None] = OrderedDict()
 
-    @property
-    def span_ns(self) -> int:
-        """Time from the first bar's start to the last one's end."""
-        tracks = [table.tracks for table in self.measured.tables.values() if len(table.tracks)]
-        return max(
-            (int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1
-        )
-
     @cached_property
     def spans(self) -> Mapping[int, tuple[int, int]]:
         """(first start, last end) of the windows of each step; without a pipeline each rank's window is its own."""
@@ -90,6 +79,12 @@ class Timeline:
             spans[window.step] = min(low, window.start_ns), max(high, window.end_ns)
         return spans
 
+    @property
+    def first_step(self) -> int | None:
+        """The step to begin with, as the header does; of steps that no report has, the first."""
+        typical = self.report.typical_step
+        return typical.step if typical is not None else min(self.spans, default=None)
+
     def windows_of(self, step: int) -> tuple[StepWindow, ...]:
         return tuple(window for window in self.windows if window.step == step)
 
@@ -97,7 +92,7 @@ class Timeline:
         """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source.
 
         Raises:
-            KeyError: a change (a name that begins with :data:`~dashboards.tiles.changed.CHANGED`) that was not added.
+            KeyError: a change (a name that begins with :data:`~pptrace.report.tiles.changed.CHANGED`) that was not added.
         """
         if source not in (PLANNED, SIMULATED) and not source.startswith(CHANGED):
             return self.measured if source == MEASURED else None
@@ -170,23 +165,7 @@ class Timeline:
             LookupError: there is no such source, order or block.
         """
         picture = self._picture_or_error(source, step)
-        ranks = self.layout.blocks(order)[block]
-        sections: dict[str, dict[str, Any]] = {}
-        arrays = {}
-        for name in TABLES:
-            table = picture.tables[name]
-            wanted = table.tracks.tracks_of(ranks)
-            tile = cut(table.tracks, table.levels, wanted, time)
-            sections[name] = {
-                "rank": table.tracks.rank[wanted].tolist(),
-                "lane": table.tracks.lane[wanted].tolist(),
-                "depth": table.tracks.depth[wanted].tolist(),
-                "earlier": tile.num_earlier,
-                "count": tile.count,
-            }
-            arrays[name] = tile_arrays(name, table, tile)
-        sections[OPS]["kinds"] = picture.tables[OPS].texts["kind"]
-        return encode(sections, arrays)
+        return rank_tile(picture, self.layout.blocks(order)[block], time)[0]
 
     def memory_tile(self, order: str, block: int, time: Range) -> bytes:
         """The tile of the memory of a block of ranks: the most bytes in each bucket, of those that have memory events.
@@ -194,9 +173,7 @@ class Timeline:
         Raises:
             LookupError: there is no such order or block.
         """
-        ranks = [rank for rank in self.layout.blocks(order)[block] if rank in self.memory]
-        most = most_of_buckets(self.memory, ranks, time)
-        return encode({"memory": {"rank": ranks}}, {"memory": {"bytes": most.reshape(-1).astype(np.float64)}})
+        return memory_tile(self.memory, self.layout.blocks(order)[block], time)
 
     def group_tile(self, source: str, step: int, order: str, time: Range) -> bytes:
         """The tile of all groups of an order: of each, the shares of its ranks' time in each class of ops by bucket.
@@ -204,16 +181,7 @@ class Timeline:
         Raises:
             LookupError: there is no such source or order.
         """
-        table = self._picture_or_error(source, step).tables[OPS]
-        tracks = table.tracks
-        counts, shares = [], []
-        for _, ranks in self.layout.orders[order]:
-            wanted = tracks.tracks_of(ranks)
-            count, busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == _COMPUTE_LANE], time)
-            counts.append(count)
-            shares.append(shares_of(busy, len(ranks) << time.shift))
-        arrays = {"counts": np.concatenate(counts).astype(np.int32), "shares": np.concatenate(shares).reshape(-1)}
-        return encode({"groups": {"num": len(counts)}}, {"groups": arrays})
+        return group_tile(self._picture_or_error(source, step), self.layout.orders[order], time)
 
     def _picture_or_error(self, source: str, step: int) -> Picture:
         picture = self.picture(source, step)
@@ -226,7 +194,7 @@ def bars_of(analysis: Analysis) -> Bars:
     """All that was measured as tracks, with their mipmaps."""
     data, ops = analysis.data, ops_with_compute(analysis.data)
     origin_ns = _origin(ops, data.comms)
-    layout = layout_of(_ranks(ops, data.comms), analysis.mesh, _stages_of_ranks(ops))
+    layout = layout_of(_ranks(ops, data.comms), analysis.mesh, stages_of_ranks(ops))
     measured = measured_picture(analysis, ops, layout.position, origin_ns)
     for table in measured.tables.values():
         table.levels  # noqa: B018  made now, not by the first who asks
@@ -259,7 +227,7 @@ def _ranks(ops: pd.DataFrame, comms: pd.DataFrame) -> set[int]:
     return set(pd.unique(ops["rank"]).tolist()) | set(pd.unique(comms["rank"]).tolist())
 
 
-def _stages_of_ranks(ops: pd.DataFrame) -> Mapping[int, tuple[int, ...]]:
+def stages_of_ranks(ops: pd.DataFrame) -> Mapping[int, tuple[int, ...]]:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0)]
     distinct = compute[["rank", "stage"]].drop_duplicates()
     stages: dict[int, list[int]] = {}

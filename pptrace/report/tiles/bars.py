@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.details import details, title_of
-from dashboards.tiles.measured import COMMS, OPS, Table
-from dashboards.tiles.timeline import Timeline
-from dashboards.tiles.tracks import Array
 from pptrace.model.tables import MESSAGES
+from pptrace.report.tiles.details import details, title_of
+from pptrace.report.tiles.measured import COMMS, OPS, Table
+from pptrace.report.tiles.timeline import Timeline
+from pptrace.report.tiles.tracks import Array
 
 _SAME = {OPS: ("kind", "microbatch", "chunk"), COMMS: ("kind", "axis", "direction", "microbatch")}
 """Columns that the same work has in common on all ranks; where a rank has several in a step, their order tells them apart."""

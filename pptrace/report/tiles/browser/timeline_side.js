@@ -14,8 +14,10 @@
       return { source, step: Number(step), table, rank: Number(rank), lane: Number(lane), start: Number(start) };
     },
 
-    placeOfHit({ part, table, at, lane, start }) {
-      return { source: part.source, step: part.source === "measured" ? 0 : (this.step ?? 0), table, rank: this.about.ranks[at].rank, lane, start };
+    placeOfHit(hit) {
+      const { part, table, section, bar, at, lane, start, length } = hit;
+      const place = { source: part.source, step: part.source === "measured" ? 0 : (this.step ?? 0), table, rank: this.about.ranks[at].rank, lane, start };
+      return this.store.hasAnswers ? place : { ...place, at, length, depth: section.depth[section.track[bar]], microbatch: -1, lines: this.localLines(hit) };
     },
 
     /* The bar that a key is about: under the pointer, else clicked, else found. */
@@ -30,10 +32,11 @@
       return `${this.about.token}/${this.nameOf(source)}/${step}/${table}/${rank}/${lane}/${start}`;
     },
 
-    /* What the server knows of a bar; null where there is none in this place. */
+    /* What the server knows of a bar; null where there is none in this place. Without a server, its place has what is known. */
     async askOf(place) {
+      if (!this.store.hasAnswers) return place;
       if (place.source === "whatif" && !this.change) return null;
-      const known = await T.json(`at/${this.pathOfBar(place)}`).catch(() => null);
+      const known = await this.store.json(`at/${this.pathOfBar(place)}`).catch(() => null);
       return known && { ...known, source: place.source, table: place.table, rank: place.rank, ofStep: known.step, step: place.step };
     },
 
@@ -99,7 +102,7 @@
 
     async align(place) {
       if (!CAN_ALIGN.includes(place.table) || (place.source === "whatif" && !this.change)) return;
-      const answer = await this.ask("align", T.json(`align/${this.pathOfBar(place)}`).catch(() => null));
+      const answer = await this.ask("align", this.store.json(`align/${this.pathOfBar(place)}`).catch(() => null));
       if (!answer) return;
       this.alignment = { ...place, name: answer.name, shifts: new Map(answer.shifts), missing: new Set(answer.missing) };
       this.tellAlignment();
@@ -142,13 +145,13 @@
       const [[, title], ...rest] = bar.lines;
       const source = bar.source === "measured" ? [] : [["source", T.sourceName(bar.source)]];
       const from = [step ? `from step ${step[0]}` : "from", T.duration(bar.start - (step ? step[1] : 0))];
-      const rows = [...source, ["rank", String(bar.rank)], from, ...rest.filter(([name]) => name !== "rank")];
+      const rows = [...source, ["rank", String(bar.rank)], from, ...rest.filter(([name]) => name !== "rank" && name !== "from")];
       const keep = number
         ? this.button("×", "Let go of these details (K)", () => this.unkeep(bar))
         : this.button("Keep", "Keep these details here (K)", () => this.keep(bar));
       const buttons = [
         this.button("Show", "Go there", () => this.goToBar(bar)),
-        ...(CAN_ALIGN.includes(bar.table) ? [this.button("Align", "Shift each rank so that this begins at one place on all of them (X)", () => this.toggleAlignment(bar))] : []),
+        ...(CAN_ALIGN.includes(bar.table) && this.store.hasAnswers ? [this.button("Align", "Shift each rank so that this begins at one place on all of them (X)", () => this.toggleAlignment(bar))] : []),
         this.button(this.pinned.has(at) ? "Unpin rank" : "Pin rank", "The rank's row at the top (R)", () => this.pinRow(at)),
         keep,
       ];

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.details import OP_NAMES
-from dashboards.tiles.events import CLASS_NAMES, EVENTS
-from dashboards.tiles.measured import BACK, COMMS, OPS, STEP_RANGES, Table
-from dashboards.tiles.timeline import Timeline
-from dashboards.tiles.tracks import Array
 from pptrace.intervals import lengths_within, union
+from pptrace.report.tiles.details import OP_NAMES
+from pptrace.report.tiles.events import CLASS_NAMES, EVENTS
+from pptrace.report.tiles.measured import BACK, COMMS, OPS, STEP_RANGES, Table
+from pptrace.report.tiles.timeline import Timeline
+from pptrace.report.tiles.tracks import Array
 
 _MOST_FOUND = 500
 _MOST_CHARACTERS = 200

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.cut import Range, cut
-from dashboards.tiles.encode import encode, tile_arrays
-from dashboards.tiles.measured import Table
-from dashboards.tiles.tracks import Array, make_tracks
 from pptrace.errors import PptraceError
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import communication_rows
+from pptrace.report.tiles.cut import Range, cut
+from pptrace.report.tiles.encode import encode, tile_arrays
+from pptrace.report.tiles.measured import Table
+from pptrace.report.tiles.tracks import Array, make_tracks
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.events import events_of_rank, has_events
 

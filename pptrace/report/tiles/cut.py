@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.tiles.pyramid import Level, busy_by_class, longest_of
-from dashboards.tiles.tracks import NUM_CLASSES, Array, Tracks
 from pptrace.model.tables import Int64
+from pptrace.report.tiles.pyramid import Level, busy_by_class, longest_of
+from pptrace.report.tiles.tracks import NUM_CLASSES, Array, Tracks
 
 NUM_BUCKETS = 1024
 """Buckets of a tile; the browser asks for buckets of about a pixel."""
@@ -17,7 +17,7 @@ _ALWAYS_BARS = 6_000
 """A tile with up to this number of bars has each of them."""
 _MOST_ROWS = 250_000
 """Above this number of bars the pyramid is asked, if it has a level fine enough."""
-_SEEN_BUCKETS = 2
+SEEN_BUCKETS = 2
 """A bar that is at least as many buckets long is in the tile by itself, whatever there is around it."""
 
 
@@ -71,7 +71,7 @@ def cut(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> 
     rows, track = _expand(low, high)
     if num_rows <= _ALWAYS_BARS:
         return _tile(earlier, rows, track, _no_cells())
-    is_seen = tracks.length[rows] >= _SEEN_BUCKETS << time.shift
+    is_seen = tracks.length[rows] >= SEEN_BUCKETS << time.shift
     cells = _cells(tracks, rows[~is_seen], track[~is_seen], time)
     return _tile(earlier, rows[is_seen], track[is_seen], cells)
 
@@ -154,7 +154,7 @@ def _busy_of_buckets(
     width, left = 1 << time.shift, tracks.length[rows].astype(np.int64)
     busy, runs = np.zeros((num_keys, NUM_CLASSES), dtype=np.float64), np.full(num_keys, -1, dtype=np.int64)
     length, room = np.maximum(left, 1), width - (offset & (width - 1))
-    for _ in range(_SEEN_BUCKETS + 1):
+    for _ in range(SEEN_BUCKETS + 1):
         part = np.minimum(left, room)
         busy += busy_by_class(tracks, rows, key, num_keys, part / length)
         runs[key] = rows
@@ -182,7 +182,7 @@ def _from_level(tracks: Tracks, level: Level, wanted: Array, time: Range, earlie
     low, high = _bounds(level.start, level.ptr, wanted, time)
     at, track = _expand(low, high)
     longest, count, busy = level.longest[at], level.count[at].astype(np.int64), level.busy[at]
-    is_seen = tracks.length[longest] >= _SEEN_BUCKETS << time.shift
+    is_seen = tracks.length[longest] >= SEEN_BUCKETS << time.shift
     seen = longest[is_seen].astype(np.int64)
     count[is_seen] -= 1
     alone = busy_by_class(tracks, seen, np.arange(len(seen)), len(seen))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.kept import Bars
-from dashboards.tiles.measured import BACK, COMMS, OPS, Picture, Table, comms_table, ops_table
-from dashboards.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS as COMMS_SCHEMA
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.tables import OPS as OPS_SCHEMA
+from pptrace.report.tiles.kept import Bars
+from pptrace.report.tiles.measured import BACK, COMMS, OPS, Picture, Table, comms_table, ops_table
+from pptrace.report.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay_table import replay_table

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.tiles.tracks import NUM_CLASSES, Array, Tracks
 from pptrace.model.tables import Int64
+from pptrace.report.tiles.tracks import NUM_CLASSES, Array, Tracks
 
 _BARS_PER_CELL = 16
 _FACTOR_BITS = 2

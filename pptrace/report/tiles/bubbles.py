@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.tracks import Array
 from pptrace.analysis.aligned import RankRows
 from pptrace.intervals import EMPTY, Int64, intersect, merge, subtract, union
 from pptrace.model.tables import MESSAGES
+from pptrace.report.tiles.tracks import Array
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane
 
@@ -27,6 +27,13 @@ STATES: Mapping[str, str] = {
     "unexplained": "nothing that was recorded explains it",
 }
 """States of a rank that computes in no op, the first that applies, and what they say."""
+OTHER_ORDER, IDLE = "other order", "idle"
+"""States of simulated ranks alone."""
+MEANINGS: Mapping[str, str] = {
+    **STATES,
+    OTHER_ORDER: "another of its actions could have run, in no more memory",
+    IDLE: "waits for a message, or for the rank at its other end",
+}
 BETWEEN_OPS_ALONE = frozenset({"other work", "fill", "drain", "late message"})
 
 

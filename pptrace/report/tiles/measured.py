@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.bubbles import STATES, SendTimes, gaps_in_ops, idle_by_state
-from dashboards.tiles.pyramid import Level, make_pyramid
-from dashboards.tiles.tracks import Array, Tracks, make_tracks
-from dashboards.tiles.unlabelled import COMPUTE
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.report.tiles.bubbles import MEANINGS, STATES, SendTimes, gaps_in_ops, idle_by_state
+from pptrace.report.tiles.pyramid import Level, make_pyramid
+from pptrace.report.tiles.tracks import Array, Tracks, make_tracks
+from pptrace.report.tiles.unlabelled import COMPUTE
 from pptrace.schedule.actions import Phase, parse_action
 from pptrace.slices import slice_of
 from pptrace.timeline.phases import phase_spans_of_steps
@@ -59,14 +59,13 @@ class Picture:
 def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
     """The ops of schema OPS: compute in one lane, other ranges in a second, whole steps in a third."""
     rows = slice_of(ops)
-    kind, kinds = rows.codes("kind")
+    coded = {name: rows.codes(name) for name in ("kind", "phase", "pair", "source", "clock")}
+    kind, kinds = coded["kind"]
     lane_of = np.array([_lane_of_kind(name) for name in kinds], dtype=np.int64)
     class_of = np.array([_class_of_kind(name) for name in kinds], dtype=np.int64)
-    phase, phases = rows.codes("phase")
-    pair, pairs = rows.codes("pair")
     start = rows["start_ns"] - origin_ns
     columns = {name: rows[name] for name in ("step", "stage", "chunk", "microbatch")}
-    columns |= {"kind": kind, "phase": phase, "pair": pair}
+    columns |= {name: codes for name, (codes, _) in coded.items()}
     tracks = make_tracks(
         _positions(rows["rank"], position),
         _of_codes(lane_of, kind),
@@ -75,7 +74,7 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
         _of_codes(class_of, kind),
         columns=columns,
     )
-    return Table(tracks, ("compute", "ranges", STEP_RANGES), {"kind": kinds, "phase": phases, "pair": pairs})
+    return Table(tracks, ("compute", "ranges", STEP_RANGES), {name: texts for name, (_, texts) in coded.items()})
 
 
 def _of_codes(values: Array, codes: Array) -> Array:
@@ -135,17 +134,22 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
     for rank, at in position.items():
         steps, starts, ends = of_ranks.get(rank, none)
         rows, lane = analysis.data.rows.of_rank(rank), analysis.data.lanes.get(rank)
-        for code, edges in _phases_of(rows.ops, steps, starts, ends).items():
+        for code, edges in phases_of(rows.ops, steps, starts, ends).items():
             parts.append((at, PHASES, code, edges[:, 0], edges[:, 1]))
         for name, edges in idle_by_state(rows, lane, starts, ends, steps, sent).items():
             parts.append((at, BUBBLES, states.index(name), *edges.T))
         for name, edges in gaps_in_ops(rows, lane).items():
             parts.append((at, GAPS, states.index(name), *edges.T))
+    return back_table(parts, origin_ns)
+
+
+def back_table(parts: Sequence[tuple[int, int, int, Array, Array]], origin_ns: int = 0) -> Table:
+    """The table of intervals, each set (index of the rank, lane, code of its phase or state, starts, ends)."""
     counts = [len(part[3]) for part in parts]
     positions, lanes, groups = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
     start, end = (np.concatenate([part[index] for part in parts] or [np.empty(0, np.int64)]) for index in (3, 4))
     tracks = make_tracks(positions, lanes, start - origin_ns, end - start, groups)
-    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(STATES), "gaps": tuple(STATES)}
+    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(MEANINGS), "gaps": tuple(STATES)}
     return Table(tracks, ("phases", "bubbles", "gaps"), texts)
 
 
@@ -159,7 +163,7 @@ def _windows_of_ranks(windows: Sequence[StepWindow]) -> dict[int, tuple[Array, A
     return {rank: (table[0], table[1], table[2]) for rank, table in columns.items()}
 
 
-def _phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, Array]:
+def phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, Array]:
     """The times of each phase, of the steps whose ops all have one, shape (steps, 2) by the phase's code."""
     known = ops.among("phase", [str(phase) for phase in Phase])
     low, high = (np.searchsorted(ops["step"], steps, side=side) for side in ("left", "right"))

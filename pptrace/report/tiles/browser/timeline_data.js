@@ -1,4 +1,5 @@
-/* What the timeline asks the server for: tiles of bars as arrays, kept as long as they are likely to be seen again. */
+/* What the timeline asks for, the server of the dashboard or the page itself: tiles of bars as arrays, kept as long as they are likely
+   to be seen again. */
 (() => {
   const T = (window.pptraceTimeline = window.pptraceTimeline || {});
   const BASE = "/timeline-data/";
@@ -20,16 +21,32 @@
 
   T.NO_ANSWER = "no answer: reload the page"; // the server is gone, or the files have changed
 
-  T.json = async (path, signal) => {
-    const answer = await fetch(BASE + path, { signal });
-    if (!answer.ok) throw new Error(`${answer.status}`);
-    return answer.json();
+  /* The server of the dashboard. It has every tile, and answers questions. */
+  T.Server = class {
+    hasAnswers = true;
+
+    async json(path) {
+      const answer = await fetch(BASE + path);
+      if (!answer.ok) throw new Error(`${answer.status}`);
+      const value = await answer.json();
+      if (path === "about" && value) this.token = value.token;
+      return value;
+    }
+
+    tile(path) {
+      const [kind, ...rest] = path.split("/");
+      return fetch(`${BASE}${kind}/${this.token}/${rest.join("/")}`);
+    }
+
+    timeOf(_pathAt, shift, index) {
+      return [shift, index];
+    }
   };
 
   /* Tiles by their path. What is wanted no more before its turn comes is never asked for. */
   T.Tiles = class {
-    constructor(token, onArrival, onStale, onAnswer) {
-      this.token = token;
+    constructor(source, onArrival, onStale, onAnswer) {
+      this.source = source;
       this.onArrival = onArrival;
       this.onStale = onStale;
       this.onAnswer = onAnswer; // whether the server answers, when that changes
@@ -77,8 +94,7 @@
       this.asked.add(path);
       let tile = { missing: true };
       try {
-        const [kind, ...rest] = path.split("/");
-        const answer = await fetch(`${BASE}${kind}/${this.token}/${rest.join("/")}`);
+        const answer = await this.source.tile(path);
         if (answer.status === 409) this.onStale();
         if (answer.status >= 500) throw new TypeError("no answer"); // as of a server, or what is before it, that comes again
         if (answer.ok) tile = { sections: decode(await answer.arrayBuffer()) };

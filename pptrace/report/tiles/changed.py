@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from dashboards.tiles.measured import Picture
-from dashboards.tiles.replayed import ranks_of, replayed_ops_alone
 from pptrace.model.mesh import MeshInfo
+from pptrace.report.tiles.measured import Picture
+from pptrace.report.tiles.replayed import ranks_of, replayed_ops_alone
 from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
 

@@ -1,0 +1,64 @@
+/* A timeline in a page that no server answers: where its tiles come from, and what is known of a bar. */
+(() => {
+  const T = (window.pptraceTimeline = window.pptraceTimeline || {});
+
+  /* A page that holds its tiles itself: the coarsest of all time, and finer ones where these tell more. It answers no questions. */
+  T.Page = class {
+    hasAnswers = false;
+
+    constructor(text) {
+      Object.assign(this, JSON.parse(text)); // about; tiles: base64 of gzip by path; shift: that of the coarsest
+    }
+
+    async json(path) {
+      if (path !== "about") throw new Error(path);
+      return this.about;
+    }
+
+    async tile(path) {
+      if (!this.tiles[path]) return new Response(null, { status: 404 });
+      const bytes = Uint8Array.from(atob(this.tiles[path]), (letter) => letter.charCodeAt(0));
+      return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+    }
+
+    /* The time, as shift and index, of the finest tile that is no finer than asked for. */
+    timeOf(pathAt, shift, index) {
+      for (let up = 0; shift + up < this.shift; up += 1) {
+        const time = [shift + up, Math.floor(index / 2 ** up)];
+        if (this.tiles[pathAt(...time)]) return time;
+      }
+      return [this.shift, 0];
+    }
+  };
+
+  const MESSAGES = { send: "Send to", recv: "Receive from" };
+  const CARRIED = { F: "activations", B: "gradients" };
+  const SOURCES = { label: "from its label" };
+
+  /* The title of a bar, and what its tile knows of it, as the dashboard answers. */
+  T.ownLines = (view, { part, table, section, bar, lane }) => {
+    const { lanes, texts } = view.about.tables[table];
+    const textOf = (column) => texts[column][section[column][bar]];
+    const lines = (...pairs) => pairs.filter(([, value]) => value);
+    const numbers = (...columns) => columns.filter((column) => section[column][bar] >= 0).map((column) => [column, String(section[column][bar])]);
+    if (table === "back") {
+      const state = texts[lanes[lane]][section.group[bar]];
+      const title = state[0].toUpperCase() + state.slice(1);
+      return [lanes[lane] === "gaps" ? `${title}, in an op` : title, ...lines(["why", view.about.states[state]])];
+    }
+    if (table === "ops") {
+      const kind = part.texts.kind[section.kind[bar]];
+      const [microbatch, source, clock] = [section.microbatch[bar], textOf("source"), textOf("clock")];
+      const title = `${view.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`;
+      const known = `${SOURCES[source] || source}${clock && `, ${clock} clock`}`;
+      return [textOf("pair") || title, ...numbers("stage", "chunk", "step"), ...lines(["phase", textOf("phase")], ["known", known])];
+    }
+    const [kind, peer] = [textOf("kind"), section.peer[bar]];
+    const title = kind in MESSAGES ? `${MESSAGES[kind]} rank ${peer >= 0 ? peer : "?"}` : kind;
+    const about = [...lines(["axis", textOf("axis") || "unknown"], ["carries", CARRIED[textOf("direction")] || textOf("direction")]), ...numbers("microbatch", "step")];
+    if (section.match[bar] < 0) return [title, ...about, ["other side", "not in the trace: waiting and transfer cannot be distinguished"]];
+    const waits = section.before[bar] + section.after[bar];
+    const bytes = section.bytes[bar];
+    return [title, ...about, ["waits", T.duration(waits)], ["transfers", T.duration(section.length[bar] - waits)], ...lines(["bytes", bytes > 0 && T.bytes(bytes)])];
+  };
+})();
