@@ -49,7 +49,7 @@ def test_the_page_shows_what_its_examples_give(capsys: pytest.CaptureFixture[str
     parser = doctest.DocTestParser()
     results = [_run(parser.get_doctest(block, {}, "python.md", str(PAGE), 0), namespace) for block in blocks]
     assert sum(result.failed for result in results) == 0, capsys.readouterr().out
-    assert len(blocks) == 14
+    assert len(blocks) == 15
     assert all(result.attempted > 0 for result in results)
 
 
