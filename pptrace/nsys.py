@@ -20,6 +20,10 @@ from pptrace.errors import TraceError
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 STREAM_SUFFIX = ".qdstrm"
+RECORDED_SUFFIXES = (*REPORT_SUFFIXES, STREAM_SUFFIX)
+STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
+REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
+RECORDED_MAGIC = (*REPORT_MAGIC, STREAM_MAGIC)
 IMPORTER = "QdstrmImporter"
 _MOST_LINKS = 16
 _SHOWN = 160

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
-import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, Self, TypeVar
 
 Result = TypeVar("Result")
@@ -38,11 +36,13 @@ class SharedTasks(Generic[Result]):
 
     def __init__(self, tasks: Sequence[Callable[[], Result]], jobs: int = 1) -> None:
         self._tasks = tasks
-        self._pool: ProcessPoolExecutor | None = None
-        self._begun: list[Future[Result]] = []
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+        self._begun: list[concurrent.futures.Future[Result]] = []
         if min(jobs, len(tasks)) > 1 and can_fork():
-            context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(min(jobs, len(tasks)) - 1, context, _take_tasks, (tasks,))
+            import multiprocessing  # as the pool, it is imported when it is asked for
+
+            workers, context = min(jobs, len(tasks)) - 1, multiprocessing.get_context("fork")
+            self._pool = concurrent.futures.ProcessPoolExecutor(workers, context, _take_tasks, (tasks,))
             self._begun = [self._pool.submit(_do_task, index) for index in range(len(tasks))]
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class SharedTasks(Generic[Result]):
     def _result(self, index: int) -> Result:
         try:
             return self._begun[index].result()
-        except BrokenProcessPool:  # a process was ended, as where memory is short
+        except concurrent.futures.BrokenExecutor:  # a process was ended, as where memory is short
             return self._tasks[index]()
 
 

@@ -209,7 +209,9 @@ def slice_of(table: pd.DataFrame) -> Slice:
 
 def slices(table: pd.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...], Slice]:
     """The rows of each combination of values, in their order; the combinations as they come first."""
-    groups = table.groupby(list(by), sort=False, observed=True).ngroup().to_numpy()
+    if not len(table):
+        return {}
+    groups, _ = distinct_of([table[name] for name in by])
     return {tuple(map(rows.first, by)): rows for rows in _parted(slice_of(table), groups)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,15 +32,39 @@ def test_every_module_imports_without_torch(package: str) -> None:
     assert int(ended.stdout) >= 3
 
 
-_NOT_NEEDED = ("pptrace.workflow.dask_cluster", "pptrace.workflow.dask_engine", "pptrace.analysis.compare.compare")
-"""Modules of other commands and engines: an import costs each `pptrace analyze` some milliseconds."""
+_NOT_NEEDED = {
+    "pptrace.analysis.compare.compare",
+    "pptrace.api.urls",
+    "pptrace.ingest.ascend.reader",
+    "pptrace.ingest.flight_recorder.dump",
+    "pptrace.ingest.nsight.reader",
+    "pptrace.ingest.op_tables.files",
+    "pptrace.recognise.infer.match",
+    "pptrace.workflow.dask_cluster",
+    "pptrace.workflow.dask_engine",
+    "multiprocessing",
+    "sqlite3",
+}
+"""Modules of other commands, engines and formats: an import costs each `pptrace analyze` some milliseconds."""
 
 
-def test_analyze_imports_no_cluster_and_no_comparison() -> None:
-    program = "import sys, pptrace.cli.analyze, pptrace.report.text; print(*sys.modules)"
+def test_analyze_imports_what_a_run_of_hosts_needs() -> None:
+    sample = Path(__file__).parents[1] / "sample_traces" / "1f1b_p4"
+    program = (
+        f"import sys; from pptrace.cli.main import cli; "
+        f"cli.main(['analyze', '--no-cache', {str(sample)!r}], standalone_mode=False); print(*sys.modules)"
+    )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "pptrace.workflow.load" in ended.stdout.split()
-    assert set(_NOT_NEEDED).isdisjoint(ended.stdout.split())
+    imported = set(ended.stdout.splitlines()[-1].split())
+    assert "pptrace.workflow.load" in imported
+    assert not _NOT_NEEDED & imported
+
+
+def test_the_help_of_the_command_line_imports_no_tables() -> None:
+    program = "import sys, pptrace.cli.main; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "click" in ended.stdout.split()
+    assert {"numpy", "pandas", "pptrace.ingest"}.isdisjoint(ended.stdout.split())
 
 
 def test_the_html_page_is_written_without_dash_and_plotly() -> None:

@@ -21,7 +21,6 @@ from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
 from pptrace.model.wording import as_ranges, listed
-from pptrace.recognise.infer.candidates import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_among, rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested
@@ -164,7 +163,7 @@ def _peers(run: RecognisedRun, rank: int) -> list[str]:
     plan, pp_rank = run.schedule.plan, mesh.pp_rank(rank)
     candidates = run.schedule.candidates
     if plan is not None and pp_rank is not None and pp_rank < plan.pp:
-        pp_ranks = sorted(peers_of(plan, pp_rank))
+        pp_ranks = sorted(plan.peers_of(pp_rank))
     elif candidates and mesh.pp is not None and pp_rank is not None and {c.num_chunks for c in candidates} == {1}:
         pp_ranks = [neighbour for neighbour in (pp_rank - 1, pp_rank + 1) if 0 <= neighbour < mesh.pp]
     else:

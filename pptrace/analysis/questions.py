@@ -40,6 +40,8 @@ Rows = tuple[Callable[[Report], Iterable[Any]], str]
 _FIELDS = [field for field in fields(Report) if ANSWER_OF in field.metadata]
 QUESTIONS = tuple(dict.fromkeys(field.metadata[ANSWER_OF] for field in _FIELDS))
 """All questions, in the order in which they are asked: that of the report's fields."""
+ASKED_FIRST = ("experts", "early_receives")
+"""The questions whose answers other figures need."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +60,13 @@ class QuestionInputs:
 
 
 def ask_ranks(
-    data: AlignedRun, steps: Mapping[int, StepsOfRank], facts: Mapping[int, Mapping[str, Any]]
+    data: AlignedRun,
+    steps: Mapping[int, StepsOfRank],
+    facts: Mapping[int, Mapping[str, Any]],
+    questions: Sequence[str] = QUESTIONS,
 ) -> dict[int, Answers]:
-    """Ask each rank all questions, in its steps."""
-    modules = {name: _part_of(name, "answer") for name in QUESTIONS if _applies(name, data.comms, facts)}
+    """Ask each rank some questions, in its steps."""
+    modules = {name: _part_of(name, "answer") for name in questions if _applies(name, data.comms, facts)}
     asking = {name: module.of_rank for name, module in modules.items() if module and hasattr(module, "of_rank")}
     answers: dict[int, Answers] = {}
     for rank in data.lanes:

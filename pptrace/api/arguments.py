@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-
-import numpy as np
+from numbers import Real
 
 from pptrace.errors import UsageError
 
@@ -42,7 +41,7 @@ def require_number(name: str, value: object, unit: str, most: float) -> None:
     Raises:
         UsageError: it is none.
     """
-    if not (isinstance(value, int | float | np.number) and 0 <= value <= most):
+    if not (isinstance(value, Real) and 0 <= value <= most):  # type: ignore[operator]  # of numpy's numbers too
         raise UsageError(f"{name} is {_shown(value)}; expected {unit}, from 0 to {most:g}")
 
 

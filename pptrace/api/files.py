@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pptrace.api.arguments import is_url, require_type
-from pptrace.api.urls import local_copy
 from pptrace.errors import PptraceError, UsageError
 
 FilePath = str | os.PathLike[str]
@@ -35,7 +34,13 @@ def as_input(path: FilePath) -> Path:
         UsageError: it is none, or empty.
         PptraceError: the URL cannot be read.
     """
-    return local_copy(str(path)) if is_url(path) else as_path(path)
+    if is_url(path):
+        from pptrace.api.urls import (
+            local_copy,  # most paths are of this machine, and reading is not imported to write a file
+        )
+
+        return local_copy(str(path))
+    return as_path(path)
 
 
 def as_path(path: FilePath) -> Path:

@@ -18,7 +18,7 @@ from pptrace.cli.schedule import optimality_line, simulate_or_draw
 from pptrace.errors import UsageError
 from pptrace.garbage import paused_gc
 from pptrace.model.wording import counted
-from pptrace.report.text import simulation_table
+from pptrace.report.simulation_text import simulation_table
 
 _SEVERAL: dict[Value, Any] = dict.fromkeys((Value.WHOLE, Value.MILLISECONDS), click.STRING)
 """Sizes and costs as text, since in a sweep they may be several."""

@@ -3,117 +3,48 @@
 Nothing else in :mod:`pptrace.ingest` knows a format by its name: which files of a directory are read, and which belong
 to another file or complete it, are fields of the entry. How to add one: docs/extending.md.
 
-The readers of some formats are imported for such a file alone (:func:`on_use`): the beginnings of these files are here.
+Readers are imported for such a file alone (:func:`on_use`): what tells the beginnings of files apart is in
+:mod:`pptrace.ingest.sniff`, which files belong together in :mod:`pptrace.ingest.companions`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pptrace.errors import TraceError
-from pptrace.ingest.ascend.reader import TRACE_NAME as ASCEND_NAME
-from pptrace.ingest.ascend.reader import companions_of_trace
-from pptrace.ingest.common.byte_source import SQLITE_MAGIC, ByteSource, first_bytes
+from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
 from pptrace.ingest.common.device_clock import with_host_clock
 from pptrace.ingest.common.json_texts import opens_json
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
-from pptrace.ingest.flight_recorder.dump import sniff_flight
-from pptrace.ingest.flight_recorder.reader import read_flight
-from pptrace.ingest.kineto.event_stream import EXECUTION_TRACE
+from pptrace.ingest.companions import ASCEND_TRACE, companions_of_dump, companions_of_trace, earlier_forms, partners
 from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.kineto.reader import ReadProgress, read_ranks
-from pptrace.ingest.nsight.reader import RECORDED_MAGIC, RECORDED_SUFFIXES
-from pptrace.ingest.op_tables.files import sniff_pptrace_json
-from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
-from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
+from pptrace.ingest.sniff import (
+    archive_of,
+    has_pairs,
+    sniff_ascend,
+    sniff_chrome,
+    sniff_flight,
+    sniff_kineto,
+    sniff_nccl_inspector,
+    sniff_otlp,
+    sniff_pptrace_json,
+    sniff_primus,
+    sniff_table,
+    sniff_xplane,
+    tool_of,
+)
 from pptrace.model.traces import InputFormat, Trace
+from pptrace.nsys import RECORDED_MAGIC, RECORDED_SUFFIXES
 
 XPLANE_SUFFIX = ".xplane.pb"
-_PLANE = re.compile(
-    rb"\n[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12.(?:/(?:host|device):|Task Environment)",
-    re.DOTALL,
-)
-_TEXT_TIME = re.compile(rb'"ts"\s*:\s*"\d')
-_ASCEND = re.compile(
-    rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
-    rb'|"cat"\s*:\s*"(?:enqueue|dequeue|async_npu|HostToDevice)"'
-)
-_PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
-_IDS = re.compile(
-    rb'"(?:rel_ts|mb_id|microbatch|micro_batch_index|microbatch_id|seq_id)"\s*:|"rank"\s*:\s*\d+\s*,\s*"step"\s*:'
-)
-_SPANS = re.compile(
-    rb'"(?:resourceSpans|scopeSpans|startTimeUnixNano)"\s*:|"context"\s*:\s*\{[^{}]*"trace_id"\s*:'  # exported, printed
-)
-_INSPECTOR = re.compile(rb'"(?:coll_perf|p2p_perf|inspector_output_format_version)"\s*:')
-
-
-def sniff_xplane(start: bytes) -> bool:
-    """Return whether a file begins with a plane of a host or a device."""
-    return _PLANE.match(start) is not None
-
-
-def sniff_ascend(start: bytes) -> bool:
-    """Return whether a file begins as the Ascend profiler writes: times are text, and names that only it has."""
-    has_names = opens_json(start) and _TEXT_TIME.search(start) is not None and _ASCEND.search(start) is not None
-    return has_names and not has_kineto_members(start)
-
-
-def sniff_chrome(start: bytes) -> bool:
-    """Return whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
-    has_events = opens_json(start) and b'"ph"' in start
-    return has_events and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
-
-
-def has_pairs(path: Path) -> bool:
-    """Return whether a file that is not Kineto's contains a begin or end event."""
-    overlap = b""
-    with ByteSource(path) as source:
-        while piece := source.read():
-            text = overlap + piece
-            if has_kineto_members(text):
-                return False
-            if _PAIR.search(text):
-                return True
-            overlap = text[-64:]
-    return False
-
-
-def sniff_otlp(start: bytes) -> bool:
-    """Return whether a file that begins with these (decompressed) bytes holds OpenTelemetry spans."""
-    return _SPANS.search(start) is not None
-
-
-def sniff_nccl_inspector(start: bytes) -> bool:
-    """Return whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
-    return _INSPECTOR.search(start) is not None and b'"header"' in start
-
-
-_ARCHIVES = {
-    b"PK\x03\x04": "zip",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-    b"Rar!\x1a\x07": "rar",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh": "bzip2",
-}
-_OTHERS = (
-    (
-        re.compile(rb"\x80[\x02-\x05].{0,32}?segments", re.DOTALL),
-        "a snapshot of torch's memory, without the times of what ran; expected torch.profiler's trace of the same run",
-    ),
-    (re.compile(rb".{0,32}?schema.{0,8}-chakra", re.DOTALL), EXECUTION_TRACE),
-)
-"""Files of other tools that are no JSON by their beginnings, and what to give in their place."""
 _PERFETTO = (".pftrace", ".perfetto-trace")
-_TAR_OFFSET, _TAR_MAGIC = 257, b"ustar"
-_TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
 
 class Priority(IntEnum):
@@ -159,22 +90,12 @@ class Format:
     takes_cores: bool = False
 
 
-def on_use(module: str, function: str, file: str = "reader") -> Callable[[Path], tuple[Trace, ...]]:
+def on_use(module: str, function: str, file: str = "reader") -> Callable[[Path], Any]:
     """A reader that is imported for such a file alone: nearly all runs are of one format."""
     return lambda path: getattr(import_module(f"pptrace.ingest.{module}.{file}"), function)(path)
 
 
-_read_chrome = on_use("chrome", "read_chrome")
-
-
-def _earlier_forms(path: Path) -> Sequence[Path]:
-    """The files of Nsight Systems that one was exported from."""
-    steps = (".sqlite", *RECORDED_SUFFIXES)
-    return [path.with_suffix(step) for step in steps[steps.index(path.suffix) + 1 :]] if path.suffix in steps else []
-
-
-def _sniff_kineto(start: bytes) -> bool:
-    return opens_json(start) and _TRACE_KEY.search(start) is not None
+_read_chrome: Callable[[Path], tuple[Trace, ...]] = on_use("chrome", "read_chrome")
 
 
 def _read_kineto(path: Path, cores: int, on_progress: ReadProgress | None) -> tuple[Trace, ...]:
@@ -226,20 +147,41 @@ FORMATS: tuple[Format, ...] = (
         Priority.PROFILE,
         (".sqlite", ".db", *RECORDED_SUFFIXES),
         own_suffixes=RECORDED_SUFFIXES,
-        other_forms=_earlier_forms,
+        other_forms=earlier_forms,
         takes_dumps=True,
     ),
-    Format(InputFormat.OPLOG, sniff_primus, read_primus, Priority.TABLE, (".json",), companions=companions_of_dump),
-    Format(InputFormat.OPLOG, sniff_flight, read_flight, Priority.EXTRACT, is_dump=True),
-    Format(InputFormat.OPLOG, sniff_pptrace_json, read_simulation, Priority.EXTRACT, (".json",), is_own_output=True),
-    Format(InputFormat.OPLOG, sniff_table, read_table, Priority.TABLE, TABLE_SUFFIXES, companions=partners),
+    Format(
+        InputFormat.OPLOG,
+        sniff_primus,
+        on_use("op_tables", "read_primus", "primus"),
+        Priority.TABLE,
+        (".json",),
+        companions=companions_of_dump,
+    ),
+    Format(InputFormat.OPLOG, sniff_flight, on_use("flight_recorder", "read_flight"), Priority.EXTRACT, is_dump=True),
+    Format(
+        InputFormat.OPLOG,
+        sniff_pptrace_json,
+        on_use("op_tables", "read_simulation"),
+        Priority.EXTRACT,
+        (".json",),
+        is_own_output=True,
+    ),
+    Format(
+        InputFormat.OPLOG,
+        sniff_table,
+        on_use("op_tables", "read_table"),
+        Priority.TABLE,
+        (".csv", ".csv.gz", ".parquet", ".pq"),
+        companions=partners,
+    ),
     Format(
         InputFormat.ASCEND,
         sniff_ascend,
         on_use("ascend", "read_ascend"),
         Priority.PROFILE,
         (".json", ".json.gz"),
-        own_suffixes=(ASCEND_NAME,),
+        own_suffixes=(ASCEND_TRACE,),
         companions=companions_of_trace,
         has_folder_per_rank=True,
     ),
@@ -253,14 +195,14 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         InputFormat.KINETO,
-        lambda start: _sniff_kineto(start) and has_kineto_members(start),
+        lambda start: sniff_kineto(start) and has_kineto_members(start),
         _read_kineto,
         Priority.PROFILE,
         (".json", ".json.gz", ".gz"),
         takes_dumps=True,
         takes_cores=True,
     ),
-    Format(InputFormat.KINETO, _sniff_kineto, _read_kineto, Priority.PICTURE, takes_dumps=True, takes_cores=True),
+    Format(InputFormat.KINETO, sniff_kineto, _read_kineto, Priority.PICTURE, takes_dumps=True, takes_cores=True),
 )
 PROFILE_SUFFIXES = tuple(suffix for known in FORMATS if known.priority is Priority.PROFILE for suffix in known.suffixes)
 SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.suffixes))
@@ -315,13 +257,6 @@ def _without(paths: Iterable[Path], related: Callable[[Format], Callable[[Path],
     return [path for path in paths if path not in left_out]
 
 
-def archive_of(start: bytes) -> str | None:
-    """The kind of archive, or of compression that is not read, that these (gunzipped) bytes begin; None for any other file."""
-    if start[_TAR_OFFSET : _TAR_OFFSET + len(_TAR_MAGIC)] == _TAR_MAGIC:
-        return "tar"
-    return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
-
-
 def read_file(
     path: Path, name: InputFormat | None, cores: int = 1, on_progress: ReadProgress | None = None
 ) -> tuple[Trace, ...]:
@@ -345,7 +280,7 @@ def _refuse_others(path: Path) -> None:
     start = first_bytes(path)
     if archive := archive_of(start):
         raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    if what := next((what for known, what in _OTHERS if known.match(start)), None):
+    if what := tool_of(start):
         raise TraceError(f"{path}: {what}")
     if path.name.endswith(_PERFETTO):
         raise TraceError(

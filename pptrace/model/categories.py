@@ -34,8 +34,12 @@ def with_categories(table: pd.DataFrame) -> pd.DataFrame:
 
 def without_categories(table: pd.DataFrame) -> pd.DataFrame:
     """The table with its categories as texts."""
-    names = [name for name in table if isinstance(table[name].dtype, pd.CategoricalDtype)]
-    return table.assign(**{str(name): table[name].astype(object) for name in names})
+    texts = {}
+    for name, dtype in table.dtypes.items():
+        if isinstance(dtype, pd.CategoricalDtype):
+            values = dtype.categories.to_numpy(dtype=object)[table[name].array.codes]
+            texts[str(name)] = pd.Series(values, index=table.index, dtype=object, copy=False)
+    return table.assign(**texts)
 
 
 def as_category(

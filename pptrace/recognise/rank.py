@@ -24,8 +24,6 @@ from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.idle import times_between_operators
 from pptrace.recognise.device.lost_calls import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
-from pptrace.recognise.infer.evidence import find_host_order
-from pptrace.recognise.infer.match_ranks import without_inferred
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
@@ -142,6 +140,8 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         marked = tables_from_marks(_loading_on(working_threads(trace.events), without_evaluations(marks)), work)
         if marked.framework:
             return _recognised_rank(trace, work, marked, calls)
+    from pptrace.recognise.infer.evidence import find_host_order  # ranks with marks need none of what infers ops
+
     labelled = tables_from_labels(trace, work, calls)
     recognised = _recognised_rank(trace, work, labelled if marked is None else marked.joined_with(labelled), calls)
     return replace(recognised, host=find_host_order(trace.events))
@@ -252,7 +252,7 @@ def without_other_numbers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[Rec
     )
     checked = []
     for rank in ranks:
-        dropped = without_inferred(rank) if rank.number in wrong else rank
+        dropped = rank.without_inferred() if rank.number in wrong else rank
         has_fewer = len(dropped.ops) < len(rank.ops)
         checked.append(replace(dropped, warnings=(*dropped.warnings, line)) if has_fewer else dropped)
     return checked, without

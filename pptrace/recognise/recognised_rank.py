@@ -8,11 +8,13 @@ import pandas as pd
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import CALLS, HOST_ORDER, empty_table
+from pptrace.model.tables import CALLS, COMPUTE_KINDS, HOST_ORDER, empty_table
 from pptrace.model.traces import TraceInfo
+from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.recording.rank import RankRecording
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
+from pptrace.slices import rows_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +72,16 @@ class RecognisedRank:
             comms=concat_tables([self.comms, later.comms]),
             memory=concat_tables([self.memory, later.memory]),
             warnings=(*self.warnings, *later.warnings),
+        )
+
+    def without_inferred(self) -> RecognisedRank:
+        """Drop the ops and messages inferred from the rank's own order."""
+        is_inferred = (self.ops["source"] == "inferred") & rows_among(self.ops["kind"], COMPUTE_KINDS)
+        if not is_inferred.any():
+            return self
+        return replace(
+            self,
+            ops=self.ops[~is_inferred],
+            comms=self.comms[self.comms["axis"] != "pp"],
+            warnings=warnings_of_marks(self.warnings),
         )

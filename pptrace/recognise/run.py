@@ -21,8 +21,7 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
-from pptrace.recognise.infer.locate import Located, locate
-from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
+from pptrace.recognise.infer.locate import Located, groups_of, locate
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
@@ -98,18 +97,19 @@ def recognise_ranks(
     ranks, captured = without_capturing_steps(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
-    located = locate(ranks, num_ranks, spanned)
+    located = _located(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     warnings = [*_warnings_of_ranks(ranks), *cut, *captured, *left_out, *renumbered, *located.warnings]
     ops, repeated = with_repeated_steps(placed.ops, ranks)
     warnings += repeated
     placed, mesh = replace(placed, ops=ops), placed.mesh
-    schedule_info = (
-        recognise_schedule(ops, mesh, metadata, schedule)
-        if placed.explanations is None
-        else schedule_of_partial(placed, schedule)
-    )
+    if placed.explanations is None:
+        schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
+    else:
+        from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
+
+        schedule_info = schedule_of_partial(placed, schedule)
     comms, lines = _matched_comms(replace(located, placed=placed), schedule_info, spanned)
     numbers = [recognised.number for recognised in ranks]
     warnings += lines
@@ -127,6 +127,15 @@ def recognise_ranks(
         host_work={recognised.number: recognised.host_work for recognised in ranks},
         lacking=LackingRecords(steps_of_unmatched(comms, numbers), unlabelled),
     )
+
+
+def _located(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]) -> Located:
+    """The ranks located; where some have no labels, with what infers their ops, which no other run imports."""
+    if any(len(recognised.host) for recognised in ranks):
+        from pptrace.recognise.infer.locate_unlabelled import locate_unlabelled
+
+        return locate_unlabelled(ranks, num_ranks, spanned)
+    return locate(tuple(ranks), groups_of(ranks), (), num_ranks, spanned)
 
 
 def _matched_comms(

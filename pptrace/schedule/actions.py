@@ -81,7 +81,7 @@ Key = tuple[Kind, int, int | None]
 """(kind, stage, microbatch): unique within a plan."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Action:
     """One entry of a plan.
 

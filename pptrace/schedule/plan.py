@@ -107,6 +107,13 @@ class Plan:
         """The stage that reads this one's output; None for the last of a chain."""
         return stage + 1 if (stage + 1) % self.chain_length > 0 else None
 
+    def peers_of(self, rank: int) -> frozenset[int]:
+        """The pipeline ranks with which one exchanges messages."""
+        around = {
+            side for stage in self.stages_of(rank) for side in (self.previous_stage(stage), self.next_stage(stage))
+        }
+        return frozenset(self.placement[stage] for stage in around if stage is not None) - {rank}
+
     @cached_property
     def _compute(self) -> tuple[tuple[Action, ...], ...]:
         return tuple(map(_computing, self.ranks))

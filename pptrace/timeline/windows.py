@@ -14,7 +14,7 @@ from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.slices import rows_among, rows_where
+from pptrace.slices import distinct_of, reduce_groups, rows_among, rows_where, slice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class StepWindow:
 def step_windows(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[StepWindow, ...]:
     """The windows of all steps and pipelines, in time order. ``ops`` must be on one clock."""
     of_rank: dict[int, dict[int, tuple[int, int]]] = {}
-    for rank, step, start, end in _spans(ops).itertuples(index=False):
+    for rank, step, start, end in zip(*(column.tolist() for column in _spans(ops)), strict=True):
         of_rank.setdefault(rank, {})[step] = (start, end)
     windows = []
     for pipeline in mesh.pipelines:
@@ -48,8 +48,8 @@ def step_windows(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[StepWindow, ...]:
     return tuple(sorted(windows, key=lambda window: (window.step, window.ranks)))
 
 
-def _spans(ops: pd.DataFrame) -> pd.DataFrame:
-    """Start and end of the compute ops of each rank and step.
+def _spans(ops: pd.DataFrame) -> tuple[Int64, Int64, Int64, Int64]:
+    """(rank, step, start, end) of the compute ops of each rank and step.
 
     Rows of a rank and step that follow one another, which are all of them where the table is in that order, become one first.
     """
@@ -61,10 +61,11 @@ def _spans(ops: pd.DataFrame) -> pd.DataFrame:
     del starts  # as long as the table
     ends = np.where(is_compute, ops["end_ns"].to_numpy(), -_LATEST)
     end = np.maximum.reduceat(ends, first) if len(first) else ends
-    runs = pd.DataFrame({"rank": rank[first], "step": step[first], "start": start, "end": end})
-    runs = runs[runs["start"] != _LATEST]
-    by_step = runs.groupby(["rank", "step"])
-    return pd.DataFrame({"start": by_step["start"].min(), "end": by_step["end"].max()}).reset_index()
+    computes = start != _LATEST
+    first, start, end = first[computes], start[computes], end[computes]
+    number, at = distinct_of([rank[first], step[first]])
+    starts = reduce_groups(np.minimum, start, number, len(at))
+    return rank[first[at]], step[first[at]], starts, reduce_groups(np.maximum, end, number, len(at))
 
 
 _LATEST = np.iinfo(np.int64).max
@@ -93,21 +94,25 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
         ops: on the common clock.
         work: the device work of ranks, each on its own clock.
     """
-    marks = rows_where(ops, rows_among(ops["kind"], ("STEP",)))
-    marks = marks.assign(is_host=marks["clock"] != "device")
-    by_step = marks.groupby(["rank", "step"])
-    of_ranks = pd.DataFrame({"begin": by_step["start_ns"].min(), "is_host": by_step["is_host"].all()}).reset_index()
-    ranges = rows_where(ops, ~rows_among(ops["kind"], COMPUTE_KINDS))
-    last = ranges.groupby(["rank", "step"])["end_ns"].max()
-    of_ranks["end"] = last.reindex(pd.MultiIndex.from_frame(of_ranks[["rank", "step"]])).to_numpy(dtype=np.int64)
+    ranges = slice_of(rows_where(ops, ~rows_among(ops["kind"], COMPUTE_KINDS)))
+    number, at = distinct_of([ranges["rank"], ranges["step"]]) if len(ranges) else (np.zeros(0, np.int64),) * 2
+    marks = np.flatnonzero(ranges["kind"] == "STEP")
+    begins = reduce_groups(np.minimum, ranges["start_ns"][marks], number[marks], len(at))
+    ends = reduce_groups(np.maximum, ranges["end_ns"], number, len(at))
+    on_device = np.zeros(len(at), dtype=np.bool_)
+    on_device[number[marks[(ranges["clock"] == "device")[marks]]]] = True
     begin_ns: dict[int, int] = {}
     ranges_ns: dict[tuple[int, int], tuple[int, int]] = {}
-    for number, of_rank in of_ranks.groupby("rank"):
-        rank = int(str(number))
-        bounds = [of_rank[name].to_numpy() for name in ("begin", "end")]
-        if rank in work and of_rank["is_host"].all():
+    marked = np.flatnonzero(np.bincount(number[marks], minlength=len(at)))
+    marked = marked[np.lexsort((ranges["step"][at[marked]], ranges["rank"][at[marked]]))]
+    of_marks = ranges["rank"][at[marked]]
+    for rank in dict.fromkeys(of_marks.tolist()):
+        of_rank = marked[of_marks == rank]
+        bounds = [begins[of_rank], ends[of_rank]]
+        if rank in work and not on_device[of_rank].any():
             bounds = _after_work(bounds, work[rank], clock, rank)
-        for step, begin, end in zip(of_rank["step"].tolist(), *(times.tolist() for times in bounds), strict=True):
+        steps = ranges["step"][at[of_rank]].tolist()
+        for step, begin, end in zip(steps, *(times.tolist() for times in bounds), strict=True):
             begin_ns[step] = min(begin, begin_ns.get(step, begin))
             ranges_ns[step, rank] = begin, end
     return StepBounds(begin_ns, ranges_ns)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -23,7 +23,15 @@ from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknow
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.questions import Answers, ask_ranks, early_receives_in, experts_in, with_answers
+from pptrace.analysis.questions import (
+    ASKED_FIRST,
+    QUESTIONS,
+    Answers,
+    ask_ranks,
+    early_receives_in,
+    experts_in,
+    with_answers,
+)
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import (
     ClockSummary,
@@ -93,7 +101,8 @@ class Analysis:
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
     from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
     they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack,
-    ``order`` a better order of sends and receives, where some hold up others.
+    ``order`` a better order of sends and receives, where some hold up others. ``with_rest`` adds the answers to the
+    questions that no other figure needs, where the report is without them.
     """
 
     report: Report
@@ -109,6 +118,11 @@ class Analysis:
     sharing: tuple[SharedDevice, ...] = ()
     lacking: LackingRecords = field(default_factory=LackingRecords)
     order: RepairedOrder | None = None
+    with_rest: Callable[[Report], Report] | None = None
+
+    def answered(self) -> Analysis:
+        """The same with the answers to all questions."""
+        return self if self.with_rest is None else replace(self, report=self.with_rest(self.report), with_rest=None)
 
     @property
     def num_ops(self) -> int:
@@ -148,6 +162,7 @@ def analyse_ranks(
     warnings: Sequence[str] = (),
     jobs: int | None = 1,
     sharing: tuple[SharedDevice, ...] | None = None,
+    is_brief: bool = False,
 ) -> Analysis:
     """Analyse a run.
 
@@ -159,6 +174,7 @@ def analyse_ranks(
         warnings: lines from reading the traces, put before those of the analysis.
         jobs: processes that work, where they can be forked (None: one per core).
         sharing: the GPUs that several ranks have; None: as the traces tell.
+        is_brief: leave the questions that no other figure needs for later (:meth:`Analysis.answered`).
 
     Raises:
         UsageError: there is no such step or schedule.
@@ -186,14 +202,27 @@ def analyse_ranks(
         rank: StepsOfRank(every, comparable.get(rank, ()), of_ranks.get(rank, ()), not comparable)
         for rank in data.lanes
     }
-    answers = ask_ranks(data, steps_of, run.facts)
+    ask = partial(ask_ranks, data, steps_of, run.facts)
+    answers = ask(ASKED_FIRST if is_brief else QUESTIONS)
     experts = experts_in(answers, run, steps_of)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, _routing_of(experts))
     periods = with_periods(
         reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
     )
     steps, costs, line = without_impossible(periods, reported.costs)
-    measured = _Measured(inputs, run, data, windows, step, steps, costs, answers, experts, _device_of_ranks(run))
+    measured = _Measured(
+        inputs,
+        run,
+        data,
+        windows,
+        step,
+        steps,
+        costs,
+        answers,
+        experts,
+        _device_of_ranks(run),
+        ask if is_brief else None,
+    )
     return measured.analysis((*warnings, *run.warnings, *by_end_times, *([line] if line else [])), sharing)
 
 
@@ -201,7 +230,8 @@ def analyse_ranks(
 class _Measured:
     """Measurements of the ranks and steps of a run: the report follows from them.
 
-    ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank.
+    ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank, of all
+    questions unless ``ask`` asks the ranks later.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -214,6 +244,7 @@ class _Measured:
     answers: Mapping[int, Answers]
     experts: ExpertsOfRun | None
     device: tuple[RankDevice, ...]
+    ask: Callable[[], Mapping[int, Answers]] | None = None
 
     def analysis(self, warnings: tuple[str, ...], sharing: tuple[SharedDevice, ...] | None) -> Analysis:
         """The report, and what it was made from; ``warnings`` are those so far, ``sharing`` as :func:`analyse_ranks` takes it."""
@@ -232,9 +263,13 @@ class _Measured:
             *explain_nulls(run, clock, steps, study.stragglers, doubts),
         )
         report = self._report(costs, lines, study, sharing, doubts)
-        report = with_answers(report, self.answers, run, costs, self.experts, early)
+
+        def with_rest(report: Report) -> Report:
+            answers = self.answers if self.ask is None else self.ask()
+            return with_answers(report, answers, run, costs, self.experts, early)
+
         return Analysis(
-            report,
+            with_rest(report) if self.ask is None else report,
             self.data,
             run.schedule,
             run.mesh,
@@ -245,6 +280,7 @@ class _Measured:
             sharing=sharing,
             lacking=run.lacking,
             order=order if early is not None and isinstance(order := early.order, RepairedOrder) else None,
+            with_rest=None if self.ask is None else with_rest,
         )
 
     def _report(

@@ -13,9 +13,9 @@ from pptrace.errors import TraceError
 from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.hang_diagnosis.verdict import as_json
 from pptrace.ingest.common.byte_source import first_bytes
-from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.formats import entry_of
 from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.ingest.sniff import sniff_flight
 from pptrace.regular import read_regular
 
 

@@ -14,11 +14,9 @@ from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.ingest import OnProgress, ReadResult, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
-from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
-from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
+from pptrace.ingest.sniff import sniff_flight
 from pptrace.model.traces import InputFormat, Trace
-from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
@@ -63,11 +61,13 @@ def load(
     store: Any = RankStore() if cache else None
     read = [read_each(request.inputs, recognise, jobs, on_progress, store, read_files)]
     recordings = {rank.number: rank.recording for rank in read[0].traces}
-    analysis = _analyse_read(request, read)
+    is_undone = not as_recorded and any(recording.cost.is_known for recording in recordings.values())
+    analysis = _analyse_read(request, read, is_brief=is_undone)
     why_recorded = _why_recorded(request, analysis, as_recorded)
     undone = undo_recording(analysis, recordings, why_recorded)
     del recordings
     if undone.corrections is None:
+        analysis = analysis.answered()
         report = analysis.report
         with_cost = replace(report, recording=undone.report) if why_recorded else with_recording(report, undone.report)
         return analysis.with_report(with_cost)
@@ -142,26 +142,33 @@ class _Request:
 
 
 def _analyse_read(
-    request: _Request, read: list[ReadResult[RecognisedRank]], sharing: tuple[SharedDevice, ...] | None = None
+    request: _Request,
+    read: list[ReadResult[RecognisedRank]],
+    sharing: tuple[SharedDevice, ...] | None = None,
+    is_brief: bool = False,
 ) -> Analysis:
-    """Analyse what was read, which is taken out of ``read`` so that the analysis has the ranks alone and lets go of them;
-    ``sharing`` as :func:`analyse_ranks` takes it.
+    """Analyse what was read, which is taken out of ``read`` so that the analysis has the ranks alone and lets go of them; the
+    others as :func:`analyse_ranks` takes them.
     """
     run = request.inputs.run or {}
-    dumps, unreadable = read_dumps(request.inputs.dumps)
     result = read.pop()
-    ranks, dump_warnings = with_dumps(result.traces, dumps)
-    warnings = (*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run))
-    del result
-    hang = _hang(request)
-    alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
-    del ranks
+    ranks, hang = result.traces, _hang(request)
+    dump_warnings: Sequence[str] = ()
+    if request.inputs.dumps or hang is not None:  # what reads dumps is imported for such runs alone
+        from pptrace.workflow.complete_calls import complete_calls
+
+        ranks, dump_warnings = complete_calls(ranks, request.inputs.dumps, has_hung=hang is not None)
+    warnings = (*result.warnings, *dump_warnings, *_run_warnings(run))
+    alone = [ranks]
+    del result, ranks
     # The ranks are an argument of their own, and no part of a tuple, which would keep them for the whole call.
     analysis = analyse_ranks(
-        alone.pop(), request.schedule, request.step, _num_ranks(run), warnings, request.jobs, sharing
+        alone.pop(), request.schedule, request.step, _num_ranks(run), warnings, request.jobs, sharing, is_brief
     )
-    report = analysis.report if hang is None else with_verdict(replace(analysis.report, hang=hang))
-    return replace(analysis, report=report, run=run)
+    if hang is not None:
+        answered = analysis.answered()
+        analysis = answered.with_report(with_verdict(replace(answered.report, hang=hang)))
+    return replace(analysis, run=run)
 
 
 def _num_ranks(run: Mapping[str, Any]) -> int | None:
@@ -179,17 +186,6 @@ def _hang(request: _Request) -> Mapping[str, Any] | None:
     from pptrace.workflow.find_hang import hang_of_dumps  # what makes a verdict is imported for dumps alone
 
     return hang_of_dumps(dumps, is_all=all(Path(path).is_dir() for path in request.paths))
-
-
-def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
-    """Drop the dumps' warnings of incomplete calls, which the hang verdict sums up."""
-    cleaned = []
-    for rank in ranks:
-        info = rank.info
-        is_dump = info.producer.startswith(DUMP_PRODUCER)
-        lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
-        cleaned.append(rank.with_info(replace(info, warnings=lines)))
-    return cleaned
 
 
 def _run_warnings(run: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,7 @@ def _labels(root: Path) -> None:
 def _format(root: Path) -> None:
     _write(root, "pptrace/ingest/op_tables/acme.py")
     formats = root / "pptrace" / "ingest" / "formats.py"
-    reader = "from pptrace.ingest.op_tables.files import sniff_pptrace_json\n"
+    reader = "from pptrace.ingest.ops.build import Tables, traces_of\n"
     _insert(formats, reader, "from pptrace.ingest.op_tables.acme import read_acme, sniff_acme\n", before=True)
     _insert(formats, "FORMATS: tuple[Format, ...] = (\n", _example("an entry of FORMATS", 4))
 

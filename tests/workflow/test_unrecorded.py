@@ -16,6 +16,7 @@ from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.report import KERNELS_MISSING, RecordingReport, Report
 from pptrace.clock import Clock
 from pptrace.clock.result import ClockMethod
+from pptrace.ingest import open_inputs, read_each
 from pptrace.intervals import lengths_within, union
 from pptrace.model.tables import COMMS, MEMORY, empty_table
 from pptrace.model.traces import Category, InputFormat, Trace
@@ -241,3 +242,14 @@ def test_a_run_that_is_not_corrected_keeps_its_figures_and_has_no_findings_that_
     of_host = [finding for finding in recorded.findings if finding.evidence.get("cause") == "host"]
     assert of_host, "the recording alone has some"
     assert not [finding for finding in plain.findings if finding.evidence.get("cause") == "host"]
+
+
+def test_an_analysis_that_leaves_questions_open_has_their_answers_when_they_are_asked_for() -> None:
+    inputs = open_inputs([ROOT / "sample_traces" / "1f1b_p4"])
+    ranks = read_each(inputs, recognise_trace, 1).traces
+    whole, brief = analyse_ranks(ranks), analyse_ranks(ranks, is_brief=True)
+    assert whole.report.stages is not None
+    assert (brief.report.stages, brief.report.memory, brief.report.links) == (None, None, ())
+    assert brief.report.steps == whole.report.steps
+    assert brief.report.verdict == whole.report.verdict
+    assert brief.answered().report == whole.answered().report == whole.report

@@ -7,6 +7,7 @@ rest, and is then no repeat: parts are called by what is known, that they repeat
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +52,10 @@ def find_layers(kernels: Int32) -> Layers | None:
     if not 2 * _FEWEST_KERNELS <= number <= _MOST_KERNELS:
         return None
     for length in range(_FEWEST_KERNELS, number // 2 + 1):
-        first, run = _longest_run(kernels[:-length] == kernels[length:])
+        alike = kernels[:-length] == kernels[length:]
+        if np.count_nonzero(alike) < length:
+            continue
+        first, run = _longest_run(alike)
         count = run // length + 1
         if run >= length and (best is None or count * length > best.count * best.length):
             best = Layers(first, length, count)
@@ -85,8 +89,8 @@ def parts_by_order(op: npt.NDArray[np.intp], kernels: Int32) -> tuple[npt.NDArra
     alike = np.flatnonzero(sizes == usual)
     rows = bounds[alike][:, np.newaxis] + np.arange(usual)
     sampled = kernels[rows[:: max(1, len(rows) // _MOST_COMPARED)]]
-    orders, counts = np.unique(sampled, axis=0, return_counts=True)
-    order = orders[counts.argmax()]
+    counts = Counter(map(tuple, sampled.tolist()))
+    order = np.array(min(counts, key=lambda one: (-counts[one], one)), dtype=kernels.dtype)
     layers = find_layers(order)
     if layers is None:
         return None

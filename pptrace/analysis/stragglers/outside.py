@@ -43,12 +43,12 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     is_before, is_after = middle <= first[window] + rounding, middle >= last[window] - rounding
     together = np.concatenate((works["start_ns"], collectives["transfer_start_ns"]))
     begun = np.maximum(start, np.where(is_after, last[window], start))
-    axis_and_space = np.char.add(_texts(collectives, "axis"), " ")
+    called = zip(collectives["axis"].tolist(), collectives["kind"].tolist(), strict=True)
     columns = {
         "window": window,
         "pp_rank": np.full(len(window), pp_rank, dtype=np.int64),
         "side": np.where(is_before, BEFORE, AFTER),
-        "name": np.concatenate((_texts(works, "kind"), np.char.add(axis_and_space, _texts(collectives, "kind")))),
+        "name": np.array([*works["kind"].tolist(), *(f"{axis} {kind}" for axis, kind in called)], dtype=np.str_),
         "match": np.concatenate((np.full(len(works), -1, dtype=np.int64), collectives["match"].astype(np.int64))),
         "start": begun,
         "end": np.maximum(end, begun),
@@ -57,11 +57,6 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     chosen = np.flatnonzero(is_before | is_after)
     chosen = chosen[np.lexsort((begun[chosen], window[chosen]))]
     return Slice({name: column[chosen] for name, column in columns.items()})
-
-
-def _texts(rows: Slice, name: str) -> np.typing.NDArray[np.str_]:
-    codes, names = rows.codes(name)
-    return np.array([*names, ""], dtype=np.str_)[codes]
 
 
 def is_collective(name: str) -> bool:

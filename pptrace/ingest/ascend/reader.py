@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import LIMIT_NS, nanoseconds, object_in
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
+from pptrace.ingest.companions import ASCEND_MEMORY, ASCEND_METADATA, ASCEND_TRACE, ascend_infos
 from pptrace.ingest.kineto.event_stream import EventStream
 from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
 from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
@@ -47,34 +48,21 @@ from pptrace.model.wording import counted
 from pptrace.regular import open_regular
 from pptrace.slices import Slice
 
-RECORD_NAME = "memory_record.csv"
 _COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
 _ALLOCATED, _RESERVED = "Total Allocated(MB)", "Total Reserved(MB)"
 _ALLOCATOR = "PTA"
 _MIB = 2**20
-TRACE_NAME = "trace_view.json"
-_INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
-_METADATA = "profiler_metadata.json"
-_OTHERS = ("communication.json", "communication_matrix.json", RECORD_NAME)
 _FOLDER = re.compile(r"(?P<host>.+)_\d+_\d{14,20}_ascend_(?:pt|ms)")
 _SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
-
-
-def companions_of_trace(path: Path) -> Sequence[Path]:
-    """The files that describe a trace: they are no traces of their own."""
-    if path.name != TRACE_NAME:
-        return ()
-    folder = path.parent.parent
-    return [*(path.with_name(name) for name in _OTHERS), folder / _METADATA, *_infos(folder)]
 
 
 def job_facts(path: Path) -> tuple[int | None, Mapping[str, Any], Mapping[str, Any]]:
     """(rank; ``metadata`` and ``distributed`` of :class:`~pptrace.model.traces.Trace`) next to a trace, as far as readable."""
     folder = path.parent.parent
-    described = object_in(folder / _METADATA)
+    described = object_in(folder / ASCEND_METADATA)
     args = described.get("distributed_args")
     args = args if isinstance(args, dict) else {}
-    infos = _infos(folder)
+    infos = ascend_infos(folder)
     info = object_in(infos[0]) if len(infos) == 1 else {}
     claimed = (info.get("rank_id"), infos[0].stem.rpartition("_")[2] if len(infos) == 1 else None, args.get("rank"))
     ranks = (*map(rank_of_value, claimed), rank_of_file_name(folder.name), rank_of_file_name(path.name))
@@ -91,13 +79,6 @@ def job_facts(path: Path) -> tuple[int | None, Mapping[str, Any], Mapping[str, A
     if groups := _groups(described.get("parallel_group_info")):
         distributed["pg_config"] = groups
     return rank, metadata, distributed
-
-
-def _infos(folder: Path) -> list[Path]:
-    try:
-        return sorted(entry for entry in folder.iterdir() if _INFO.fullmatch(entry.name))
-    except OSError:
-        return []
 
 
 def _groups(groups: object) -> list[Mapping[str, Any]]:
@@ -118,7 +99,7 @@ def _groups(groups: object) -> list[Mapping[str, Any]]:
 
 def read_memory(trace: Path, device: int, rank: int) -> tuple[pd.DataFrame, list[str]]:
     """(the memory of a device in time, a warning if the file next to the trace cannot be read)."""
-    path = trace.with_name(RECORD_NAME)
+    path = trace.with_name(ASCEND_MEMORY)
     if not path.is_file():
         return empty_table(MEMORY), []
     columns = (_COMPONENT, _TIME, _ALLOCATED, _RESERVED, _DEVICE)
@@ -128,7 +109,7 @@ def read_memory(trace: Path, device: int, rank: int) -> tuple[pd.DataFrame, list
     except (OSError, ValueError, pd.errors.ParserError) as err:
         reason = str(err).split("\n")[0][:80]
         return empty_table(MEMORY), [
-            f"{RECORD_NAME} cannot be read ({reason}); expected columns {', '.join(columns)}: memory is not known"
+            f"{ASCEND_MEMORY} cannot be read ({reason}); expected columns {', '.join(columns)}: memory is not known"
         ]
     rows = table[(table[_COMPONENT] == _ALLOCATOR) & (table[_DEVICE] == f"NPU:{device}")]
     time_ns = nanoseconds([str(text).strip().encode() for text in rows[_TIME]])
@@ -146,7 +127,7 @@ def read_memory(trace: Path, device: int, rank: int) -> tuple[pd.DataFrame, list
 
 
 _REMEDY = "copy it anew, or parse the raw data again (torch_npu.profiler.profiler.analyse)"
-_RECORDED = f"the {TRACE_NAME} that torch_npu.profiler writes with ProfilerActivity.NPU"
+_RECORDED = f"the {ASCEND_TRACE} that torch_npu.profiler writes with ProfilerActivity.NPU"
 _EXPECTED = f"expected {_RECORDED}; {_REMEDY}"
 _LAUNCH = "HostToDevice"
 _FIRST_OWN_STREAM = 1_000_000

@@ -125,13 +125,6 @@ class Dump:
     """The number of the last call enqueued in a group, by the group's number on this rank."""
 
 
-def sniff_flight(start: bytes) -> bool:
-    has_dump_keys = b"pg_config" in start or b"profiling_name" in start
-    is_json = start.lstrip()[:1] == b"{" and b'"traceEvents"' not in start and b'"distributedInfo"' not in start
-    is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
-    return has_dump_keys and (is_pickle or (is_json and (b'"entries"' in start or b'"pg_status"' in start)))
-
-
 def read_dump(path: Path) -> Dump:
     """Read a dump.
 

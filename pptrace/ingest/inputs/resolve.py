@@ -26,7 +26,6 @@ from pptrace.ingest.formats import (
     PROFILE_SUFFIXES,
     SUFFIXES,
     Priority,
-    archive_of,
     detect,
     format_by_suffix,
     format_of,
@@ -36,6 +35,7 @@ from pptrace.ingest.formats import (
     without_other_forms,
 )
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of, readable_entries
+from pptrace.ingest.sniff import archive_of
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import as_ranges, listed
 

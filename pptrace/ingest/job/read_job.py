@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +19,10 @@ from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.model.traces import InputFormat, Trace, TraceInfo
 from pptrace.model.wording import as_ranges
-from pptrace.processes import can_fork, num_cpus
+from pptrace.processes import num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
 _MAX_RANKS = 1_000_000
-_POLL_S = 0.1  # between looks at how far the reading processes are
 
 
 class RankData(Protocol):
@@ -168,7 +163,9 @@ def _read_here(
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
-        for index, result in _read_in_processes(large, partial(_read_in_process, read, cores), num_processes, meter):
+        from pptrace.ingest.job.read_in_processes import read_in_processes  # small files need no pool of processes
+
+        for index, result in read_in_processes(large, read, cores, num_processes, meter):
             results[index] = result
             meter.set_done(index)
     for index, file in files.items():
@@ -176,42 +173,6 @@ def _read_here(
             results[index] = read(file, cores, partial(meter.set_part, index))
             meter.set_done(index)
     return results
-
-
-_parts_read: MutableSequence[float] = []
-"""Fraction read of each file of the job in a reading process, in memory that all of them share."""
-
-
-def _share_parts(parts: MutableSequence[float]) -> None:
-    global _parts_read
-    _parts_read = parts
-
-
-def _read_in_process(read: Read[Data], cores: int, index: int, file: InputFile) -> FileResult[Data]:
-    return read(file, cores, partial(_parts_read.__setitem__, index))
-
-
-def _read_in_processes(
-    files: Mapping[int, InputFile],
-    read: Callable[[int, InputFile], FileResult[Data]],
-    num_processes: int,
-    meter: ProgressMeter,
-) -> Iterator[tuple[int, FileResult[Data]]]:
-    """(number, result) of the files, the largest first, as they finish; where a process dies, some stay missing.
-
-    Processes are forked where that can be done: nothing has to be imported again.
-    """
-    context = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    parts = context.RawArray("d", max(files) + 1)
-    pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_share_parts, initargs=(parts,))
-    with pool, suppress(BrokenProcessPool):
-        order = sorted(files, key=lambda index: -files[index].num_bytes)
-        futures = {pool.submit(read, index, files[index]): index for index in order}
-        while futures:
-            for future in wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED).done:
-                yield futures.pop(future), future.result()
-            for index in futures.values():
-                meter.set_part(index, parts[index])
 
 
 def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ...], tuple[str, ...]]:

@@ -37,7 +37,7 @@ from pptrace.ingest.kineto.event_types import (
 )
 from pptrace.ingest.kineto.flops import COUNTED, ShapeArgs, flops_of
 from pptrace.ingest.kineto.salvage import args_of, args_of_each
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Int32, Int64
 from pptrace.model.traces import Category
 
 _FIRST_ROWS = 4096
@@ -91,6 +91,12 @@ class _NameCodes(Codes):
         elif name in _OF_MTIA:
             self.of_mtia[code] = _OF_MTIA[name]
         return code
+
+    def mark(self, codes: Int32, chosen: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Mark those of some codes that are among the chosen ones."""
+        is_chosen = np.zeros(len(self), dtype=np.bool_)
+        is_chosen[np.asarray(chosen, dtype=np.intp)] = True
+        return is_chosen[codes]
 
 
 class _GrowingArray:
@@ -159,7 +165,7 @@ class Collected:
             self._add_complete(complete)
         if len(complete) == len(events):
             return
-        others = [event for event in events if not isinstance(event, Complete | Skipped)]
+        others = [event for event in events if type(event) is not Complete and type(event) is not Skipped]
         if instants := [event for event in others if isinstance(event, Instant)]:
             self.memory.append(memory_columns(instants))
         self.num_begin += sum(isinstance(event, Begin) for event in others)
@@ -204,7 +210,7 @@ class Collected:
         name_id = self.names.of(names)
         self.hosts.update(compress(pids, (category == Category.CPU_OP).tolist()))
         if self.names.ranges:
-            category[(category == Category.CPU_OP) & np.isin(name_id, self.names.ranges)] = Category.ANNOTATION
+            category[(category == Category.CPU_OP) & self.names.mark(name_id, self.names.ranges)] = Category.ANNOTATION
         for code, of_mtia in self.names.of_mtia.items():
             named = np.flatnonzero((category == Category.KERNEL) & (name_id == code))
             category[[row for row in named.tolist() if cats[row] == _MTIA]] = of_mtia
@@ -226,15 +232,15 @@ class Collected:
                 device[rows] = np.where((devices >= 0) & (devices <= np.iinfo(np.int32).max), devices, -1)
                 stream = self._integers([item.stream for item in device_args])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
-        has_number = (category == Category.CPU_OP) | np.isin(name_id, self.names.p2p + self.names.nodes)
+        has_number = (category == Category.CPU_OP) | self.names.mark(name_id, self.names.p2p + self.names.nodes)
         if has_number.any():
             rows = np.flatnonzero(has_number)
             correlation[rows] = _sequence_numbers([args[row] for row in rows.tolist()])
-        if (rows := np.flatnonzero(np.isin(name_id, self.names.counted))).size:
+        if (rows := np.flatnonzero(self.names.mark(name_id, self.names.counted))).size:
             self._add_flops(rows, [names[row] or "" for row in rows], [args[row] for row in rows])
         comms = _rows_with(_COMM_KEY, args)
         if self.names.p2p or self.names.shaped:
-            comms |= set(np.flatnonzero(np.isin(name_id, self.names.p2p + self.names.shaped)).tolist())
+            comms |= set(np.flatnonzero(self.names.mark(name_id, self.names.p2p + self.names.shaped)).tolist())
         for row in sorted(comms):
             self._add_comm(self.num_rows + row, names[row] or "", args[row])
         times = nanoseconds(ts), nanoseconds(dur)

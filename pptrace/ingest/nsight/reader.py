@@ -32,13 +32,16 @@ from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded
 from pptrace.marks import is_mark
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
-from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
+from pptrace.nsys import (
+    RECORDED_MAGIC,
+    RECORDED_SUFFIXES,
+    REPORT_MAGIC,
+    STREAM_MAGIC,
+    STREAM_SUFFIX,
+    export_report,
+    import_stream,
+)
 from pptrace.regular import open_regular
-
-STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
-REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
-RECORDED_MAGIC = (*REPORT_MAGIC, STREAM_MAGIC)
-RECORDED_SUFFIXES = (*REPORT_SUFFIXES, STREAM_SUFFIX)
 
 
 def is_recorded(path: Path, start: bytes) -> bool:

@@ -31,38 +31,19 @@ from pptrace.ingest.common.byte_source import ByteSource
 
 if TYPE_CHECKING:
     import polars
-import re
 
 from pptrace.errors import ScheduleError
 from pptrace.ingest.common.byte_source import unreadable
+from pptrace.ingest.sniff import DELIMITERS, HEADER_BYTES, PARQUET_MAGIC, header_of, sniff_rows
 from pptrace.regular import read_regular
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.schedule.text import from_rows
 from pptrace.schedule.validate import validate
 
-PARQUET_MAGIC = b"PAR1"
-_DELIMITERS = ",;\t"
-_HEADER_BYTES = 16 * 1024
 _MOST_CATEGORIES = 100_000
 """Different texts of a column that is read as categories."""
 _WIDE_INTEGERS = ("Int128", "UInt128")
 """Types of sums in DuckDB and polars, which arrays do not have."""
-_KIND = frozenset({"kind", "optype"})
-_TIME = frozenset({"start_ns", "start_us", "start_ms", "start_s", "start_ts"})
-
-
-def header_of(start: bytes) -> tuple[str, ...]:
-    """The column names of a CSV file that begins with these bytes; () if its first line is no header of an op table."""
-    first = start[:_HEADER_BYTES].removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
-    line = first.decode("utf-8", "replace").strip("\r")
-    for delimiter in _DELIMITERS:
-        try:
-            names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
-        except csv.Error:  # not text
-            return ()
-        if _KIND & set(names) and (_TIME & set(names) or "rank" in names):
-            return names
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +57,6 @@ class Frame:
     rows: pd.DataFrame
     cut: str = ""
     is_open: bool = False
-
-
-def sniff_rows(start: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a table in JSON: a list of rows, or a row per line."""
-    text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
-    text = text.removeprefix("[").lstrip()
-    if not text.startswith("{"):
-        return False
-    try:
-        row, _ = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):  # longer than one row, or no JSON
-        return False
-    return bool(_KIND & set(row) and _TIME & set(row)) and not any(
-        isinstance(cell, list | dict) for cell in row.values()
-    )
 
 
 def read_frame(path: Path) -> Frame:
@@ -107,7 +73,7 @@ def read_frame(path: Path) -> Frame:
     if content.startswith(PARQUET_MAGIC):
         frame = Frame(_parquet(path, content))
     else:
-        frame = _json(path, content) if sniff_rows(content[:_HEADER_BYTES]) else _csv(path, content)
+        frame = _json(path, content) if sniff_rows(content[:HEADER_BYTES]) else _csv(path, content)
     if frame.rows.empty:
         raise TraceError(f"{path}: a table without rows; expected one per op; was anything recorded?")
     return frame
@@ -195,7 +161,7 @@ def _csv(path: Path, content: bytes) -> Frame:
     names = header_of(content)
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     first = text.split("\n", 1)[0]
-    delimiter = max(_DELIMITERS, key=first.count)
+    delimiter = max(DELIMITERS, key=first.count)
     if not names:
         if '"Correlation_Id"' in first and '_Timestamp"' in first:
             raise TraceError(
@@ -226,13 +192,6 @@ def _num_cells(line: str, delimiter: str) -> int:
         return len(next(csv.reader([line], delimiter=delimiter), []))
     except csv.Error:
         return 0
-
-
-_SCHEMA = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"pptrace\.(?:simulation|report)/1"')
-
-
-def sniff_pptrace_json(start: bytes) -> bool:
-    return _SCHEMA.match(start) is not None
 
 
 def read_pptrace_json(path: Path) -> tuple[list[pd.DataFrame], dict[str, Any]]:

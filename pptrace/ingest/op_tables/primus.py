@@ -38,15 +38,6 @@ _UNKNOWN = -1
 _MAX_RANKS = 1_000_000
 
 
-def sniff_primus(start: bytes) -> bool:
-    return start.lstrip()[:1] == b"{" and b'"fwd_start"' in start and b'"bwd_start"' in start
-
-
-def companions_of_dump(path: Path) -> list[Path]:
-    """The sizes of a run, next to the dump of each pipeline rank."""
-    return [path.with_name("config.json")] if path.name.startswith("pp_rank_") else []
-
-
 def read_primus(path: Path) -> Tables:
     """Read one rank's dump.
 

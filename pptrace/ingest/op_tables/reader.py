@@ -7,7 +7,6 @@ JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,23 +17,17 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.common.rank_names import rank_of_file_name
+from pptrace.ingest.companions import partner
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.op_tables.bytedance import bytedance_tables
-from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, read_pptrace_json, sniff_rows
+from pptrace.ingest.op_tables.files import Frame, read_frame, read_pptrace_json
 from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.steps import assign_stages, mesh_facts, number_chunks, pp_ranks
+from pptrace.ingest.sniff import PARQUET_MAGIC
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, MEMORY, empty_table, make_table
 from pptrace.model.traces import OP_TABLE, Trace
-
-TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
-_OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
-
-
-def sniff_table(start: bytes) -> bool:
-    """Return whether a file that begins with these (decompressed) bytes is a table of ops."""
-    return start.startswith(PARQUET_MAGIC) or bool(header_of(start)) or sniff_rows(start)
 
 
 def read_simulation(path: Path) -> tuple[Trace, ...]:
@@ -66,19 +59,6 @@ def read_table(path: Path) -> tuple[Trace, ...]:
     if (comms := partner(path, "comms")) is not None:
         files.append((comms, read_frame(comms)))
     return traces_of(path, _own(path, files, OP_TABLE))
-
-
-def partner(path: Path, table: str) -> Path | None:
-    """The file of another table next to ``path``: comms.csv for ops.csv, rank0.comms.csv for rank0.ops.csv."""
-    if not _OPS_NAME.search(path.name):
-        return None
-    other = path.with_name(_OPS_NAME.sub(table, path.name, count=1))
-    return other if other != path and other.is_file() else None
-
-
-def partners(path: Path) -> list[Path]:
-    """The files of other tables that are read together with one of ops."""
-    return [other for table in ("comms", "memory") if (other := partner(path, table)) is not None]
 
 
 def _cut_lines(path: Path, frame: Frame) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ def host_damage(events: Events) -> Iterator[RankDamage]:
     yield RankDamage.of(Damage.UNFINISHED_CALLS, events.start_ns[_open_at_the_end(events, leaves)])
     is_asynchronous = events.named(_ASYNCHRONOUS)[events.name_id]
     is_range = events.is_of(Category.CPU_OP, Category.ANNOTATION) & ~is_asynchronous
-    on_host = np.setdiff1d(np.flatnonzero(is_range), unfinished)
+    is_range[unfinished] = False
+    on_host = np.flatnonzero(is_range)
     crossing = [_crossing(events, rows) for rows in events.rows_by_thread(on_host).values()]
     yield RankDamage.of(Damage.CROSSING_RANGES, events.start_ns[np.sort(np.concatenate(crossing or [on_host[:0]]))])
     yield RankDamage.of(Damage.BUFFER_REQUESTS, events.start_ns[events.rows_named(_BUFFERS, Category.OVERHEAD)])

@@ -157,17 +157,6 @@ def message_kinds_of(plan: Plan, pp_rank: int) -> frozenset[tuple[str, str]]:
     )
 
 
-def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
-    """The pipeline ranks with which one exchanges messages."""
-    around = {
-        neighbour
-        for stage in plan.stages_of(pp_rank)
-        for neighbour in (plan.previous_stage(stage), plan.next_stage(stage))
-        if neighbour is not None
-    }
-    return frozenset(plan.placement[neighbour] for neighbour in around) - {pp_rank}
-
-
 @dataclass(frozen=True, slots=True)
 class TracedRank:
     """The fullest step of one rank: its ops in time order as text, with the detail of its labels, and its messages.
@@ -222,7 +211,7 @@ class TracedRank:
             return False
         if not self.has_exact_messages:
             return not self.message_kinds or self.message_kinds >= planned
-        has_as_many = len(self.peers) <= len(peers_of(plan, pp_rank))
+        has_as_many = len(self.peers) <= len(plan.peers_of(pp_rank))
         return has_as_many and (not self.message_kinds or self.message_kinds == planned)
 
 

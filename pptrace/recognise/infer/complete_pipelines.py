@@ -17,15 +17,17 @@ from pptrace.axes import SHARING, SIZED, WITHIN_STAGE
 from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.model.tables import Int64
 from pptrace.recognise.infer.candidates import match_by_kinds, num_leading
 from pptrace.recognise.infer.stages import (
     JoinedRanks,
     Layout,
     StageAssignment,
+    lack_stages,
     messages_of_plan,
     with_actions,
     with_stages,
+    without_incomplete_pipelines,
 )
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, kinds_by_pp_rank, match_registry, steps_of
 from pptrace.schedule import registry
@@ -40,11 +42,8 @@ from pptrace.slices import rows_among
 def stages_of_complete(joined: JoinedRanks) -> StageAssignment:
     """Fill in the unknown stages of ops and messages that have a microbatch."""
     ops, mesh = joined.ops, joined.mesh
-    comms = _without_incomplete_pipelines(ops, joined.comms, mesh)
-    lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
-    lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
-    if not lacking.any() and not lacking_comms.any():
-        return StageAssignment(ops, comms, mesh)
+    comms = without_incomplete_pipelines(joined)
+    lacking, lacking_comms = lack_stages(ops), lack_stages(comms)
     mesh, notes = split_into_pipelines(ops, mesh)
     chunks = 1 + max(int(ops.loc[lacking, "chunk"].max()), 0) if lacking.any() else 1
     layout: Layout = loop
@@ -65,21 +64,6 @@ def stages_of_complete(joined: JoinedRanks) -> StageAssignment:
     pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     ops, comms = (with_stages(table, pp_ranks, mesh.pp or 1, layout) for table in (ops, comms))
     return StageAssignment(ops, comms, replace(mesh, vpp=chunks), notes)
-
-
-def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """Drop messages of pipelines in which some rank's ops were inferred without its messages: they are matched from the calls
-    instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
-    """
-    inferred = set(ops.loc[(ops["source"] == "inferred") & rows_among(ops["kind"], COMPUTE_KINDS), "rank"].tolist())
-    is_message = (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)
-    with_messages = set(comms.loc[is_message, "rank"].tolist())
-    incomplete = [
-        p
-        for p in mesh.pipelines
-        if (ranks_with_ops := inferred & set(p)) & with_messages and ranks_with_ops - with_messages
-    ]
-    return comms[~(is_message & comms["rank"].isin([rank for p in incomplete for rank in p]))] if incomplete else comms
 
 
 def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:

@@ -1,8 +1,9 @@
 """Locate what the ranks of a run did: which ops those without labels ran, in which groups, mesh and stages.
 
 What becomes known, in this order: the process groups, by the calls of the ranks; the ops of ranks whose labels name none, by
-the messages between them; the mesh, by facts, groups and ops; the stages, chunks and microbatches that labels leave open, by
-the plans that explain the order of ops on all ranks of a pipeline, or on those that have a trace.
+the messages between them (:mod:`pptrace.recognise.infer.locate_unlabelled`); the mesh, by facts, groups and ops; the stages,
+chunks and microbatches that labels leave open, by the plans that explain the order of ops on all ranks of a pipeline, or on those
+that have a trace.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pandas as pd
 
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, What
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.calls_of_all import with_group_of_all
@@ -32,17 +33,7 @@ from pptrace.recognise.groups.mesh import (
 )
 from pptrace.recognise.groups.topology import framework_of_descriptions
 from pptrace.recognise.groups.usage import Members, with_members
-from pptrace.recognise.infer.complete_pipelines import stages_of_complete
-from pptrace.recognise.infer.match_checks import contradiction_of_chunks
-from pptrace.recognise.infer.match_ranks import (
-    JointMatch,
-    alone_with_messages,
-    is_unsure_alone,
-    match_ranks,
-    without_inferred,
-)
-from pptrace.recognise.infer.partial_pipelines import stages_of_partial
-from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment
+from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment, known_stages
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans
 from pptrace.slices import rows_among, rows_where
@@ -67,59 +58,21 @@ class Located:
     warnings: tuple[str, ...]
 
 
-def locate(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]) -> Located:
-    """Match ranks without labels jointly and locate all; once more without what order alone inferred, where that is refuted.
-
-    Args:
-        num_ranks: the ranks that the run had, when known.
-        spanned: the ranks of OpenTelemetry spans.
-    """
-    ranks = tuple(ranks)
-    groups = _groups(ranks)
-    joint = match_ranks(ranks, groups[1], num_ranks)
-    groups = groups if joint.ranks is ranks else _groups(joint.ranks)
-    located = _locate(joint.ranks, groups, joint.pipelines, num_ranks, spanned)
-    unproved, against = _unproved(ranks, joint, located.placed)
-    if unproved:
-        no_pipeline = [
-            recognised.number
-            for recognised in ranks
-            if recognised.number in unproved & joint.refused
-            and recognised.host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any()
-        ]
-        proved = [without_inferred(rank) if rank.number in unproved else rank for rank in ranks]
-        located = _locate(proved, _groups(proved, no_pipeline), joint.pipelines, num_ranks, spanned)
-    lines = joint.notes if not joint.refused or (located.placed.mesh.vpp or 1) == 1 else ()
-    lines += alone_with_messages(located.ranks) if not joint.notes else ()
-    lines += (f"several stages per rank are ruled out as well: {against}",) if against else ()
-    return replace(located, warnings=(*lines, *located.warnings))
-
-
-def _unproved(
-    ranks: Sequence[RecognisedRank], joint: JointMatch, placed: StageAssignment
-) -> tuple[frozenset[int], str]:
-    """The ranks of which order alone inferred ops that may be none, and what speaks against several stages on each."""
-    has_chunks = (placed.mesh.vpp or 1) > 1
-    refused = [recognised for recognised in ranks if recognised.number in joint.refused]
-    against = contradiction_of_chunks(refused, placed.ops, placed.mesh) if has_chunks and refused else ""
-    inferred = placed.ops[(placed.ops["source"] == "inferred") & rows_among(placed.ops["kind"], COMPUTE_KINDS)]
-    # More backwards than forwards may include separate weight gradients.
-    is_split = (inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum()
-    if refused and (against or not (has_chunks or is_split)):
-        return joint.refused, against
-    if not any(recognised.is_paired for recognised in joint.ranks) and is_unsure_alone(ranks, placed.ops):
-        return frozenset(recognised.number for recognised in ranks), ""
-    return frozenset(), ""
-
-
-def _locate(
+def locate(
     ranks: Sequence[RecognisedRank],
     found: tuple[Members, Groups],
     matched: Sequence[tuple[int, ...]],
     num_ranks: int | None,
     spanned: Sequence[int],
 ) -> Located:
-    """The mesh by facts, groups and ops, then the stages. ``matched`` are pipelines whose messages were."""
+    """Locate ranks: the mesh by facts, groups and ops, then the stages.
+
+    Args:
+        found: the groups (:func:`groups_of`).
+        matched: pipelines whose messages were matched.
+        num_ranks: the ranks that the run had, when known.
+        spanned: the ranks of OpenTelemetry spans.
+    """
     ops = join_ranks([(recognised.number, recognised.ops) for recognised in ranks], OPS)
     comms = join_ranks([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
@@ -148,7 +101,7 @@ def _locate(
         paired=frozenset(recognised.number for recognised in ranks if recognised.is_paired),
         tells_sizes=bool(spanned) or any(facts_of_rank.get("plan") for facts_of_rank in metadata),
     )
-    placed = stages_of_partial(joined) or stages_of_complete(joined)
+    placed = known_stages(joined) or _inferred_stages(joined)
     order = ""  # what is taken for the stages where neither labels nor facts of the run tell them
     if not names_ranks:
         by_group = groups.pipelines and mesh.pipelines == groups.pipelines
@@ -167,7 +120,15 @@ def _locate(
     )
 
 
-def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
+def _inferred_stages(joined: JoinedRanks) -> StageAssignment:
+    """The stages that labels leave open: what finds them is imported for such runs alone."""
+    from pptrace.recognise.infer.complete_pipelines import stages_of_complete
+    from pptrace.recognise.infer.partial_pipelines import stages_of_partial
+
+    return stages_of_partial(joined) or stages_of_complete(joined)
+
+
+def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The process groups, and the calls with the members of their communicators."""
     members = with_members(
         {recognised.number: recognised.calls for recognised in ranks},

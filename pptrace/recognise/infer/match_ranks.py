@@ -21,7 +21,6 @@ from pptrace.recognise.infer.evidence import Evidence, MismatchError, Result, ev
 from pptrace.recognise.infer.match import Match, RankMatch, with_matches
 from pptrace.recognise.infer.match_chain import match_chain
 from pptrace.recognise.infer.match_lone_rank import match_alone
-from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.slices import rows_among
 
@@ -277,19 +276,6 @@ def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
     inferred = ops[(ops["source"] == "inferred") & rows_among(ops["kind"], COMPUTE_KINDS)]
     kinds = inferred["kind"].value_counts()
     return len(inferred) > 0 and bool((inferred["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
-
-
-def without_inferred(recognised: RecognisedRank) -> RecognisedRank:
-    """Drop the ops and messages inferred from the rank's own order."""
-    is_inferred = (recognised.ops["source"] == "inferred") & rows_among(recognised.ops["kind"], COMPUTE_KINDS)
-    if not is_inferred.any():
-        return recognised
-    return replace(
-        recognised,
-        ops=recognised.ops[~is_inferred],
-        comms=recognised.comms[recognised.comms["axis"] != "pp"],
-        warnings=warnings_of_marks(recognised.warnings),
-    )
 
 
 def _notes(matches: Sequence[Match], ranks: Sequence[RecognisedRank]) -> Iterator[str]:

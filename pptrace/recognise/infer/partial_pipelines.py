@@ -9,13 +9,12 @@ from typing import Any
 import pandas as pd
 
 from pptrace.axes import SIZED
-from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
 from pptrace.recognise.groups.axes import configured_groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.recognise.infer.candidates import Detail, TracedRank, find_traced_ranks, peers_of
+from pptrace.recognise.infer.candidates import Detail, TracedRank, find_traced_ranks
 from pptrace.recognise.infer.explanations import (
     Explanation,
     PartialPipeline,
@@ -23,11 +22,20 @@ from pptrace.recognise.infer.explanations import (
     pipeline_lengths_of_stages,
     strides,
 )
-from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment, messages_of_plan, with_actions, with_stages
+from pptrace.recognise.infer.stages import (
+    EXACT,
+    TORCH,
+    JoinedRanks,
+    StageAssignment,
+    lacks_ranks,
+    messages_of_plan,
+    with_actions,
+    with_stages,
+)
 from pptrace.recognise.schedule.measured_steps import with_num_microbatches
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
-from pptrace.slices import rows_among, rows_where
+from pptrace.slices import rows_among
 
 _SCHEDULES_OF = {
     "megatron-lm": ("1f1b", "interleaved-1f1b"),
@@ -35,17 +43,14 @@ _SCHEDULES_OF = {
     "nanotron": ("gpipe", "1f1b"),
 }
 """Schedules that train, of frameworks that have no others."""
-_TORCH = "torch.distributed.pipelining"
-_EXACT = (_TORCH, "pptrace", "unlabelled")
-"""Frameworks whose messages are those that moved and no others; others label functions that may move four."""
 
 
 def stages_of_partial(joined: JoinedRanks) -> StageAssignment | None:
     """Derive mesh, schedules and stages from the traced ranks; None where no rank is missing, or nothing can be derived."""
-    if joined.tells_sizes or not _lacks_ranks(joined):
+    if joined.tells_sizes or not lacks_ranks(joined):
         return None
     mesh, is_proved = joined.mesh, bool(joined.paired)
-    is_exact = joined.framework in _EXACT
+    is_exact = joined.framework in EXACT
     traced_ranks = find_traced_ranks(joined.ops, joined.comms, joined.calls, is_exact, joined.paired)
     if not traced_ranks or len({traced.detail for traced in traced_ranks}) > 1:
         return None
@@ -79,35 +84,11 @@ def stages_of_partial(joined: JoinedRanks) -> StageAssignment | None:
     return StageAssignment(ops, comms, mesh, notes, every_explanation, is_complete)
 
 
-def _lacks_ranks(joined: JoinedRanks) -> bool:
-    """Return whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank
-    that is not the only one of the run.
-    """
-    ops, comms, mesh, calls = joined.ops, joined.comms, joined.mesh, joined.calls
-    compute = rows_where(ops[["rank", "stage"]], rows_among(ops["kind"], COMPUTE_KINDS) & (ops["microbatch"] >= 0))
-    ranks = set(compute["rank"].unique().tolist())
-    if not ranks:
-        return False
-    pipelines = joined.groups.pipelines
-    if joined.is_declared or (pipelines and mesh.pipelines == pipelines):
-        return any(ranks & set(pipeline) and set(pipeline) - set(calls) for pipeline in mesh.pipelines)
-    stages = {stage for stage in compute["stage"].unique().tolist() if stage >= 0}
-    if stages and len(stages) <= max(stages):
-        return True
-    if len(ranks) > 1:
-        return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
-    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)]
-    is_sending = bool(len(messages)) or any(
-        calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
-    )
-    return is_sending or (mesh.is_guess and joined.framework not in _EXACT) or mesh.num_ranks > len(calls)
-
-
 def _pipeline_of(traced_ranks: Sequence[TracedRank], joined: JoinedRanks) -> PartialPipeline:
     """The traced ranks with what groups, sizes and the framework tell of their pipeline."""
     mesh, groups, framework = joined.mesh, joined.groups, joined.framework
     names: tuple[str, ...] = _SCHEDULES_OF.get(framework, ())
-    if framework == _TORCH and traced_ranks[0].detail is Detail.KINDS:
+    if framework == TORCH and traced_ranks[0].detail is Detail.KINDS:
         names = ("gpipe",)  # of torch's schedules, only this one writes labels without a stage
     ranks = {traced.rank for traced in traced_ranks}
     of_ranks = tuple(pipeline for pipeline in groups.pipelines if ranks & set(pipeline))
@@ -115,7 +96,7 @@ def _pipeline_of(traced_ranks: Sequence[TracedRank], joined: JoinedRanks) -> Par
         return PartialPipeline(traced_ranks, of_ranks, names=names)
     world = None if mesh.is_guess else mesh.num_ranks
     sizes = set()
-    if framework == _TORCH:  # the pipeline is one of the process groups in torch's own runtime
+    if framework == TORCH:  # the pipeline is one of the process groups in torch's own runtime
         configured = configured_groups(joined.distributed.get(traced_ranks[0].rank, {}))
         sizes = {group.size for group in configured.values() if group.size > 0}
     if "pp" in groups.sizes:
@@ -177,7 +158,7 @@ def _pipelines(
     if pp is not None:
         distances = {abs(peer - traced.rank) for traced in pipeline.traced for peer in traced.peers} - {0}
         neighbours = {
-            rank: {neighbour for each in explanations for neighbour in peers_of(each.plan, pp_rank)}
+            rank: {neighbour for each in explanations for neighbour in each.plan.peers_of(pp_rank)}
             for rank, pp_rank in known.items()
         }
         fitting = set()

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.stage_texts import with_stage_of_chunk
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
 from pptrace.recognise.groups.axes import Groups
-from pptrace.recognise.infer.explanations import Explanation
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
 from pptrace.schedule.actions import Action
-from pptrace.slices import distinct_rows
+from pptrace.slices import distinct_rows, rows_among, rows_where
+
+if TYPE_CHECKING:
+    from pptrace.recognise.infer.explanations import Explanation
+
+
+TORCH = "torch.distributed.pipelining"
+EXACT = (TORCH, "pptrace", "unlabelled")
+"""Frameworks whose messages are those that moved and no others; others label functions that may move four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,62 @@ class StageAssignment:
     notes: tuple[str, ...] = ()
     explanations: tuple[Explanation, ...] | None = None
     is_complete: bool = True
+
+
+def known_stages(joined: JoinedRanks) -> StageAssignment | None:
+    """The tables as they are, where all ranks of the pipelines have a trace and all ops and messages a stage; None otherwise."""
+    if not joined.tells_sizes and lacks_ranks(joined):
+        return None
+    comms = without_incomplete_pipelines(joined)
+    if lack_stages(joined.ops).any() or lack_stages(comms).any():
+        return None
+    return StageAssignment(joined.ops, comms, joined.mesh)
+
+
+def lack_stages(table: pd.DataFrame) -> pd.Series[bool]:
+    """Mark the ops or messages of a microbatch whose stage is not known."""
+    lacking: pd.Series[bool] = (table["microbatch"] >= 0) & (table["stage"] < 0)
+    return lacking
+
+
+def lacks_ranks(joined: JoinedRanks) -> bool:
+    """Return whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank
+    that is not the only one of the run.
+    """
+    ops, comms, mesh, calls = joined.ops, joined.comms, joined.mesh, joined.calls
+    compute = rows_where(ops[["rank", "stage"]], rows_among(ops["kind"], COMPUTE_KINDS) & (ops["microbatch"] >= 0))
+    ranks = set(compute["rank"].unique().tolist())
+    if not ranks:
+        return False
+    pipelines = joined.groups.pipelines
+    if joined.is_declared or (pipelines and mesh.pipelines == pipelines):
+        return any(ranks & set(pipeline) and set(pipeline) - set(calls) for pipeline in mesh.pipelines)
+    stages = {stage for stage in compute["stage"].unique().tolist() if stage >= 0}
+    if stages and len(stages) <= max(stages):
+        return True
+    if len(ranks) > 1:
+        return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
+    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)]
+    is_sending = bool(len(messages)) or any(
+        calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
+    )
+    return is_sending or (mesh.is_guess and joined.framework not in EXACT) or mesh.num_ranks > len(calls)
+
+
+def without_incomplete_pipelines(joined: JoinedRanks) -> pd.DataFrame:
+    """Drop messages of pipelines in which some rank's ops were inferred without its messages: they are matched from the calls
+    instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
+    """
+    ops, comms, mesh = joined.ops, joined.comms, joined.mesh
+    inferred = set(ops.loc[(ops["source"] == "inferred") & rows_among(ops["kind"], COMPUTE_KINDS), "rank"].tolist())
+    is_message = (comms["axis"] == "pp") & rows_among(comms["kind"], P2P)
+    with_messages = set(comms.loc[is_message, "rank"].tolist())
+    incomplete = [
+        p
+        for p in mesh.pipelines
+        if (ranks_with_ops := inferred & set(p)) & with_messages and ranks_with_ops - with_messages
+    ]
+    return comms[~(is_message & comms["rank"].isin([rank for p in incomplete for rank in p]))] if incomplete else comms
 
 
 Layout = Callable[[int, int, int], int]

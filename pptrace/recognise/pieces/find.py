@@ -108,6 +108,14 @@ _NO_OPERATOR = re.compile(
 )
 """Communication, and nodes and functions of autograd, whose names have no "::": what these take outside the operators that they
 call is overhead."""
+
+
+@lru_cache(maxsize=4096)
+def _may_compute(name: str) -> bool:
+    """Return whether a name may be that of an operator that computes."""
+    return _NO_OPERATOR.match(name) is None
+
+
 _NODE = re.compile(f"^{ENGINE}")
 _PYTHON = CLASSES.index(WorkClass.PYTHON)
 
@@ -124,7 +132,7 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
         callers, rows = (column[work.is_compute] for column in (launch_calls(events, rows), rows))
         start, end = events.start_ns[rows], events.ends_of(rows)
     else:
-        computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
+        computes = np.array([*map(_may_compute, events.names)], dtype=np.bool_)
         is_operator = (events.category == Category.CPU_OP) & computes[events.name_id]
         is_part = (events.category == Category.ANNOTATION) & may_be_part(events)[events.name_id]
         if not is_operator.any() and not any(name.startswith(PART) for name in events.names):
@@ -243,7 +251,8 @@ _OF_TORCH = re.compile("^aten::")
 def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
     """(starts, ends, rows) of the stretches of a thread's time in which each row is the innermost."""
     start, end = events.start_ns[rows], events.ends_of(rows)
-    bounds = np.unique(np.concatenate((start, end)))
+    bounds = np.sort(np.concatenate((start, end)), kind="stable")  # merges what is in order already
+    bounds = bounds[np.diff(bounds, prepend=bounds[:1] - 1) > 0]
     index = NestedIntervals(start, end).innermost(bounds[:-1])
     inside = np.flatnonzero(index >= 0)
     return bounds[inside], bounds[inside + 1], rows[index[inside]]

@@ -11,8 +11,9 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.ingest import read_traces
 from pptrace.ingest.ascend.reader import read_ascend
-from pptrace.ingest.formats import detect, sniff_ascend
+from pptrace.ingest.formats import detect
 from pptrace.ingest.inputs.resolve import open_inputs
+from pptrace.ingest.sniff import sniff_ascend
 from pptrace.model.damage import KINDS, Damage
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
