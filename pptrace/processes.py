@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 Result = TypeVar("Result")
@@ -43,7 +44,9 @@ class SharedTasks(Generic[Result]):
 
             workers, context = min(jobs, len(tasks)) - 1, multiprocessing.get_context("fork")
             self._pool = concurrent.futures.ProcessPoolExecutor(workers, context, _take_tasks, (tasks,))
-            self._begun = [self._pool.submit(_do_task, index) for index in range(len(tasks))]
+            with suppress(concurrent.futures.BrokenExecutor):  # a process was ended at once: the rest is done here
+                for index in range(len(tasks)):
+                    self._begun.append(self._pool.submit(_do_task, index))
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +59,7 @@ class SharedTasks(Generic[Result]):
         """The results of all tasks, in their order; the last tasks that no process has begun with are done here."""
         own = {}
         for index in reversed(range(len(self._tasks))):
-            if not self._begun or self._begun[index].cancel():
+            if index >= len(self._begun) or self._begun[index].cancel():
                 own[index] = self._tasks[index]()
         return [own[index] if index in own else self._result(index) for index in range(len(self._tasks))]
 

@@ -119,3 +119,21 @@ print(json.dumps({
     assert done["blamed"] == 6
     assert done["few"] == 2, "both reports in this process, their steps in one part"
     assert 0 < done["here"] < 6
+
+
+@linux_only
+def test_tasks_that_no_process_takes_any_more_are_done_here() -> None:
+    done = run("""
+import concurrent.futures
+
+class Ended(concurrent.futures.ProcessPoolExecutor):
+    def submit(self, function, index):
+        if index == 2:
+            raise concurrent.futures.process.BrokenProcessPool("a process was ended")
+        return super().submit(function, index)
+
+concurrent.futures.ProcessPoolExecutor = Ended
+with SharedTasks([partial(pow, index, 2) for index in range(5)], jobs=2) as shared:
+    print(json.dumps(shared.results()))
+""")
+    assert done == [0, 1, 4, 9, 16]
