@@ -131,9 +131,9 @@ def stable_order(values: Array) -> Array:
 def _depths(lane: Int64, start: Int64, length: Array) -> Array:
     """The track of each bar within its lane, of as few as bars of it overlap: in order of start each is in one that is free.
 
-    Where bars of a lane lie inside each other, as calls do, that is how many are open around each. In other lanes each is in the
-    first track that is free. One pass finds the bars of one track at once: from the first bar on, each one's successor is the next
-    that begins after its end, and by doubling the jumps log n steps reach all of them.
+    Where bars of a lane lie inside each other, as calls do, that is how many are open around each. In other lanes each is in
+    the first track that is free. One pass finds the bars of one track at once: from the first bar on, each one's successor is
+    the next that begins after its end, and by doubling the jumps log n steps reach all of them.
     """
     depth = np.zeros(len(start), dtype=np.uint8)
     is_ordered = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (length[1:] <= length[:-1]))
