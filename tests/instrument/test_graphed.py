@@ -86,8 +86,8 @@ MIXES = {
 
 @pytest.mark.parametrize("backend", ["gloo", *(pytest.param(name, marks=ON_GPU) for name in ("host-staged", "nccl"))])
 def test_captured_stages_train_as_one_process_does(pool: Pool, backend: str) -> None:
-    """On CPUs, where all else is equal to the last bit without graphs, and on a GPU that ranks share; and every sum of gradients is
-    in a mark, with the bytes that are predicted.
+    """On CPUs what is not compared to the last bit above, and all on a GPU that ranks share; and every sum of gradients is in a
+    mark, with the bytes that are predicted.
     """
     cases = [replace(case, graphs=True, backend=backend) for case in CASES.values() if case.pp > 1]
     for mesh in sorted({(case.pp, case.dp) for case in cases}) if backend != "gloo" else ():

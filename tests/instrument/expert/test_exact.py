@@ -166,7 +166,7 @@ AT_ONCE = replace(MIX, dp=2, ep=2, experts=replace(OPTIONS, num=8, grouped=True)
 PADDED = replace(OPTIONS, dispatcher=Dispatcher.PADDED)
 PARTS = replace(MIX, tp=2, cp=2, ep=4, etp=1, experts=PADDED)
 ELSEWHERE = [
-    *(replace(MIX, dp=2), *sum(SPLIT, []), PAIRS, SHARING_TOKENS, replace(FOLDED, ep=4)),
+    *(replace(MIX, dp=2), *(mix for mixes in SPLIT for mix in mixes), PAIRS, SHARING_TOKENS, replace(FOLDED, ep=4)),
     *(ALL_AXES, DROPPING, GATHERING, AT_ONCE, PARTS, replace(MIX, dp=2, ep=2, experts=replace(PADDED, overlap=True))),
 ]
 """Mixes that other tests here train: the grid leaves out what they have."""
