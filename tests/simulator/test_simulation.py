@@ -17,11 +17,37 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
-from tests.schedule.shapes import plans
+from tests.schedule.shapes import interleaved_shapes, one_chunk_shapes, plans
+
+COSTS = [(1, 2), (3, 1), (5, 5), (7, 0)]
 
 
 def spans(simulation: Simulation) -> dict[str, tuple[int, int]]:
     return {str(timed.action): (timed.start, timed.end) for rank in simulation.ranks for timed in rank.timeline}
+
+
+def test_gpipe_and_1f1b_take_m_plus_p_minus_1_pairs() -> None:
+    for number, (p, m) in enumerate(one_chunk_shapes()):
+        f, b = COSTS[number % len(COSTS)]
+        for name in ("gpipe", "1f1b"):
+            simulation = simulate(build(name, p, m), uniform(f, b))
+            assert simulation.makespan_ns == (m + p - 1) * (f + b), (name, p, m)
+            for rank in simulation.ranks:
+                assert rank.compute_ns == m * (f + b)
+                assert rank.bubble_ns == (p - 1) * (f + b)
+
+
+def test_interleaved_has_a_bubble_of_p_minus_1_pairs_of_chunks() -> None:
+    """Whatever the group size, as long as m is a whole number of groups."""
+    checked = 0
+    for p, m, v, n in interleaved_shapes():
+        if m % n == 0 and (n == p or m <= 2 * n) and p * m * v < 150:
+            f, b = COSTS[checked % 2]
+            simulation = simulate(build("interleaved-1f1b", p, m, v, n), uniform(f, b))
+            assert {rank.bubble_ns for rank in simulation.ranks} == {(p - 1) * (f + b)}, (p, m, v, n)
+            assert simulation.makespan_ns == (m * v + p - 1) * (f + b)
+            checked += 1
+    assert checked > 50
 
 
 def test_an_overlapped_pair_that_is_cheaper_than_its_halves_shortens_the_step() -> None:
@@ -70,6 +96,14 @@ def test_each_message_has_the_time_measured_for_it() -> None:
     simulation = simulate(build("gpipe", 2, 2), Costs(kinds={Kind.F: 10, Kind.B: 10}, transfers={(Kind.F, 0, 0): 25}))
     assert spans(simulation)["1F0"] == (35, 45)
     assert spans(simulation)["1F1"] == (45, 55)
+
+
+def test_the_first_backward_of_1f1b_comes_later_the_more_stages_follow() -> None:
+    """In slot 2(p − s − 1) + 2 of stage s, counted from 1 at its first forward, where both take a slot."""
+    for p, m in ((1, 1), (2, 5), (4, 4), (4, 9), (7, 8)):
+        found = spans(simulate(build("1f1b", p, m), uniform(1, 1)))
+        slots = [found[f"{stage}B0"][0] - found[f"{stage}F0"][0] + 1 for stage in range(p)]
+        assert slots == [2 * (p - stage - 1) + 2 for stage in range(p)]
 
 
 op_costs = st.dictionaries(
