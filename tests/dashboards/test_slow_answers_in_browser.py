@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.dashboards.canvas import STATE, drawn
+from tests.dashboards.conftest import visiting
 
 pytestmark = pytest.mark.browser
 
@@ -45,10 +46,9 @@ def held(page: Any, pattern: str, words: str = "") -> Iterator[list[Any]]:
     page.unroute(pattern, hold)
 
 
-@pytest.fixture
-def page(serve: Serve, visit: Visiting, run_p4: Path) -> Any:
+def with_places(visit: Visiting, address: str) -> Any:
     """The timeline at a step, with ``places`` of bars of its ops, by their ranks, and these as ``hits`` of the pointer."""
-    opened = drawn(visit(serve([run_p4]) + "timeline?step=2").page)
+    opened = drawn(visit(address + "timeline?step=2").page)
     opened.evaluate(
         f"""async () => {{
             window.t = {STATE};
@@ -60,6 +60,13 @@ def page(serve: Serve, visit: Visiting, run_p4: Path) -> Any:
         }}"""
     )
     return opened
+
+
+@pytest.fixture(scope="module")
+def page(serve: Serve, browser: Any, run_p4: Path) -> Iterator[Any]:
+    """One timeline for all tests that leave it as it was."""
+    with visiting(browser) as visit:
+        yield with_places(visit, serve([run_p4]))
 
 
 def wait(page: Any, routes: list[Any], number: int) -> None:
@@ -101,7 +108,18 @@ def test_an_answer_to_an_older_question_changes_nothing(
         assert page.evaluate(now) is None
 
 
-def test_what_an_address_says_comes_late_without_undoing_what_was_chosen_since(page: Any) -> None:
+def test_keeping_a_bar_twice_keeps_it_once(page: Any) -> None:
+    with held(page, "**/timeline-data/at/**") as routes:
+        ask(page, routes, "keep(places[0]), t.keep(places[0])", 2)
+        answer(page, routes[0])
+        answer(page, routes[1])
+    assert page.evaluate("t.kept.length") == 1
+
+
+def test_what_an_address_says_comes_late_without_undoing_what_was_chosen_since(
+    serve: Serve, visit: Visiting, run_p4: Path
+) -> None:
+    page = with_places(visit, serve([run_p4]))
     page.evaluate("() => t.choose(hits[0])")
     page.wait_for_function("() => /bar=.*select=/.test(location.search)")
     hits = page.evaluate("hits")
@@ -156,14 +174,6 @@ def test_tiles_that_a_server_refuses_for_a_while_come_later(serve: Serve, visit:
     assert drawn(page).evaluate(f"{STATE}.drawn.some(({{ sections }}) => sections.ops)")
     assert [text for text in opened.complaints if "503" not in text] == []
     opened.complaints.clear()
-
-
-def test_keeping_a_bar_twice_keeps_it_once(page: Any) -> None:
-    with held(page, "**/timeline-data/at/**") as routes:
-        ask(page, routes, "keep(places[0]), t.keep(places[0])", 2)
-        answer(page, routes[0])
-        answer(page, routes[1])
-    assert page.evaluate("t.kept.length") == 1
 
 
 def test_the_step_of_an_address_does_not_undo_what_was_chosen_since(

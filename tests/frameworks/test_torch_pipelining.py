@@ -42,7 +42,11 @@ def recorded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return lambda name, pp=2, record_shapes=True: record_once(name, pp, record_shapes)
 
 
-@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), *([("1f1b", 4)] if ALL else [])])
+FEW = ("gpipe", "1f1b", "interleaved-1f1b", "zbv", "dualpipe-v")
+"""One chunk and several, a V, split backwards and pairs."""
+
+
+@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in (SCHEDULES if ALL else FEW)), *[("1f1b", 4)] * ALL])
 def test_the_plan_is_found_microbatch_by_microbatch(recorded: Callable[..., Recorded], name: str, pp: int) -> None:
     run, _, analysis = recorded(name, pp)
     plan = analysis.schedule.plan

@@ -86,9 +86,11 @@ MIXES = {
 
 @pytest.mark.parametrize("backend", ["gloo", *(pytest.param(name, marks=ON_GPU) for name in ("host-staged", "nccl"))])
 def test_captured_stages_train_as_one_process_does(pool: Pool, backend: str) -> None:
-    """On CPUs, and on a GPU that ranks share; and every sum of gradients is in a mark, with the bytes that are predicted."""
+    """On CPUs what is not compared to the last bit above, and all on a GPU that ranks share; and every sum of gradients is in a
+    mark, with the bytes that are predicted.
+    """
     cases = [replace(case, graphs=True, backend=backend) for case in CASES.values() if case.pp > 1]
-    for mesh in sorted({(case.pp, case.dp) for case in cases}):
+    for mesh in sorted({(case.pp, case.dp) for case in cases}) if backend != "gloo" else ():
         check(pool, [case for case in cases if (case.pp, case.dp) == mesh])
     for mix in MIXES.values():
         check_mixes(pool, [replace(mix, graphs=True, host_staged=backend == "host-staged", nccl=backend == "nccl")])

@@ -10,7 +10,6 @@ from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
     ScheduleDualPipeV,
     ScheduleGPipe,
-    ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
@@ -40,16 +39,6 @@ from tests.schedule.shapes import (
     whole_rounds,
 )
 from tests.support.extent import ALL
-
-
-def single_stage_table(schedule_class: type, p: int, m: int) -> list[list[str]]:
-    schedule = schedule_class(torch_tables.StubStage(0, p, p), m)
-    return torch_tables.compute_rows(schedule._get_pipeline_order())
-
-
-def test_gpipe_has_the_table_of_torch_for_every_shape() -> None:
-    for p, m in one_chunk_shapes():
-        assert to_rows(build("gpipe", p, m)) == single_stage_table(ScheduleGPipe, p, m), (p, m)
 
 
 def test_gpipe_runs_what_torch_executes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +149,6 @@ def test_zb_h2_starts_with_2_p_minus_r_minus_1_forwards() -> None:
             assert [action.kind for action in row].index(Kind.I) == min(2 * (p - rank) - 1, m)
 
 
-def test_interleaved_tables_are_those_of_the_complete_schedule_of_torch() -> None:
-    """The table alone, as the test above takes it, is what torch's own constructor ends up with."""
-    for p, m, v in [(2, 6, 3), (4, 8, 2), (3, 4, 2)]:
-        schedule = torch_tables.multi(ScheduleInterleaved1F1B, p, m, v)
-        assert torch_tables.compute_rows(schedule.pipeline_order) == torch_tables.interleaved_rows(p, m, v)
-
-
 def test_1f1b_runs_what_torch_executes(monkeypatch: pytest.MonkeyPatch) -> None:
     for p, m in one_chunk_shapes():
         if m < p:
@@ -175,22 +157,6 @@ def test_1f1b_runs_what_torch_executes(monkeypatch: pytest.MonkeyPatch) -> None:
             with monkeypatch.context() as patch:
                 calls = torch_tables.executed(Schedule1F1B, rank, p, m, patch)
             assert row == [call[0] for call in calls if "_" not in call[0]], (p, m, rank)
-
-
-def test_1f1b_has_the_table_of_torch_but_for_its_misnumbered_last_rank() -> None:
-    """``Schedule1F1B._get_pipeline_order`` numbers the last rank's forwards from 1: its counter starts as if one had run.
-
-    The table is for drawing only; what the schedule executes (the test above) numbers them from 0. Every other rank is
-    compared as it stands, the last one with its forwards counted down by one.
-    """
-    for p, m in one_chunk_shapes():
-        if m < p:
-            continue
-        theirs, ours = single_stage_table(Schedule1F1B, p, m), to_rows(build("1f1b", p, m))
-        assert ours[:-1] == theirs[:-1], (p, m)
-        assert theirs[-1][0] == f"{p - 1}F1"
-        renumbered = [f"{p - 1}F{int(cell.split('F')[1]) - 1}" if "F" in cell else cell for cell in theirs[-1]]
-        assert ours[-1] == renumbered, (p, m)
 
 
 def test_interleaved_is_the_order_of_megatron_for_every_group_size() -> None:

@@ -98,17 +98,6 @@ def test_each_message_has_the_time_measured_for_it() -> None:
     assert spans(simulation)["1F1"] == (45, 55)
 
 
-def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
-    """stage 1: F0 5-10, the pair (F1, B0) from 10 on for 8; stage 0 reads B0 at 18; B1 follows on stage 1 at 18."""
-    plan = from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]], "overlapped")
-    simulation = simulate(plan, Costs(kinds={Kind.F: 5, Kind.B: 6, Kind.OVERLAP_F_B: 8}))
-    assert spans(simulation) == {
-        **{"0F0": (0, 5), "0F1": (5, 10), "0B0": (18, 24), "0B1": (24, 30)},
-        **{"1F0": (5, 10), "(1F1;1B0)OVERLAP_F_B": (10, 18), "1B1": (18, 24)},
-    }
-    assert [rank.peak_inflight_microbatches for rank in simulation.ranks] == [2, 2]
-
-
 def test_the_first_backward_of_1f1b_comes_later_the_more_stages_follow() -> None:
     """In slot 2(p − s − 1) + 2 of stage s, counted from 1 at its first forward, where both take a slot."""
     for p, m in ((1, 1), (2, 5), (4, 4), (4, 9), (7, 8)):

@@ -182,7 +182,10 @@ def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
 
 def _num_children(arguments: Sequence[str]) -> int:
     """Number of ranks that ``pptrace run`` or torchrun is to start; two for those that do not say it."""
-    if not any(name in argument for argument in arguments[:4] for name in LAUNCHERS):
+    is_launcher = arguments[:3] == ("-m", "pptrace", "run") or any(
+        name in argument for argument in arguments[:4] for name in LAUNCHERS
+    )
+    if not is_launcher:
         return 0
     return next((int(value) for option, value in pairwise(arguments) if option in ("-n", "--nproc-per-node")), 2)
 

@@ -21,10 +21,12 @@ from pptrace.model.units import milliseconds
 from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
+from tests.support.extent import ALL
 from tests.support.known import known
 from tests.support.programs import SAMPLES
 
-RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/expected.json"))
+FEW = ["uneven_p4", "dualpipe_p4", "faults_pp2_dp2", "gpu_nccl_torch_1f1b_p4", "gpu_zbv_p2", "mesh_pp2_tp2_cp2_dp2"]
+RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/expected.json")) if ALL else FEW
 CHOSEN = {"schedules": "gpipe", "ideals": "jitter"}
 
 

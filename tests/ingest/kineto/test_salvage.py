@@ -17,7 +17,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
 from pptrace.ingest.kineto.salvage import repaired_text
 from pptrace.model.traces import Trace
-from tests.support.extent import ALL
+from tests.support.extent import ALL, by_turns
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -164,12 +164,9 @@ DAMAGED_NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("damaged", "read"), DAMAGED_NAMES)
-@pytest.mark.parametrize("compact", [False, True])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_damaged_names_cost_no_event(
-    write: Write, op: Op, damaged: bytes, read: str, compact: bool, place: int
-) -> None:
+@pytest.mark.parametrize(("name", "compact", "place"), by_turns(DAMAGED_NAMES, [False, True], [0, 1, 2]))
+def test_damaged_names_cost_no_event(write: Write, op: Op, name: tuple[bytes, str], compact: bool, place: int) -> None:
+    damaged, read = name
     content = [op("NAME" if index == place else f"op{index}", index) for index in range(3)]
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
     text = json.dumps({"traceEvents": content, "pptrace": {"rank": 2}}, **layout).encode()

@@ -76,7 +76,7 @@ def _rank_of_table(rank: RankStep) -> RankStep:
 
 @pytest.mark.parametrize(
     ("name", "pp", "m", "v"),
-    [("gpipe", 2, 3, 1), ("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zb-h1", 3, 5, 1), ("zbv", 2, 4, 2)],
+    [("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zbv", 2, 4, 2)],
 )
 def test_a_table_of_a_simulation_is_the_simulation(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
     simulation = simulated(name, pp, m, v)
@@ -125,7 +125,7 @@ def test_an_op_that_comes_again_begins_the_next_step_where_none_is_numbered(tmp_
     assert report.schedule.name == "1f1b"
 
 
-@pytest.mark.parametrize(("name", "pp"), [("gpipe", 3), ("zb-h1", 3), ("zbv", 2), ("interleaved-1f1b", 2)])
+@pytest.mark.parametrize(("name", "pp"), [("zb-h1", 3), ("interleaved-1f1b", 2), *[("gpipe", 3), ("zbv", 2)] * ALL])
 def test_without_steps_and_microbatches_a_step_ends_where_the_pipeline_has_drained(
     tmp_path: Path, name: str, pp: int
 ) -> None:
@@ -381,8 +381,7 @@ def beside(clock: Mapping[str, str]) -> Columns:
     return columns | {"clock": [clock[row[5]] for row in rows]}
 
 
-@pytest.mark.parametrize("ops", ["host", "device", ""])
-@pytest.mark.parametrize("comms", ["host", "device", ""])
+@pytest.mark.parametrize(("ops", "comms"), [("device", "device"), ("host", "device"), ("device", ""), ("", "host")])
 def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
     tmp_path: Path, ops: str, comms: str
 ) -> None:
@@ -707,7 +706,7 @@ def primus(directory: Path, simulation: Simulation, ids: bool, iterations: int =
 
 @pytest.mark.parametrize(
     ("name", "v", "ids"),
-    [("1f1b", 1, False), ("1f1b", 1, True), ("interleaved-1f1b", 2, True), ("zb-h1", 1, True), ("zbv", 2, True)],
+    [("1f1b", 1, False), ("interleaved-1f1b", 2, True), ("zbv", 2, True)],
 )
 def test_a_primus_dump_is_the_plan_it_came_from(tmp_path: Path, name: str, v: int, ids: bool) -> None:
     simulation = simulated(name, 4, 8, v)

@@ -11,6 +11,7 @@ import pytest
 import pptrace
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.ingest.otlp.reader import read_otlp
+from tests.support.extent import by_turns
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -101,8 +102,7 @@ def test_the_same_requests_again_are_the_next_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("batch", range(6))
+@pytest.mark.parametrize(("batch", "stage"), by_turns(range(6), range(3)))
 def test_a_batch_that_a_stage_lost_moves_no_other_though_its_requests_recur(
     batch: int, stage: int, tp: int, tmp_path: Path
 ) -> None:

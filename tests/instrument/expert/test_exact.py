@@ -22,6 +22,7 @@ from pptrace.sizes.predicted import routes_of
 from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, reference, train_mixes
 from tests.support.extent import ALL, pairwise
+from tests.support.optional import not_none
 from tests.support.pool import Pool
 
 TOLERANCE = 1e-9
@@ -73,32 +74,45 @@ def test_replicas_share_experts_or_hold_all_of_them(pool: Pool, ep: int) -> None
             assert recomputed.volumes[0]["ep", "all_to_all"].count == 2 * 2 * (3 + 2 + 2)
 
 
+REPLICAS = replace(MIX, pp=2, dp=2, ep=2)
+SPLIT = [
+    [replace(REPLICAS, schedule=name) for name in ("interleaved-1f1b", "zbv")],
+    [replace(REPLICAS, schedule="zb-h1", zero=1, ahead=2), replace(REPLICAS, sync=OptimizerSync.POST_VALIDATION)],
+    [replace(REPLICAS, schedule="dualpipe")],
+]
+
+
 def test_schedules_run_experts_with_whole_and_split_backwards(pool: Pool) -> None:
-    mix = replace(MIX, pp=2, dp=2, ep=2)
-    names = ("1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "zbv") if ALL else ("interleaved-1f1b", "zbv")
-    check(pool, [replace(mix, schedule=name) for name in names])
-    check(pool, [replace(mix, schedule="zb-h1", zero=1, ahead=2), replace(mix, sync=OptimizerSync.POST_VALIDATION)])
-    check(pool, [replace(mix, schedule="dualpipe")])
+    for mixes in SPLIT:
+        check(pool, mixes)
+    if ALL:
+        check(pool, [replace(REPLICAS, schedule=name) for name in ("1f1b", "gpipe", "zb-h1")])
+
+
+IN_PIECES = replace(OPTIONS, overlap=True, shared_width=8)
+PAIRS = replace(REPLICAS, schedule="dualpipe", experts=IN_PIECES)
+SHARING_TOKENS = replace(PAIRS, schedule="dualpipe-v", dp=1, tp=2, sequence=True)
 
 
 def test_overlapped_pairs_alternate_in_pieces(pool: Pool) -> None:
     """With whole backwards and split ones, of which only some pairs are overlapped; nothing else travels than without."""
-    options = replace(OPTIONS, overlap=True, shared_width=8)
-    mix = replace(MIX, pp=2, dp=2, ep=2, schedule="dualpipe", experts=options)
-    padded = replace(options, dispatcher=Dispatcher.PADDED, shared=Shared.RESIDUAL, every=2)
-    plain = replace(mix, experts=replace(options, overlap=False))
-    mixes = [plain, mix, replace(mix, experts=padded, recompute=Recompute.SELECTIVE)]
+    padded = replace(IN_PIECES, dispatcher=Dispatcher.PADDED, shared=Shared.RESIDUAL, every=2)
+    plain = replace(PAIRS, experts=replace(IN_PIECES, overlap=False))
+    mixes = [plain, PAIRS, replace(PAIRS, experts=padded, recompute=Recompute.SELECTIVE)]
     for in_turn, in_pieces, of_few_layers in check(pool, mixes):
         assert in_turn.volumes == in_pieces.volumes
         assert in_turn.turns == 0
         assert in_pieces.turns > of_few_layers.turns > 0
-    check(pool, [replace(mix, schedule="dualpipe-v", dp=1, tp=2, sequence=True)])
-    assert all(outcome.turns > 0 for (outcome,) in check(pool, [replace(mix, schedule="combined-1f1b")]))
+    check(pool, [SHARING_TOKENS])
+    assert all(outcome.turns > 0 for (outcome,) in check(pool, [replace(PAIRS, schedule="combined-1f1b")]))
+
+
+FOLDED = replace(MIX, tp=2, dp=2, host_staged=True, experts=replace(OPTIONS, overlap=True, shared_width=12))
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [4])
 def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> None:
-    mix = replace(MIX, tp=2, dp=2, ep=ep, host_staged=True, experts=replace(OPTIONS, overlap=True, shared_width=12))
+    mix = replace(FOLDED, ep=ep)
     check(pool, [replace(mix, sequence=True), replace(mix, recompute=Recompute.FULL)])
 
 
@@ -144,9 +158,23 @@ def settings_of(mix: Mix) -> dict[str, object]:
     return settings | {name: getattr(mix.experts, name) for name in ("dispatcher", "overlap", "grouped")}
 
 
+ALL_AXES = replace(MIX, pp=2, tp=2, cp=2, ep=2, etp=2, sequence=True, order="cp-dp-pp-tp", clip=0.1, schedule="zb-h1")
+TIGHT = replace(OPTIONS, capacity_factor=0.6)
+DROPPING = replace(MIX, tp=2, cp=2, ep=2, recompute=Recompute.FULL, experts=TIGHT)
+GATHERING = replace(MIX, dp=2, ep=2, experts=replace(OPTIONS, dispatcher=Dispatcher.ALL_GATHER))
+AT_ONCE = replace(MIX, dp=2, ep=2, experts=replace(OPTIONS, num=8, grouped=True))
+PADDED = replace(OPTIONS, dispatcher=Dispatcher.PADDED)
+PARTS = replace(MIX, tp=2, cp=2, ep=4, etp=1, experts=PADDED)
+ELSEWHERE = [
+    *(replace(MIX, dp=2), *(mix for mixes in SPLIT for mix in mixes), PAIRS, SHARING_TOKENS, replace(FOLDED, ep=4)),
+    *(ALL_AXES, DROPPING, GATHERING, AT_ONCE, PARTS, replace(MIX, dp=2, ep=2, experts=replace(PADDED, overlap=True))),
+]
+"""Mixes that other tests here train: the grid leaves out what they have."""
+
+
 def test_every_two_settings_together_train_as_one_process_does(pool: Pool) -> None:
     """Each dispatcher on every mesh, with every schedule, and what shares the same ranks."""
-    chosen = grid() if ALL else pairwise(grid(), settings_of, lambda mix: mix.world**1.5)
+    chosen = grid() if ALL else pairwise(grid(), settings_of, lambda mix: mix.world**1.5, ELSEWHERE)
     for _, of_shape in groupby(sorted(chosen, key=lambda mix: str(mix.shape)), key=lambda mix: mix.shape):
         mixes = list(of_shape)
         for first in range(0, len(mixes), MOST_TOGETHER):  # each call has a time limit
@@ -155,12 +183,11 @@ def test_every_two_settings_together_train_as_one_process_does(pool: Pool) -> No
 
 def test_all_experts_at_once_train_the_same(pool: Pool) -> None:
     """Recomputed, in pieces, with weights' gradients later, experts without tokens, and buckets that fire nevertheless."""
-    options = replace(OPTIONS, num=8, grouped=True)
-    hot = replace(options, forced=Forced.HOT, top_k=2)
-    mix = replace(MIX, dp=2, ep=2, experts=options)
-    check(pool, [replace(mix, recompute=Recompute.FULL), replace(mix, zero=1, bucket_bytes=1000, experts=hot)])
+    options = not_none(AT_ONCE.experts)
+    hot = replace(AT_ONCE, zero=1, bucket_bytes=1000, experts=replace(options, forced=Forced.HOT, top_k=2))
+    check(pool, [replace(AT_ONCE, recompute=Recompute.FULL), hot])
     in_pieces = replace(options, overlap=True, shared_width=8)
-    check(pool, [replace(mix, pp=2, schedule="dualpipe", experts=in_pieces)])
+    check(pool, [replace(AT_ONCE, pp=2, schedule="dualpipe", experts=in_pieces)])
 
 
 def test_an_order_that_names_ep_trains_the_same(pool: Pool) -> None:
@@ -175,11 +202,9 @@ def test_an_order_that_names_ep_trains_the_same(pool: Pool) -> None:
 
 
 def test_all_axes_together(pool: Pool) -> None:
-    order = "cp-dp-pp-tp"
-    mix = replace(MIX, pp=2, tp=2, cp=2, ep=2, etp=2, sequence=True, order=order, clip=0.1)
-    check(pool, [replace(mix, schedule="zb-h1", recompute=Recompute.FULL)])
+    check(pool, [replace(ALL_AXES, recompute=Recompute.FULL)])
     if ALL:
-        check(pool, [replace(mix, schedule="dualpipe", ep=1, etp=4)])
+        check(pool, [replace(ALL_AXES, schedule="dualpipe", ep=1, etp=4)])
 
 
 def test_other_routers_and_layers_without_experts_train_the_same(pool: Pool) -> None:
@@ -202,14 +227,10 @@ def test_dropped_routes_and_gathered_tokens_train_the_same(pool: Pool) -> None:
     """Capacities are those of whole sequences, which cp cuts in two chunks for each rank and tp again. Recomputed layers end
     where backward needs nothing more: they bring no output back.
     """
-    tight = replace(OPTIONS, capacity_factor=0.6)
-    by_weight = replace(tight, drop_order=DropOrder.WEIGHTS, dispatcher=Dispatcher.ALL_GATHER, aux_loss=0.0)
-    gathered = replace(OPTIONS, dispatcher=Dispatcher.ALL_GATHER)
-    forced = replace(OPTIONS, forced=Forced.HOT, capacity_factor=1.0)
-    mix = replace(MIX, tp=2, cp=2, ep=2, recompute=Recompute.FULL)
-    check(pool, [replace(mix, experts=options) for options in (tight, by_weight)])
-    mix = replace(MIX, pp=2 if ALL else 1, dp=2, ep=2, schedule="zb-h1" if ALL else "1f1b")
-    check(pool, [replace(mix, experts=options) for options in (gathered, forced)])
+    by_weight = replace(TIGHT, drop_order=DropOrder.WEIGHTS, dispatcher=Dispatcher.ALL_GATHER, aux_loss=0.0)
+    check(pool, [DROPPING, replace(DROPPING, experts=by_weight)])
+    gathering = replace(GATHERING, pp=2, schedule="zb-h1") if ALL else GATHERING
+    check(pool, [gathering, replace(gathering, experts=replace(OPTIONS, forced=Forced.HOT, capacity_factor=1.0))])
 
 
 def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
@@ -229,17 +250,16 @@ def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
 def test_noise_and_forced_routes_belong_to_tokens(pool: Pool, tmp_path: Path) -> None:
     """Whatever rank, microbatch or part of a sequence has them, and again where a layer or a whole forward runs once more."""
     np.save(tmp_path / "routes.npy", np.random.default_rng(1).random((2, 4, 3, 16, 4)).argsort()[..., :2])
-    padded = replace(OPTIONS, dispatcher=Dispatcher.PADDED, capacity_factor=0.8)
+    padded = replace(PADDED, capacity_factor=0.8)
     options = [
         replace(padded, jitter=0.2, second=SecondChoice.SAMPLED),
         replace(padded, second=SecondChoice.RANDOM, shared_width=8, shared=Shared.RESIDUAL),
-        replace(OPTIONS, forced=Forced.BIASED, dispatcher=Dispatcher.PADDED, overlap=True),
+        replace(PADDED, forced=Forced.BIASED, overlap=True),
         replace(OPTIONS, forced=Forced.RANDOM, jitter=0.1),
         replace(OPTIONS, forced=Forced.REPLAYED, routes=str(tmp_path / "routes.npy")),
     ]
     mix = replace(MIX, dp=2, ep=2, recompute=Recompute.FULL)
     check(pool, [replace(mix, experts=each) for each in options])
-    parts = replace(MIX, tp=2, cp=2, ep=4, etp=1)
-    check(pool, [replace(parts, experts=each, sequence=index == 0) for index, each in enumerate(options[:2])])
+    check(pool, [replace(PARTS, experts=each, sequence=index == 0) for index, each in enumerate(options[:2])])
     whole = replace(MIX, pp=2, dp=2, ep=2, experts=options[0], sync=OptimizerSync.POST_VALIDATION)
     check(pool, [whole, *([replace(whole, schedule="zb-h1"), replace(whole, experts=options[4])] if ALL else [])])

@@ -18,8 +18,8 @@ from tests.support.pool import Pool
 
 EXPERTS = ExpertOptions(num=4, scoring=Scoring.SIGMOID, bias_rate=0.1)
 MIXES = [
-    [Mix(pp=2, tp=2, schedule="interleaved-1f1b", sequence=True, ahead=2), Mix(pp=2, tp=2, recompute=Recompute.FULL)],
-    [Mix(pp=2, dp=2, zero=3), Mix(pp=2, dp=2, zero=1, overlaps_gathers=True), Mix(pp=2, dp=2, schedule="zbv")],
+    [Mix(pp=2, tp=2, schedule="interleaved-1f1b", sequence=True, ahead=2, recompute=Recompute.FULL)],
+    [Mix(pp=2, dp=2, zero=3), Mix(pp=2, dp=2, schedule="zbv", zero=1, overlaps_gathers=True)],
     [Mix(pp=2, dp=2, schedule="dualpipe")],
     [Mix(pp=2, dp=2, ep=2, experts=EXPERTS, schedule="dualpipe-v")],
 ]

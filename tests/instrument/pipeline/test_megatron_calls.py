@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import product
@@ -34,6 +32,7 @@ from tests.instrument.pipeline.cases.training import Case
 from tests.instrument.pipeline.test_exact import check
 from tests.support.extent import ALL
 from tests.support.pool import Pool
+from tests.support.programs import script
 
 needs_megatron = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 PROGRAM = Path(__file__).parent / "cases" / "megatron_core_calls.py"
@@ -148,9 +147,9 @@ def test_calls_are_those_of_megatron_core_in_its_order() -> None:
         [size[0], rank, *size[1:], calls.overlaps, calls is Calls.OVERLAP_ALL, batched]
         for size, calls, batched, rank in cases
     ]
-    ended = subprocess.run([sys.executable, PROGRAM, json.dumps(asked)], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    for (size, calls, batched, rank), theirs in zip(cases, json.loads(ended.stdout), strict=True):
+    ended = script(PROGRAM, json.dumps(asked))
+    assert ended.code == 0, ended.err
+    for (size, calls, batched, rank), theirs in zip(cases, json.loads(ended.out), strict=True):
         ours = marked(plan_of(size), rank, Posting(calls=calls, even_odd=not batched))
         theirs_made = [event for event in theirs if event[0] not in ("wait", "reduce")]
         assert [event for event in ours if event[0] != "wait"] == theirs_made, (size, calls, batched, rank)

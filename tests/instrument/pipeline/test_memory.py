@@ -34,7 +34,7 @@ def check(measured: Measured, case: Case, rank: int) -> None:
     assert 0 <= excess <= MESSAGES * measured.message_bytes + 8 * case.microbatches, (case, rank, measured)
 
 
-DIFFERENT = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h2", "interleaved-zb", "v-half", "dualpipe", "combined-1f1b")
+DIFFERENT = ("1f1b", "interleaved-1f1b", "zb-h2", "v-half", "dualpipe")
 """Whole and split backwards, one chunk and several, a V, both directions, and pairs."""
 
 

@@ -115,19 +115,20 @@ def test_what_damage_does_to_computing_is_nothing_or_null(
         assert after[RANK] == pytest.approx(before[RANK], rel=0.05)
 
 
-@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_graphs_1f1b_p2"])
+LOST = [
+    *(("lost_buffer", Damage.LOST_KERNELS), ("lost_launches", Damage.LOST_KERNELS)),
+    ("no_device_records", Damage.NO_DEVICE_EVENTS),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ("lost_buffer", Damage.LOST_KERNELS),
-        ("lost_launches", Damage.LOST_KERNELS),
-        ("no_device_records", Damage.NO_DEVICE_EVENTS),
-    ],
+    ("lost", "sample"), by_turns(LOST, ["gpu_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_graphs_1f1b_p2"])
 )
 def test_kernels_that_were_lost_together_with_their_launches_are_missed(
-    change: str, kind: Damage, sample: str, tmp_path: Path
+    lost: tuple[str, Damage], sample: str, tmp_path: Path
 ) -> None:
-    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    change, kind = lost
+    before = recorded(sample)
     report = load([damaged(SAMPLES / sample, tmp_path, OF_DEVICE[change])], cache=False, as_recorded=True).report
     assert kind not in audit_of(before)
     assert audit_of(report)[kind].ranks == (RANK,)
@@ -183,7 +184,7 @@ def test_a_rank_whose_times_are_all_shifted_is_named_and_put_back(shift: str, sa
 def test_a_device_whose_clock_is_off_is_named_and_makes_no_figure_wrong(
     sample: str, is_known: bool, off_us: int, ranks: tuple[int, ...], tmp_path: Path
 ) -> None:
-    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    before = recorded(sample)
     folder = damaged(SAMPLES / sample, tmp_path, partial(with_clock_off, microseconds=off_us), ranks)
     report = load([folder], cache=False, as_recorded=True).report
     (entry,) = damage_in(report.recording)

@@ -16,6 +16,7 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
 from pptrace.recognise.pieces.find import pieces_of
 from tests.support.damages import damaged, exchanged, other_names, repeated_correlation, unnamed
+from tests.support.extent import by_turns
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -109,7 +110,10 @@ def test_launches_and_device_libraries_show_a_device_of_which_nothing_was_record
     assert device_work(make_trace([call, kernel]).events, backend).missing_device_events == ""
 
 
-@pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_experts_pp2_ep2"])
+OF_NCCL = ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_experts_pp2_ep2"]
+
+
+@pytest.mark.parametrize("sample", OF_NCCL)
 def test_kernels_of_unknown_names_communicate_if_only_calls_of_communication_launch_them(
     sample: str, tmp_path: Path
 ) -> None:
@@ -121,8 +125,7 @@ def test_kernels_of_unknown_names_communicate_if_only_calls_of_communication_lau
         assert device_work(whole).is_communication.any()
 
 
-@pytest.mark.parametrize("change", [unnamed, exchanged, repeated_correlation])
-@pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_nccl_torch_1f1b_p4", "gpu_nccl_experts_pp2_ep2"])
+@pytest.mark.parametrize(("sample", "change"), by_turns(OF_NCCL, [unnamed, exchanged, repeated_correlation]))
 def test_what_launched_kernels_tells_more_than_names_that_are_wrong(
     sample: str, change: Callable[[Any], Any], tmp_path: Path
 ) -> None:
