@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs, read_traces
+from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME, Trace
 from pptrace.workflow.analyse import analyse
-from tests.support.extent import by_turns
+from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import START
 from tests.support.tables import Match as Row
 from tests.support.tables import matched_comms as comms_of
+from tests.support.tables import named as named_rows
+from tests.support.tables import table_of
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
@@ -27,6 +33,28 @@ def message(match: int, source: int, target: int, sent: int, received: int) -> l
 
 def shifted(comms: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
     return shift(comms, Clock(ClockMethod.NONE, offsets, None))
+
+
+offsets_ns = st.one_of(st.integers(-5_000, 5_000), st.integers(-300_000_000_000, 300_000_000_000))
+
+
+@settings(max_examples=60 if ALL else 30)
+@given(st.integers(2, 6), st.data())
+def test_any_true_messages_and_collectives_bound_the_offsets(num_ranks: int, data: st.DataObject) -> None:
+    """Random traffic in true time, every rank on a clock of its own: the truth always lies within the uncertainty."""
+    wrong = data.draw(st.lists(offsets_ns, min_size=num_ranks, max_size=num_ranks))
+    rows: list[Row] = []
+    pairs = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, num_ranks - 1)).filter(lambda p: p[0] != p[1])
+    for match, (source, target) in enumerate(data.draw(st.lists(pairs, max_size=12))):
+        sent = data.draw(st.integers(0, 10_000))
+        rows += message(match, source, target, sent, sent + data.draw(st.integers(0, 500)))
+    starts = data.draw(st.lists(st.integers(0, 1_000), min_size=num_ranks, max_size=num_ranks))
+    rows += [(rank, "all_reduce", 99, start, max(starts) + rank) for rank, start in enumerate(starts)]
+    clock = estimate_clock(shifted(comms_of(rows), dict(enumerate(wrong))), range(num_ranks), {})
+    assert clock.method is ClockMethod.BOUNDS
+    assert clock.uncertainty_ns is not None
+    for rank in range(num_ranks):
+        assert abs(clock.offsets_ns[rank] - (wrong[0] - wrong[rank])) <= clock.uncertainty_ns
 
 
 def test_messages_one_way_give_a_bound_and_say_so() -> None:
@@ -41,6 +69,17 @@ def test_messages_one_way_give_a_bound_and_say_so() -> None:
     back = estimate_clock(comms_of(message(0, 1, 0, 130, 100)), [0, 1], {})
     assert back.offsets_ns == {0: 0, 1: -30}, "received 30 before it was sent"
     assert back.uncertainty_ns is None
+
+
+def test_a_rank_without_messages_is_taken_as_it_is_and_named() -> None:
+    rows = [*message(0, 0, 1, 100, 110), *message(1, 1, 0, 200, 210)]
+    clock = estimate_clock(comms_of(rows), [0, 1, 2], {})
+    assert clock.offsets_ns[2] == 0
+    assert clock.uncertainty_ns is None
+    assert clock.warnings == (
+        "rank 2: no message relates its clock to rank 0's: its times are left unchanged, and "
+        "figures that compare it with other ranks are null",
+    )
 
 
 def test_without_any_message_nothing_relates_the_clocks() -> None:
@@ -98,6 +137,22 @@ def test_a_recorders_own_fact_about_the_host_outweighs_its_name() -> None:
     assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], both).method is ClockMethod.BOUNDS
 
 
+def test_hosts_of_one_name_whose_traces_never_meet_and_no_message_relates_are_not_related() -> None:
+    apart = comms_of([(0, "send", -1, 0, 10), (1, "recv", -1, 5, 15)])
+    assert estimate_clock(apart, [0, 1], named("node-7", "node-7")).method is ClockMethod.SAME_HOST
+    moved = shifted(apart, {1: 12_000_000_000})
+    assert estimate_clock(moved, [0, 1], named("node-7", "node-7")).method is ClockMethod.NONE
+
+
+def test_hosts_of_one_name_whose_labelled_ops_run_in_the_wrong_order_are_two() -> None:
+    ops = ops_of([(0, 0), (1, 1)]).assign(source="label")
+    one_name = named("node-7", "node-7")
+    clock = estimate_clock(comms_of([]), [0, 1], one_name, ops, [(0, 1)])
+    assert clock.method is ClockMethod.SAME_HOST
+    moved = shift(ops, Clock(ClockMethod.NONE, {1: -60_000}, None))
+    assert estimate_clock(comms_of([]), [0, 1], one_name, moved, [(0, 1)]).method is ClockMethod.OP_ORDER
+
+
 def test_ranks_of_each_of_two_hosts_keep_together() -> None:
     """Messages cross between ranks 1 and 2 alone."""
     crossing = [*message(0, 1, 2, 1_000_000, 1_000_040), *message(1, 2, 1, 2_000_000, 2_000_040)]
@@ -132,6 +187,13 @@ def test_a_broadcast_bounds_nothing_because_its_root_does_not_wait() -> None:
     assert estimate_clock(comms_of(early_root), [0, 1], {}).method is ClockMethod.NONE
     same_host = {0: facts("a"), 1: facts("a")}
     assert estimate_clock(comms_of(early_root), [0, 1], same_host).method is ClockMethod.SAME_HOST
+
+
+def test_an_all_reduce_bounds_both_ways() -> None:
+    rows: list[Row] = [(0, "all_reduce", 7, 0, 100), (1, "all_reduce", 7, 1_000_060, 1_000_110)]
+    clock = estimate_clock(comms_of(rows), [0, 1], {})
+    assert -1_000_110 <= clock.offsets_ns[1] <= -999_960
+    assert clock.uncertainty_ns == 75
 
 
 def test_clocks_that_drift_and_contradict_each_other_a_little_stay_near_the_truth() -> None:
@@ -204,6 +266,38 @@ def test_a_table_is_shifted_in_all_its_times_and_nothing_else() -> None:
     assert moved.drop(columns=[c for c in moved if c.endswith("_ns")]).equals(
         table.drop(columns=[c for c in table if c.endswith("_ns")])
     )
+
+
+def ops_of(stages: Sequence[tuple[int, int]], clock: str = "device", waiting: int = 0) -> pd.DataFrame:
+    """Two microbatches forward and back through (rank, stage), 100 each and 7 apart, each begun ``waiting`` before its time."""
+    rows = []
+    for microbatch in range(2):
+        begin = 10_000 * microbatch
+        path = [("F", *index) for index in stages] + [("B", *index) for index in reversed(stages)]
+        for turn, (kind, rank, stage) in enumerate(path):
+            start = begin + 107 * turn
+            rows.append((kind, rank, stage, microbatch, start - waiting, start + 100))
+    return table_of(OPS, named_rows("kind rank stage microbatch start_ns end_ns", rows)).assign(clock=clock)
+
+
+@pytest.mark.parametrize(("waiting", "widest"), [(0, 14), (20, 250)])
+def test_the_order_of_ops_relates_ranks_that_no_message_relates(waiting: int, widest: int) -> None:
+    wrong = {0: 0, 1: 3_700_000_000, 2: -90_000_000_000}
+    ops = shift(ops_of([(0, 0), (1, 1), (2, 2)], waiting=waiting), Clock(ClockMethod.NONE, wrong, None))
+    clock = estimate_clock(comms_of([]), [0, 1, 2], {}, ops, [(0, 1, 2)])
+    assert (clock.method, clock.warnings) == (ClockMethod.OP_ORDER, ())
+    assert clock.uncertainty_ns is not None
+    assert 0 < clock.uncertainty_ns <= widest
+    for rank, offset in clock.offsets_ns.items():
+        assert abs(offset + wrong[rank]) <= clock.uncertainty_ns
+
+
+def test_an_order_of_forwards_alone_bounds_one_side_and_relates_nothing() -> None:
+    ops = ops_of([(0, 0), (1, 1)])
+    clock = estimate_clock(comms_of([]), [0, 1], {}, ops[ops["kind"] == "F"], [(0, 1)])
+    assert clock.method is ClockMethod.NONE
+    assert clock.relates([0])
+    assert not clock.relates([0, 1])
 
 
 def test_no_message_moves_the_processes_of_one_recording() -> None:
