@@ -74,6 +74,40 @@ def test_the_timeline_says_what_is_known_of_an_op_and_of_a_message(browser: Any,
         assert {"Forward", "Backward", "warmup", "cooldown"} <= set(texts.split("\n"))
 
 
+@pytest.mark.parametrize("width", [340, 1300])
+def test_a_page_of_any_width_tells_the_bar_under_the_pointer_and_stays_usable_when_it_is_chosen(
+    browser: Any, report: str, tmp_path: Path, width: int
+) -> None:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(200)
+        assert "Backward of microbatch 3" in _point_at(page, 2, "B", 3)
+        page.mouse.down()
+        page.mouse.up()
+        page.wait_for_selector(".timeline-side .bar-card:has-text('Backward of microbatch 3')")
+        assert page.locator(".timeline-tip").is_hidden()
+        assert page.locator("canvas.timeline-canvas").bounding_box()["width"] > width * 0.6
+        page.locator(".timeline-side").get_by_text("Pin rank").click()
+        page.locator(".timeline-side").get_by_text("Unpin rank").wait_for()
+        page.locator(".timeline-side").get_by_title("Close (Esc)").click()
+        page.locator(".timeline-side").wait_for(state="hidden")
+
+
+def test_the_wheel_is_the_page_s_until_the_timeline_was_clicked(browser: Any, report: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        _point_at(page, 1, "F", 2)
+        before = page.evaluate(VIEW)
+        top = page.evaluate("() => scrollY")
+        page.mouse.wheel(0, 100)
+        page.wait_for_function("top => scrollY > top", arg=top)
+        assert page.evaluate(VIEW) == before
+        _point_at(page, 1, "F", 2)
+        page.mouse.down()
+        page.mouse.up()
+        page.mouse.wheel(0, 100)
+        page.wait_for_function(f"before => ({VIEW})()[1] !== before", arg=before[1])
+
+
 def test_a_step_is_shown_when_its_link_is_followed_and_keys_move_in_time(
     browser: Any, report: str, tmp_path: Path
 ) -> None:

@@ -34,8 +34,9 @@ _STATE_OF: Mapping[IdleCause, str] = {
     IdleCause.FILL: "fill",
     IdleCause.DRAIN: "drain",
     IdleCause.ORDER: OTHER_ORDER,
+    IdleCause.MESSAGE: "late message",
 }
-"""States of idle ranks by their cause; for all others a message has not come."""
+"""States of idle ranks by their cause; in all others they wait as the schedule has it."""
 
 
 def bars_of_simulation(simulation: Simulation) -> Bars:
@@ -76,5 +77,5 @@ def _idle(simulation: Simulation, ops: pd.DataFrame) -> list[dict[str, Int64]]:
 def _by_state(parts: Sequence[IdlePart]) -> dict[str, Int64]:
     times: dict[str, list[tuple[int, int]]] = {}
     for part in parts:
-        times.setdefault(_STATE_OF.get(part.cause, "late message"), []).append((part.start_ns, part.end_ns))
+        times.setdefault(_STATE_OF.get(part.cause, IDLE), []).append((part.start_ns, part.end_ns))
     return {state: np.array(of_state, dtype=np.int64) for state, of_state in times.items()}

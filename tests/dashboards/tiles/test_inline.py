@@ -124,6 +124,13 @@ def intervals(simulation: Simulation, rank: int, lane: int) -> dict[str, list[tu
     return found
 
 
+def test_a_simulated_rank_waits_for_a_message_only_where_one_is_late() -> None:
+    free = simulate(build("1f1b", 4, 8), uniform(2 * MS, 4 * MS))
+    assert set(intervals(free, 0, BUBBLES)) == {"idle"}, "the first rank waits as the schedule has it"
+    slow = simulate(build("1f1b", 4, 8), uniform(2 * MS, 4 * MS, p2p_ns=MS))
+    assert "late message" in intervals(slow, 0, BUBBLES)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "interleaved-1f1b", "zb-h1", "dualpipe-v"])
 def test_idle_time_of_a_simulated_rank_is_exactly_what_its_ops_leave(name: str) -> None:
     simulation = simulated(name, 2 if name in ("interleaved-1f1b", "dualpipe-v") else None)

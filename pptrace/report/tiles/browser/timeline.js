@@ -9,6 +9,7 @@
   const LANE = 6;
   const MOST_SEARCHED = 4; // ranks whose kernels are opened for a search
   const LEAST_WITH_EVENTS = 36; // px of a rank's ops above its kernels
+  const LEAST_WIDTH = 240; // px
   const RANGES = 1; // lane of ops
   const MOST_DEPTHS = 4;
   const MOST_OPEN = 64;
@@ -22,13 +23,13 @@
   const PART_OF_PAGE = 0.75; // of the window's height, among other things
   const ASK = "ceuxj/1234"; // keys of what a server answers
   const KEYS = [ // true: where a server answers
-    ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
+    ["wheel, W / S", "zoom in and out; in a longer page the wheel does so after a click, or with Ctrl"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
     ["Shift + drag, M", "measure a range"], ["M, U", "sum the range, or what is shown, by name", true],
     ["click an op", "its details"], ["click an op", "its microbatch over all stages and back", true], ["double click", "zoom to the op"],
     ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path", true], ["L", "lanes of communication"],
     ["E", "kernels, operators and calls of the rank under the pointer, else of all", true], ["G", "group by stage, pipeline, replica, tp, cp or ep"], ["1 2 3 4", "planned, simulated, measured, what-if", true], ["+ / −", "taller, flatter rows"],
     ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest · gemm · exposed transfer", true], ["J", "the microbatch of what was found", true], ["O", "open or close all groups"],
-    ["K", "keep the details of what is under the pointer, clicked or found"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that", true],
+    ["K", "keep the details of what is under the pointer, or was clicked"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that", true],
     ["Esc", "undo selection"], ["?", "this list"],
   ];
 
@@ -94,7 +95,7 @@
       const asked = new URLSearchParams(this.view ?? (this.isWholePage ? location.search : ""));
       this.read(asked);
       if (!this.about.steps.length) {
-        this.say(`${NO_STEPS} What they have besides is drawn; the overview has tables of it.`);
+        this.say(`${NO_STEPS} What they have besides is drawn${this.isWholePage ? "; the overview has tables of it" : ""}.`);
         if (!this.t1) this.show(0, this.about.span);
       } else if (this.step === undefined) {
         this.goToStep(this.isWholePage && typeof T.dropdown === "number" ? T.dropdown : this.about.firstStep); // the header may know it later
@@ -253,7 +254,7 @@
 
     size() {
       const box = this.box.getBoundingClientRect();
-      return { width: Math.max(Math.round(box.width), 360) / this.scale, height: this.height || 400 };
+      return { width: Math.max(Math.round(box.width), LEAST_WIDTH) / this.scale, height: this.height || 400 };
     }
 
     /* The lanes of a rank that have bars. */
@@ -709,6 +710,7 @@
         ...lines.map(([name, value]) => (name ? make("div", {}, make("span", { className: "tip-name", text: name }), make("span", { text: value })) : make("strong", { text: value }))),
       );
       this.tip.hidden = false;
+      this.tip.style.left = 0; // as wide as it wants to be, wherever it was
       const box = this.box.getBoundingClientRect();
       const [x, y] = [event.clientX - box.left, event.clientY - box.top];
       const width = this.tip.offsetWidth;
@@ -988,7 +990,7 @@
       const groups = [
         ...asking(make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()), this.changeBox),
         make("div", { className: "tool-group" }, ...asking(this.criticalButton), this.laneButton, ...asking(this.eventButton), this.groupButton, this.measureButton),
-        make("div", { className: "tool-group" }, this.button("−", "Zoom out (S)", () => this.zoom(1.5)), this.button("+", "Zoom in (W)", () => this.zoom(1 / 1.5)), this.button("Step", "Whole step (F)", () => this.goToStep(this.step)), this.button("Run", "Whole run (0)", () => this.show(0, this.about.span))),
+        make("div", { className: "tool-group" }, this.button("−", "Zoom out (S)", () => this.zoom(1.5)), this.button("+", "Zoom in (W)", () => this.zoom(1 / 1.5)), (this.stepButton = this.button("Step", "Whole step (F)", () => this.goToStep(this.step))), this.button("Run", "Whole run (0)", () => this.show(0, this.about.span))),
         ...asking(make("div", { className: "tool-group" }, this.searchBox, this.words, this.foundNote)),
         make("div", { className: "tool-group right" }, this.button("PNG", "Save this view as PNG", () => this.savePng(), this.id("timeline-png")), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), this.id("timeline-svg")), this.button("?", "Keys (?)", () => this.toggleHelp())),
       ];
@@ -1004,6 +1006,7 @@
         if (button.disabled) button.title = source === "whatif" ? "Choose a change first" : "No plan of this run is known";
       }
       this.sourceButtons.get("whatif").hidden = !this.change;
+      this.stepButton.disabled = !this.about.steps.length;
       this.fillChanges();
       for (const [button, isOn] of [[this.criticalButton, this.isCritical], [this.laneButton, this.showLanes], [this.eventButton, this.withEvents.size], [this.measureButton, this.isMeasuring]]) {
         button.classList.toggle("on", Boolean(isOn));
@@ -1130,11 +1133,12 @@
 
     pointer(event) {
       const box = this.canvas.getBoundingClientRect();
-      return [(event.clientX - box.left) / this.scale, (event.clientY - box.top) / this.scale];
+      return [((event.clientX - box.left) / box.width) * this.size().width, (event.clientY - box.top) / this.scale];
     }
 
     listen() {
       const { canvas } = this;
+      if (!this.isWholePage) canvas.style.touchAction = "pan-y"; // a swipe goes on in the page
       canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
       canvas.addEventListener("pointerdown", (event) => this.onDown(event));
       canvas.addEventListener("pointermove", (event) => this.onMove(event));
@@ -1159,11 +1163,13 @@
       const dark = matchMedia("(prefers-color-scheme: dark)");
       dark.addEventListener("change", () => {
         this.palette = T.colours(this.root);
-        this.redraw();
+        if (this.isReady) this.draw(); // at once: it may be for a page that is printed
       });
     }
 
+    /* In a page that has more than the timeline, the wheel is the page's until the timeline was clicked. */
     onWheel(event) {
+      if (!this.isWholePage && !event.ctrlKey && !event.shiftKey && document.activeElement !== this.canvas) return;
       event.preventDefault();
       if (!this.isReady) return;
       const [x, y] = this.pointer(event);
@@ -1222,6 +1228,7 @@
       if (group) return this.toggleGroup(group.index);
       const row = x < this.left && this.rowAt(y);
       if (row && row.type === "rank") return T.isOnToggle(this, row, x, y) ? this.toggleEvents(row.at) : this.pinRow(row.at);
+      this.hideTip();
       this.choose(this.barAt(x, y));
       this.canvas.focus({ preventScroll: true });
     }

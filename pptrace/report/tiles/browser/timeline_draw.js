@@ -674,6 +674,13 @@
     return hasToggle(view, row) && x < view.left - 50 && Math.abs(y - middle - TOGGLE) < 8;
   };
 
+  /* A text, cut where it would be wider than the room. */
+  const cut = (ctx, text, room) => {
+    let length = text.length;
+    while (length > 1 && ctx.measureText(length < text.length ? `${text.slice(0, length)}…` : text).width > room) length -= 1;
+    return length < text.length ? `${text.slice(0, length)}…` : text;
+  };
+
   const drawLabel = (ctx, view, row, size, c, marks) => {
     const y = view.topOf(row);
     if (y + row.height < T.AXIS || y > size.height) return;
@@ -684,10 +691,11 @@
     if (row.type === "group") {
       ctx.font = `600 12px ${FONT}`;
       const middle = y + (row.isOpen ? row.height : Math.min(row.height, 36)) / 2;
-      ctx.fillText(`${row.isOpen ? "▾" : "▸"} ${row.label}`, 6, middle - (row.isOpen ? 0 : 7));
+      const words = `${row.ranks.length} rank${row.ranks.length > 1 ? "s" : ""}`;
+      const room = view.left - 14 - (row.isOpen ? ctx.measureText(words).width + 8 : 0);
+      ctx.fillText(cut(ctx, `${row.isOpen ? "▾" : "▸"} ${row.label}`, room), 6, middle - (row.isOpen ? 0 : 7));
       ctx.font = `11px ${FONT}`;
       ctx.fillStyle = c.soft;
-      const words = `${row.ranks.length} rank${row.ranks.length > 1 ? "s" : ""}`;
       if (row.isOpen) {
         ctx.textAlign = "right";
         ctx.fillText(words, view.left - 8, middle);

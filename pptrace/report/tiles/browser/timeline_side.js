@@ -85,6 +85,7 @@
     pinRow(at) {
       if (!this.pinned.delete(at)) this.pinned.add(at);
       this.tip.hidden = true;
+      this.fillSide();
       this.changed();
     },
 
@@ -154,6 +155,7 @@
         ...(CAN_ALIGN.includes(bar.table) && this.store.hasAnswers ? [this.button("Align", "Shift each rank so that this begins at one place on all of them (X)", () => this.toggleAlignment(bar))] : []),
         this.button(this.pinned.has(at) ? "Unpin rank" : "Pin rank", "The rank's row at the top (R)", () => this.pinRow(at)),
         keep,
+        ...(number ? [] : [this.button("×", "Close (Esc)", () => this.escape())]),
       ];
       const list = make("dl", {}, ...rows.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
       const mark = number ? [make("span", { className: "card-number", text: String(number) })] : [];
