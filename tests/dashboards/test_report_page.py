@@ -12,11 +12,12 @@ import pytest
 
 from pptrace.api.simulate import simulate
 from pptrace.report.html import report_page, simulation_page, timeline_page
-from pptrace.report.tiles.inline import inline_run
+from pptrace.report.tiles.inline import inline_run, inline_simulation
 from pptrace.workflow.load import load
 from tests.support.optional import not_none
 
 COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
+DRAWN = f"() => !document.querySelector('.timeline').timeline.isAsked && ({COMPLETE})()"
 VIEW = "() => { const { timeline } = document.querySelector('.timeline'); return [timeline.t0, timeline.t1, timeline.step]; }"
 PLACE_OF = """([at, kind, microbatch]) => {
   const { timeline } = document.querySelector('.timeline');
@@ -171,6 +172,19 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
             }"""
         )
         page.wait_for_selector(status)
+
+
+def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:
+    timeline = inline_simulation(simulate("1f1b", pp=4, microbatches=3_200).simulation)
+    assert timeline.lacks == ""
+    with shown(browser, tmp_path / "page.html", timeline_page("long", timeline)) as page:
+        shifts = set()
+        while (shift := page.evaluate("() => document.querySelector('.timeline').timeline.shift")) > 8:
+            shifts.add(shift)
+            assert page.inner_text(".timeline-status") == "", shift
+            page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.6)")
+            page.wait_for_function(DRAWN)
+        assert len(shifts) > 8
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -481,7 +481,11 @@
     }
 
     take(kind, source, block, askedShift, askedIndex, wanted, only) {
-      const [shift, index] = this.store.timeOf((...time) => this.path(kind, source, block, ...time), askedShift, askedIndex);
+      const times = this.store.timesOf((...time) => this.path(kind, source, block, ...time), askedShift, askedIndex);
+      for (const [shift, index] of times) this.takeTile(kind, source, block, shift, index, askedShift, wanted, only);
+    }
+
+    takeTile(kind, source, block, shift, index, askedShift, wanted, only) {
       const path = this.path(kind, source, block, shift, index);
       if (this.taken.has(`${path} ${only}`)) return; // a coarser one than asked for, which is drawn already
       this.taken.add(`${path} ${only}`);

@@ -21,13 +21,19 @@
       return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
     }
 
-    /* The time, as shift and index, of the finest tile that is no finer than asked for. */
-    timeOf(pathAt, shift, index) {
-      for (let up = 0; shift + up < this.shift; up += 1) {
+    /* The times, as shift and index, of the tiles that show a time: the one asked for, or the two that are one level finer, as only every
+       second level is there, or else the finest of those that are coarser. */
+    timesOf(pathAt, shift, index) {
+      const isThere = (time) => this.tiles[pathAt(...time)];
+      if (isThere([shift, index])) return [[shift, index]];
+      const width = this.about.buckets * 2 ** (shift - 1);
+      const finer = [2 * index, 2 * index + 1].filter((half) => half * width < this.about.span).map((half) => [shift - 1, half]);
+      if (finer.every(isThere)) return finer;
+      for (let up = 1; shift + up < this.shift; up += 1) {
         const time = [shift + up, Math.floor(index / 2 ** up)];
-        if (this.tiles[pathAt(...time)]) return time;
+        if (isThere(time)) return [time];
       }
-      return [this.shift, 0];
+      return [[this.shift, 0]];
     }
   };
 
