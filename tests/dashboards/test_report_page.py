@@ -155,7 +155,9 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
     timeline = not_none(inline_run(analysis, most=room))
     assert len(timeline.data) < len(whole.data)
     assert whole.lacks == ""
-    assert re.fullmatch(r"Drawn: every bar of steps? .*, and of all time those of .* ms or more; .*", timeline.lacks)
+    assert re.fullmatch(
+        r"This page holds every bar of steps? .*\. Elsewhere it holds bars of .* ms or more and .*", timeline.lacks
+    )
     with shown(browser, tmp_path / "page.html", timeline_page("long", timeline)) as page:
         assert timeline.lacks in page.inner_text("body")
         held = page.evaluate("() => document.querySelector('.timeline').timeline.about.firstStep")

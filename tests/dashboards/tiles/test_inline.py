@@ -85,7 +85,9 @@ def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Ana
         timeline = not_none(inline_run(long_run, first, most))
         data = json.loads(timeline.data)
         assert sum(map(len, data["tiles"].values())) <= most
-        assert timeline.lacks.startswith("Drawn: every bar of step")
+        assert timeline.lacks.startswith("This page holds every bar of step")
+        assert data["partial"]
+        assert set(data["partial"]) < set(data["tiles"])
         steps = {step: (begin, end) for step, begin, end in data["about"]["steps"]}
         bars = Timeline(long_run).bars.measured.tables[OPS].tracks
         for step, is_whole in ((first, True), (8 - first, False)):
@@ -97,7 +99,7 @@ def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Ana
 def test_with_no_room_at_all_the_coarsest_tiles_are_there(long_run: Analysis) -> None:
     timeline = not_none(inline_run(long_run, most=0))
     assert {path.split("/")[-2] for path in tiles_of(timeline)} == {str(json.loads(timeline.data)["shift"])}
-    assert timeline.lacks.startswith("Drawn: of all time those of ")
+    assert timeline.lacks.startswith("This page holds bars of ")
 
 
 def test_bars_have_the_details_that_a_server_would_be_asked_for(run_p4: Path) -> None:

@@ -7,7 +7,8 @@
     hasAnswers = false;
 
     constructor(text) {
-      Object.assign(this, JSON.parse(text)); // about; tiles: base64 of gzip by path; shift: that of the coarsest
+      Object.assign(this, JSON.parse(text)); // about; tiles: base64 of gzip by path; shift: that of the coarsest; partial: paths of tiles without each bar
+      this.partial = new Set(this.partial);
     }
 
     async json(path) {
@@ -35,6 +36,29 @@
       }
       return [[this.shift, 0]];
     }
+
+    /* Whether the finest tile of a time, ns, has each bar by itself. */
+    hasEachBar(pathAt, time) {
+      for (let shift = 0; shift < this.shift; shift += 1) {
+        const path = pathAt(shift, Math.floor(time / (this.about.buckets * 2 ** shift)));
+        if (this.tiles[path]) return !this.partial.has(path);
+      }
+      return !this.partial.has(pathAt(this.shift, 0));
+    }
+  };
+
+  /* Memory of a tile, events in order of time, as buckets of another time: the most in each. */
+  T.inBuckets = ({ rank, row, start, held }, { begin, end }, buckets) => {
+    const bytes = new Float64Array(rank.length * buckets);
+    const each = (end - begin) / buckets;
+    for (let index = 0; index < start.length; index += 1) {
+      const until = row[index + 1] === row[index] ? start[index + 1] : end;
+      if (start[index] >= end || (start[index] < begin && until <= begin)) continue;
+      const first = Math.max(Math.floor((start[index] - begin) / each), 0);
+      const last = Math.min(Math.max(Math.ceil((until - begin) / each), first + 1), buckets);
+      for (let at = row[index] * buckets + first; at < row[index] * buckets + last; at += 1) bytes[at] = Math.max(bytes[at], held[index]);
+    }
+    return { rank, bytes };
   };
 
   const MESSAGES = { send: "Send to", recv: "Receive from" };
