@@ -29,8 +29,10 @@ MOST_CHARACTERS = 12_000_000
 """Room for tiles in a page: a browser opens so much at once."""
 _FINER_BITS = 2
 """A tile has 2^2 finer ones."""
-_FINEST_GROUPS = 4
+_FINEST_GROUPS = 6
 """Bits by which tiles of groups, which are shares of time alone, are finer than the coarsest, at most."""
+_MOST_OF_GROUPS = 1_000_000
+"""Characters for the finer ones of them."""
 _LEVEL = 6
 """Level of gzip: 9 takes five times as long for files that are 1 % smaller."""
 _ORDER = "stage"
@@ -96,6 +98,8 @@ def _parts(steps: list[tuple[int, int, int]], span: int) -> dict[int | None, tup
 
 def _added(tiles: _Tiles, kind: str, parts: list[tuple[int, int]]) -> int:
     """Add the finer tiles of a kind, and return in how many of the parts of the run all of them have room."""
+    if kind == _GROUPS:
+        tiles.room = min(tiles.room, _MOST_OF_GROUPS)
     for index, part in enumerate(parts):
         if not tiles.add(kind, *part, partly=index == 0):
             return index
@@ -134,13 +138,13 @@ class _Tiles:
             self.kept |= {self._path(kind, name, self.root): self._made(kind, name, self.root) for name in names}
         if not are_grouped:
             self.series[_GROUPS] = []  # those of the whole run alone are drawn
-        self._room = most - sum(map(len, self.kept.values()))
+        self.room = most - sum(map(len, self.kept.values()))
 
     def add(self, kind: str, begin: int, end: int, *, partly: bool) -> bool:
         """Add all finer tiles of a kind in a range of time, if there is room; ``partly``: else some levels of them."""
         level = [(name, self.root) for name in self.series[kind]]
         added: dict[str, str] = {}
-        room = self._room
+        room = self.room
         while level := [
             (name, finer)
             for name, time in level
@@ -168,7 +172,7 @@ class _Tiles:
 
     def _keep(self, added: Mapping[str, str]) -> None:
         self.kept |= added
-        self._room -= sum(map(len, added.values()))
+        self.room -= sum(map(len, added.values()))
 
     def _path(self, kind: str, name: str, time: Range) -> str:
         place = f"{name}/{time.shift}/{time.index}"

@@ -31,7 +31,7 @@ def most_bytes(tracks: MemoryTracks) -> int:
 
 
 def samples_of(tracks: MemoryTracks, ranks: Sequence[int], time: Range) -> tuple[Int64, Int64, Int64]:
-    """(index in ``ranks``, ns from the run's origin, bytes) of each event in a range of time, and of each rank's last before it."""
+    """(index in ``ranks``, ns from the run's origin, bytes) of each event in a range of time, and of the last before it."""
     rows, times, held = [], [], []
     for row, rank in enumerate(ranks):
         at, allocated = tracks[rank]
