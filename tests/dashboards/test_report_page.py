@@ -155,7 +155,7 @@ def test_keys_are_the_pages_until_the_timeline_has_the_focus(browser: Any, repor
 
 
 def _of_short_bars(page: Any) -> str:
-    """What is said of the first bars that are drawn as shares."""
+    """Lines of the card of the first bars that are drawn as shares."""
     lines = page.evaluate(
         """() => {
           const { timeline } = document.querySelector('.timeline');

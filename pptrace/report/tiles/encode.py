@@ -77,7 +77,11 @@ def memory_samples_tile(memory: MemoryTracks, ranks: Sequence[int], time: Range)
     row, at, held = samples_of(memory, known, time)
     if len(row) > _MOST_SAMPLES:
         return memory_tile(memory, ranks, time), False
-    arrays = {"row": row.astype(np.uint16), "start": at.astype(np.float64), "held": held.astype(np.float64)}
+    arrays: dict[str, Array] = {
+        "row": row.astype(np.uint16),
+        "start": at.astype(np.float64),
+        "held": held.astype(np.float64),
+    }
     return encode({"memory": {"rank": known}}, {"memory": arrays}), True
 
 
