@@ -133,7 +133,7 @@ class _Tiles:
         self._orders = orders if are_grouped else {"pipeline": orders["pipeline"]}
         blocks = [str(block) for block in range(len(self._blocks))]
         self.series = {_BARS: blocks, _MEMORY: blocks if bars.memory else [], _GROUPS: list(self._orders)}
-        """Of each kind of tiles the blocks or orders that have them."""
+        """Blocks or orders that have tiles of each kind."""
         for kind, names in self.series.items():
             self.kept |= {self._path(kind, name, self.root): self._made(kind, name, self.root) for name in names}
         if not are_grouped:
