@@ -132,8 +132,8 @@ class _Tiles:
         are_grouped = len(bars.layout.rows) > _MOST_SINGLE or len(orders) > 2 or len(orders["pipeline"]) > 1
         self._orders = orders if are_grouped else {"pipeline": orders["pipeline"]}
         blocks = [str(block) for block in range(len(self._blocks))]
+        # by kind, the blocks or orders that have tiles of it
         self.series = {_BARS: blocks, _MEMORY: blocks if bars.memory else [], _GROUPS: list(self._orders)}
-        """Blocks or orders that have tiles of each kind."""
         for kind, names in self.series.items():
             self.kept |= {self._path(kind, name, self.root): self._made(kind, name, self.root) for name in names}
         if not are_grouped:
