@@ -31,8 +31,6 @@ _FINER_BITS = 2
 """A tile has 2^2 finer ones."""
 _FINEST_GROUPS = 6
 """Bits by which tiles of groups, which are shares of time alone, are finer than the coarsest, at most."""
-_MOST_OF_GROUPS = 1_000_000
-"""Characters for the finer ones of them."""
 _LEVEL = 6
 """Level of gzip: 9 takes five times as long for files that are 1 % smaller."""
 _ORDER = "stage"
@@ -41,6 +39,8 @@ _MOST_SINGLE = 16
 """Ranks up to which the browser does not group rows by stage."""
 _BARS, _MEMORY, _GROUPS = f"tile/{MEASURED}/0", "memory", f"groups/{MEASURED}/0"
 """Kinds of tiles, as their paths begin; what is first has the room first."""
+_MOST_OF_KIND = {_BARS: MOST_CHARACTERS, _MEMORY: 4_000_000, _GROUPS: 1_000_000}
+"""Room for finer tiles of each kind: bars are what a timeline is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,6 @@ def _parts(steps: list[tuple[int, int, int]], span: int) -> dict[int | None, tup
 
 def _added(tiles: _Tiles, kind: str, parts: list[tuple[int, int]]) -> int:
     """Add the finer tiles of a kind, and return in how many of the parts of the run all of them have room."""
-    if kind == _GROUPS:
-        tiles.room = min(tiles.room, _MOST_OF_GROUPS)
     for index, part in enumerate(parts):
         if not tiles.add(kind, *part, partly=index == 0):
             return index
@@ -138,13 +136,13 @@ class _Tiles:
             self.kept |= {self._path(kind, name, self.root): self._made(kind, name, self.root) for name in names}
         if not are_grouped:
             self.series[_GROUPS] = []  # those of the whole run alone are drawn
-        self.room = most - sum(map(len, self.kept.values()))
+        self._room, self._room_of = most - sum(map(len, self.kept.values())), dict(_MOST_OF_KIND)
 
     def add(self, kind: str, begin: int, end: int, *, partly: bool) -> bool:
         """Add all finer tiles of a kind in a range of time, if there is room; ``partly``: else some levels of them."""
         level = [(name, self.root) for name in self.series[kind]]
         added: dict[str, str] = {}
-        room = self.room
+        room = min(self._room, self._room_of[kind])
         while level := [
             (name, finer)
             for name, time in level
@@ -159,10 +157,10 @@ class _Tiles:
                 room -= len(of_level[path])
                 if room < 0:
                     if partly:
-                        self._keep(added)
+                        self._keep(kind, added)
                     return False
             added |= of_level
-        self._keep(added)
+        self._keep(kind, added)
         return True
 
     @property
@@ -170,9 +168,11 @@ class _Tiles:
         """The paths of kept tiles that do not have each bar by itself."""
         return [path for path in self.kept if path.startswith(_BARS) and not self._is_whole[path]]
 
-    def _keep(self, added: Mapping[str, str]) -> None:
+    def _keep(self, kind: str, added: Mapping[str, str]) -> None:
         self.kept |= added
-        self.room -= sum(map(len, added.values()))
+        size = sum(map(len, added.values()))
+        self._room -= size
+        self._room_of[kind] -= size
 
     def _path(self, kind: str, name: str, time: Range) -> str:
         place = f"{name}/{time.shift}/{time.index}"
@@ -182,10 +182,8 @@ class _Tiles:
         """The text of a tile; whether it has all that finer ones could tell is kept."""
         bars = self._bars
         if kind == _GROUPS:
-            tile, is_whole = (
-                group_tile(bars.measured, self._orders[name], time),
-                self.root.shift - time.shift >= _FINEST_GROUPS,
-            )
+            tile = group_tile(bars.measured, self._orders[name], time)
+            is_whole = self.root.shift - time.shift >= _FINEST_GROUPS
         elif kind == _MEMORY:
             tile, is_whole = memory_samples_tile(bars.memory, self._blocks[int(name)], time)
         else:
