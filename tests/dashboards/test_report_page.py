@@ -248,6 +248,13 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
             page.wait_for_selector(f".timeline-tip:visible:has-text('allocated{held[index] // 1_000_000} MB')")
             assert page.inner_text(".timeline-status") == ""
 
+    without_room = not_none(inline_run(run, most=0))
+    with shown(browser, tmp_path / "small.html", timeline_page("memory", without_room)) as page:
+        page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.01)")
+        page.wait_for_function(DRAWN)
+        told = page.inner_text(".timeline-status")
+        assert told == ("" if num_events == 900 else "coarse: this file holds no finer memory of this time")
+
 
 def test_shares_of_closed_groups_say_where_finer_ones_are_missing(browser: Any, tmp_path: Path) -> None:
     text = report_page(load([SAMPLES / "mesh_pp2_tp2_cp2_dp2"]))
