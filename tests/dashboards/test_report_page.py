@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from pptrace.api.simulate import simulate
 from pptrace.report.html import report_page, simulation_page, timeline_page
-from pptrace.report.tiles.inline import inline_run
+from pptrace.report.tiles.inline import inline_run, inline_simulation
 from pptrace.workflow.load import load
 from tests.support.optional import not_none
 
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
+DRAWN = f"() => !document.querySelector('.timeline').timeline.isAsked && ({COMPLETE})()"
 VIEW = "() => { const { timeline } = document.querySelector('.timeline'); return [timeline.t0, timeline.t1, timeline.step]; }"
 PLACE_OF = """([at, kind, microbatch]) => {
   const { timeline } = document.querySelector('.timeline');
@@ -29,6 +34,12 @@ PLACE_OF = """([at, kind, microbatch]) => {
   return [box.left + timeline.x(ops.start[bar] + ops.length[bar] / 2), box.top + y + height / 2];
 }"""
 """The middle of an op on the screen: index of its rank, kind, microbatch."""
+PLACE_OF_MEMORY = """() => {
+  const { timeline } = document.querySelector('.timeline');
+  const [y, height] = timeline.placeOf('measured', 'memory', 0, 0, 0);
+  const box = timeline.canvas.getBoundingClientRect();
+  return [box.left + (timeline.left + timeline.right) / 2, box.top + y + height / 2];
+}"""
 
 
 @contextmanager
@@ -143,6 +154,21 @@ def test_keys_are_the_pages_until_the_timeline_has_the_focus(browser: Any, repor
         assert page.evaluate(VIEW) == before
 
 
+def _of_short_bars(page: Any) -> str:
+    """Lines of the card of the first bars that are drawn as shares."""
+    lines = page.evaluate(
+        """() => {
+          const { timeline } = document.querySelector('.timeline');
+          for (let x = Math.max(timeline.x(timeline.zero), timeline.left); x < timeline.right; x += 1) {
+            const hit = timeline.barAt(x, timeline.topOf(timeline.rows.find(({ type }) => type === 'rank')) + 10);
+            if (hit && hit.cell !== undefined) return timeline.localLines(hit);
+          }
+          return [];
+        }"""
+    )
+    return str(lines)
+
+
 def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
     browser: Any, synthetic: Any, tmp_path: Path
 ) -> None:
@@ -154,7 +180,9 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
     timeline = not_none(inline_run(analysis, most=room))
     assert len(timeline.data) < len(whole.data)
     assert whole.lacks == ""
-    assert re.fullmatch(r"Drawn: every bar of steps? .*, and of all time those of .* ms or more; .*", timeline.lacks)
+    assert re.fullmatch(
+        r"This page holds every bar of steps? .*\. Elsewhere it holds bars of .* ms or more and .*", timeline.lacks
+    )
     with shown(browser, tmp_path / "page.html", timeline_page("long", timeline)) as page:
         assert timeline.lacks in page.inner_text("body")
         held = page.evaluate("() => document.querySelector('.timeline').timeline.about.firstStep")
@@ -171,6 +199,79 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
             }"""
         )
         page.wait_for_selector(status)
+        assert "of which this file holds only shares of time" in _of_short_bars(page)
+        page.evaluate(
+            """(step) => {
+              const { timeline } = document.querySelector('.timeline');
+              timeline.goToStep(step);
+              timeline.show(0, timeline.about.span);
+            }""",
+            held,
+        )
+        page.wait_for_function(DRAWN)
+        assert "too short to be seen at this zoom" in _of_short_bars(page)
+
+
+def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:
+    timeline = inline_simulation(simulate("1f1b", pp=4, microbatches=3_200).simulation)
+    assert timeline.lacks == ""
+    with shown(browser, tmp_path / "page.html", timeline_page("long", timeline)) as page:
+        shifts = set()
+        while (shift := page.evaluate("() => document.querySelector('.timeline').timeline.shift")) > 8:
+            shifts.add(shift)
+            assert page.inner_text(".timeline-status") == "", shift
+            page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.6)")
+            page.wait_for_function(DRAWN)
+        assert len(shifts) > 8
+
+
+@pytest.mark.parametrize("num_events", [900, 20_000])
+def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
+    browser: Any, run_p4: Path, num_events: int, tmp_path: Path
+) -> None:
+    analysis = load([run_p4])
+    origin, end = int(analysis.data.ops["start_ns"].min()), int(analysis.data.ops["end_ns"].max())
+    times = np.sort(np.random.default_rng(1).choice(end - origin, num_events, replace=False))
+    held = np.random.default_rng(2).integers(1, 900, num_events) * 1_000_000
+    columns = {"rank": 0, "t_ns": origin + times, "allocated_bytes": held, "reserved_bytes": held}
+    run = replace(analysis, data=replace(analysis.data, memory=pd.DataFrame(columns)))
+    with shown(browser, tmp_path / "page.html", timeline_page("memory", not_none(inline_run(run)))) as page:
+        for index in (10, num_events // 3, num_events // 2):
+            middle = int(times[index] + times[index + 1]) // 2
+            page.evaluate(
+                "([from, to]) => document.querySelector('.timeline').timeline.show(from, to)",
+                [middle - 500, middle + 500],
+            )
+            page.wait_for_function(DRAWN)
+            page.locator(".timeline canvas.timeline-canvas").scroll_into_view_if_needed()
+            page.mouse.move(*page.evaluate(PLACE_OF_MEMORY))
+            page.wait_for_selector(f".timeline-tip:visible:has-text('allocated{held[index] // 1_000_000} MB')")
+            assert page.inner_text(".timeline-status") == ""
+
+    without_room = not_none(inline_run(run, most=0))
+    with shown(browser, tmp_path / "small.html", timeline_page("memory", without_room)) as page:
+        page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.01)")
+        page.wait_for_function(DRAWN)
+        told = page.inner_text(".timeline-status")
+        assert told == ("" if num_events == 900 else "coarse: this file holds no finer memory of this time")
+
+
+def test_shares_of_closed_groups_say_where_finer_ones_are_missing(browser: Any, tmp_path: Path) -> None:
+    text = report_page(load([SAMPLES / "mesh_pp2_tp2_cp2_dp2"]))
+    with shown(browser, tmp_path / "report.html", text) as page:
+        page.locator(".timeline-canvas").focus()
+        for key in "ggo":
+            page.keyboard.press(key)
+        for factor, is_coarse in ((1, False), (1 / 4, False), (1 / 40, True)):
+            page.evaluate("(factor) => document.querySelector('.timeline').timeline.zoom(factor)", factor)
+            page.wait_for_function(DRAWN)
+            told = page.inner_text(".timeline-status")
+            assert told == (
+                "coarse: this file holds no finer shares of closed groups of this time" if is_coarse else ""
+            )
+        page.keyboard.press("o")
+        page.wait_for_function(DRAWN)
+        assert page.inner_text(".timeline-status") == "", "each bar of the ranks is there"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -16,7 +16,7 @@ import numpy as np
 
 from pptrace.report.tiles.cut import Range, Tile, cut, cut_together, shares_of
 from pptrace.report.tiles.measured import COMMS, OPS, TABLES, Picture, Table
-from pptrace.report.tiles.memory import MemoryTracks, most_of_buckets
+from pptrace.report.tiles.memory import MemoryTracks, most_of_buckets, samples_of
 from pptrace.report.tiles.tracks import Array
 
 _ALIGNED = 8
@@ -32,6 +32,8 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
 }
 """Columns of details, of pages that ask nobody."""
 _COMPUTE_LANE = 0
+_MOST_SAMPLES = 6_000
+"""A tile of memory of a page with up to this number of events has each of them."""
 
 
 def rank_tile(
@@ -67,6 +69,20 @@ def memory_tile(memory: MemoryTracks, ranks: Sequence[int], time: Range) -> byte
     known = [rank for rank in ranks if rank in memory]
     most = most_of_buckets(memory, known, time)
     return encode({"memory": {"rank": known}}, {"memory": {"bytes": most.reshape(-1).astype(np.float64)}})
+
+
+def memory_samples_tile(memory: MemoryTracks, ranks: Sequence[int], time: Range) -> tuple[bytes, bool]:
+    """The tile of the memory of some ranks as events, if these are few enough, else as buckets; and whether it has each event."""
+    known = [rank for rank in ranks if rank in memory]
+    row, at, held = samples_of(memory, known, time)
+    if len(row) > _MOST_SAMPLES:
+        return memory_tile(memory, ranks, time), False
+    arrays: dict[str, Array] = {
+        "row": row.astype(np.uint16),
+        "start": at.astype(np.float64),
+        "held": held.astype(np.float64),
+    }
+    return encode({"memory": {"rank": known}}, {"memory": arrays}), True
 
 
 def group_tile(picture: Picture, groups: Sequence[tuple[str, Sequence[int]]], time: Range) -> bytes:

@@ -1,7 +1,8 @@
 """A timeline as one text that a page holds, so that no server is asked: its facts, and the tiles that there is room for.
 
 The coarsest tile of each block of ranks, which has all time, is always there. Finer ones are there for whole steps, the one to
-begin with first, until every bar is by itself; a tile that has every bar has no finer ones.
+begin with first, until every bar is by itself; a tile that has every bar has no finer ones. Memory has tiles of its own, down to
+each event, and shares of groups have a few levels, as far as the bars leave room.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pptrace.model.units import milliseconds
 from pptrace.model.wording import as_ranges
 from pptrace.report.tiles.about import describe
 from pptrace.report.tiles.cut import NUM_BUCKETS, SEEN_BUCKETS, Range
-from pptrace.report.tiles.encode import DETAILS, group_tile, memory_tile, rank_tile
+from pptrace.report.tiles.encode import DETAILS, group_tile, memory_samples_tile, rank_tile
 from pptrace.report.tiles.kept import Bars
 from pptrace.report.tiles.measured import OPS
 from pptrace.report.tiles.simulated import bars_of_simulation
@@ -28,7 +29,7 @@ MOST_CHARACTERS = 12_000_000
 """Room for tiles in a page: a browser opens so much at once."""
 _FINER_BITS = 2
 """A tile has 2^2 finer ones."""
-_FINEST_GROUPS = 4
+_FINEST_GROUPS = 6
 """Bits by which tiles of groups, which are shares of time alone, are finer than the coarsest, at most."""
 _LEVEL = 6
 """Level of gzip: 9 takes five times as long for files that are 1 % smaller."""
@@ -36,8 +37,10 @@ _ORDER = "stage"
 """The order whose blocks of ranks the tiles have."""
 _MOST_SINGLE = 16
 """Ranks up to which the browser does not group rows by stage."""
-_Place = tuple[Range, int]
-"""The time of a tile, and its block of ranks."""
+_BARS, _MEMORY, _GROUPS = f"tile/{MEASURED}/0", "memory", f"groups/{MEASURED}/0"
+"""Kinds of tiles, as their paths begin; what is first has the room first."""
+_MOST_OF_KIND = {_BARS: MOST_CHARACTERS, _MEMORY: 4_000_000, _GROUPS: 1_000_000}
+"""Room for finer tiles of each kind: bars are what a timeline is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,9 @@ def _inline(
     parts = _parts(about["steps"], about["span"])
     begin_with = list(parts).index(first_step) if first_step in parts else 0
     nearest = sorted(parts, key=lambda step: abs(list(parts).index(step) - begin_with))
-    whole: list[int | None] = []
-    for step in nearest:
-        if not tiles.add(*parts[step], partly=not whole):
-            break
-        whole.append(step)
-    data = {"about": about, "tiles": tiles.kept, "shift": tiles.root.shift}
-    return InlineTimeline(json.dumps(data, separators=(",", ":")), _lacks(tiles, whole, len(parts)))
+    whole = {kind: _added(tiles, kind, [parts[step] for step in nearest]) for kind in tiles.series}
+    data = {"about": about, "tiles": tiles.kept, "shift": tiles.root.shift, "partial": tiles.partial}
+    return InlineTimeline(json.dumps(data, separators=(",", ":")), _lacks(tiles, nearest[: whole[_BARS]], len(parts)))
 
 
 def _parts(steps: list[tuple[int, int, int]], span: int) -> dict[int | None, tuple[int, int]]:
@@ -97,13 +96,24 @@ def _parts(steps: list[tuple[int, int, int]], span: int) -> dict[int | None, tup
     return {step: (begins[index], begins[index + 1]) for index, (step, _, _) in enumerate(steps)}
 
 
+def _added(tiles: _Tiles, kind: str, parts: list[tuple[int, int]]) -> int:
+    """Add the finer tiles of a kind, and return in how many of the parts of the run all of them have room."""
+    for index, part in enumerate(parts):
+        if not tiles.add(kind, *part, partly=index == 0):
+            return index
+    return len(parts)
+
+
 def _lacks(tiles: _Tiles, whole: list[int | None], num_parts: int) -> str:
     if len(whole) == num_parts:
         return ""
     least = milliseconds(SEEN_BUCKETS << tiles.root.shift)
     numbers = as_ranges(sorted(step for step in whole if step is not None))
-    held = f"every bar of step{'s' if len(whole) > 1 else ''} {numbers}, and of all time" if whole else "of all time"
-    return f"Drawn: {held} those of {least} ms or more; shorter ones are shares of time. pptrace dashboard draws all of them."
+    steps = f"every bar of step{'s' if len(whole) > 1 else ''} {numbers}. Elsewhere it holds " if whole else ""
+    return (
+        f"This page holds {steps}bars of {least} ms or more and draws shorter ones as shares of time. "
+        "pptrace dashboard draws every bar."
+    )
 
 
 class _Tiles:
@@ -113,47 +123,73 @@ class _Tiles:
         """Make the coarsest tiles, which have all time up to ``span``."""
         self.kept: dict[str, str] = {}
         self.root = Range((max(span - 1, 0) // NUM_BUCKETS).bit_length(), 0)
-        self._bars, self._most = bars, most
+        self._bars = bars
         self._blocks = bars.layout.blocks(_ORDER)
-        self._is_whole: dict[_Place, bool] = {}
+        self._is_whole: dict[str, bool] = {}
         orders = bars.layout.orders
         are_grouped = len(bars.layout.rows) > _MOST_SINGLE or len(orders) > 2 or len(orders["pipeline"]) > 1
         self._orders = orders if are_grouped else {"pipeline": orders["pipeline"]}
-        for block in range(len(self._blocks)):
-            self.kept |= self._made(self.root, block, self.kept)
+        blocks = [str(block) for block in range(len(self._blocks))]
+        # by kind, the blocks or orders that have tiles of it
+        self.series = {_BARS: blocks, _MEMORY: blocks if bars.memory else [], _GROUPS: list(self._orders)}
+        for kind, names in self.series.items():
+            self.kept |= {self._path(kind, name, self.root): self._made(kind, name, self.root) for name in names}
+        if not are_grouped:
+            self.series[_GROUPS] = []  # those of the whole run alone are drawn
+        self._room, self._room_of = most - sum(map(len, self.kept.values())), dict(_MOST_OF_KIND)
 
-    def add(self, begin: int, end: int, *, partly: bool) -> bool:
-        """Add all finer tiles of a range of time, if there is room; ``partly``: else as many levels as there is room for."""
-        level: list[_Place] = [(self.root, block) for block in range(len(self._blocks))]
+    def add(self, kind: str, begin: int, end: int, *, partly: bool) -> bool:
+        """Add all finer tiles of a kind in a range of time, if there is room; ``partly``: else some levels of them."""
+        level = [(name, self.root) for name in self.series[kind]]
         added: dict[str, str] = {}
+        room = min(self._room, self._room_of[kind])
         while level := [
-            (finer, block)
-            for time, block in level
-            if not self._is_whole[time, block]
+            (name, finer)
+            for name, time in level
+            if not self._is_whole[self._path(kind, name, time)]
             for finer in _finer(time, begin, end)
         ]:
             of_level: dict[str, str] = {}
-            for time, block in level:
-                if (time, block) not in self._is_whole:
-                    of_level |= self._made(time, block, of_level)
-                if sum(len(text) for texts in (self.kept, added, of_level) for text in texts.values()) > self._most:
-                    self.kept |= added if partly else {}
+            for name, time in level:
+                if (path := self._path(kind, name, time)) in self._is_whole:
+                    continue
+                of_level[path] = self._made(kind, name, time)
+                room -= len(of_level[path])
+                if room < 0:
+                    if partly:
+                        self._keep(kind, added)
                     return False
             added |= of_level
-        self.kept |= added
+        self._keep(kind, added)
         return True
 
-    def _made(self, time: Range, block: int, known: Mapping[str, str]) -> dict[str, str]:
-        """The tiles of a block of ranks in a range of time, and those of groups that are not known."""
-        bars, ranks, place = self._bars, self._blocks[block], f"{time.shift}/{time.index}"
-        tile, self._is_whole[time, block] = rank_tile(bars.measured, ranks, time, DETAILS)
-        made = {f"tile/{MEASURED}/0/{_ORDER}/{block}/{place}": _text(tile)}
-        if bars.memory:
-            made[f"memory/{_ORDER}/{block}/{place}"] = _text(memory_tile(bars.memory, ranks, time))
-        for order, groups in self._orders.items() if self.root.shift - time.shift <= _FINEST_GROUPS else ():
-            if (path := f"groups/{MEASURED}/0/{order}/{place}") not in known:
-                made[path] = _text(group_tile(bars.measured, groups, time))
-        return made
+    @property
+    def partial(self) -> list[str]:
+        """The paths of kept tiles that do not have each bar by itself."""
+        return [path for path in self.kept if path.startswith(_BARS) and not self._is_whole[path]]
+
+    def _keep(self, kind: str, added: Mapping[str, str]) -> None:
+        self.kept |= added
+        size = sum(map(len, added.values()))
+        self._room -= size
+        self._room_of[kind] -= size
+
+    def _path(self, kind: str, name: str, time: Range) -> str:
+        place = f"{name}/{time.shift}/{time.index}"
+        return f"{kind}/{_ORDER}/{place}" if kind != _GROUPS else f"{kind}/{place}"
+
+    def _made(self, kind: str, name: str, time: Range) -> str:
+        """The text of a tile; whether it has all that finer ones could tell is kept."""
+        bars = self._bars
+        if kind == _GROUPS:
+            tile = group_tile(bars.measured, self._orders[name], time)
+            is_whole = self.root.shift - time.shift >= _FINEST_GROUPS
+        elif kind == _MEMORY:
+            tile, is_whole = memory_samples_tile(bars.memory, self._blocks[int(name)], time)
+        else:
+            tile, is_whole = rank_tile(bars.measured, self._blocks[int(name)], time, DETAILS)
+        self._is_whole[self._path(kind, name, time)] = is_whole
+        return b64encode(gzip.compress(tile, _LEVEL, mtime=0)).decode()
 
 
 def _finer(time: Range, begin: int, end: int) -> list[Range]:
@@ -161,7 +197,3 @@ def _finer(time: Range, begin: int, end: int) -> list[Range]:
     bits = min(time.shift, _FINER_BITS)
     finer = [Range(time.shift - bits, (time.index << bits) + index) for index in range(1 << bits)] if bits else []
     return [one for one in finer if one.begin < end and one.end > begin]
-
-
-def _text(tile: bytes) -> str:
-    return b64encode(gzip.compress(tile, _LEVEL, mtime=0)).decode()

@@ -30,6 +30,20 @@ def most_bytes(tracks: MemoryTracks) -> int:
     return max((int(allocated.max()) for _, allocated in tracks.values()), default=0)
 
 
+def samples_of(tracks: MemoryTracks, ranks: Sequence[int], time: Range) -> tuple[Int64, Int64, Int64]:
+    """(index in ``ranks``, ns from the run's origin, bytes) of each event in a range of time, and of the last before it."""
+    rows, times, held = [], [], []
+    for row, rank in enumerate(ranks):
+        at, allocated = tracks[rank]
+        first, last = np.searchsorted(at, (time.begin, time.end)).tolist()
+        first = max(first - 1, 0)
+        rows.append(np.full(last - first, row))
+        times.append(at[first:last])
+        held.append(allocated[first:last])
+    none = np.empty(0, dtype=np.int64)
+    return np.concatenate((none, *rows)), np.concatenate((none, *times)), np.concatenate((none, *held))
+
+
 def most_of_buckets(tracks: MemoryTracks, ranks: Sequence[int], time: Range) -> Array:
     """The most bytes allocated in each bucket, shape (ranks, :data:`NUM_BUCKETS`): 0 before a rank's first event, and of one
     without any.

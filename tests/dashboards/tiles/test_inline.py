@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64decode
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pptrace.report.tiles.bubbles import MEANINGS
@@ -24,6 +26,7 @@ from pptrace.workflow.load import load
 from tests.support.optional import not_none
 
 MS = 1_000_000
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,9 @@ def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Ana
         timeline = not_none(inline_run(long_run, first, most))
         data = json.loads(timeline.data)
         assert sum(map(len, data["tiles"].values())) <= most
-        assert timeline.lacks.startswith("Drawn: every bar of step")
+        assert timeline.lacks.startswith("This page holds every bar of step")
+        assert data["partial"]
+        assert set(data["partial"]) < set(data["tiles"])
         steps = {step: (begin, end) for step, begin, end in data["about"]["steps"]}
         bars = Timeline(long_run).bars.measured.tables[OPS].tracks
         for step, is_whole in ((first, True), (8 - first, False)):
@@ -97,7 +102,46 @@ def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Ana
 def test_with_no_room_at_all_the_coarsest_tiles_are_there(long_run: Analysis) -> None:
     timeline = not_none(inline_run(long_run, most=0))
     assert {path.split("/")[-2] for path in tiles_of(timeline)} == {str(json.loads(timeline.data)["shift"])}
-    assert timeline.lacks.startswith("Drawn: of all time those of ")
+    assert timeline.lacks.startswith("This page holds bars of ")
+
+
+def with_memory(analysis: Analysis, times: Any, allocated: Any) -> Analysis:
+    """A run whose rank 0 has memory events at some times, ns from its first op's start."""
+    origin = int(analysis.data.ops["start_ns"].min())
+    columns = {"rank": 0, "t_ns": origin + times, "allocated_bytes": allocated, "reserved_bytes": allocated}
+    return replace(analysis, data=replace(analysis.data, memory=pd.DataFrame(columns)))
+
+
+@pytest.mark.parametrize("num_events", [100, 20_000])
+def test_each_event_of_memory_is_in_a_tile_however_few_the_ops_are(run_p4: Path, num_events: int) -> None:
+    analysis = load([run_p4])
+    span = json.loads(not_none(inline_run(analysis)).data)["about"]["span"]
+    times = np.sort(np.random.default_rng(0).choice(span, num_events, replace=False))
+    timeline = not_none(inline_run(with_memory(analysis, times, np.arange(num_events))))
+    tiles = [tile for path, tile in tiles_of(timeline).items() if path.startswith("memory/")]
+    assert (len(tiles) == 1) == (num_events == 100), "as few as have all"
+    sampled = [tile for tile in tiles if "held" in tile[0]["memory"]["arrays"]]
+    events = {
+        *zip(
+            *(np.concatenate([column(tile, "memory", name) for tile in sampled]) for name in ("start", "held")),
+            strict=True,
+        )
+    }
+    assert events == set(zip(times, range(num_events), strict=True))
+    without = not_none(inline_run(with_memory(analysis, times, np.arange(num_events)), most=0))
+    assert not without.lacks, "which speaks of bars"
+
+
+def test_shares_of_groups_are_finer_where_the_ranks_have_one_tile_alone() -> None:
+    timeline = not_none(inline_run(load([SAMPLES / "mesh_pp2_tp2_cp2_dp2"])))
+    root = json.loads(timeline.data)["shift"]
+    shifts: dict[str, set[int]] = {}
+    for path in tiles_of(timeline):
+        kind, *_, name, shift, _ = path.split("/")
+        shifts.setdefault(name if kind == "groups" else "ranks", set()).add(int(shift))
+    assert shifts.pop("ranks") == {root}
+    assert set(shifts) >= {"pipeline", "stage", "tp"}
+    assert all(levels == {root, root - 2, root - 4, root - 6} for levels in shifts.values())
 
 
 def test_bars_have_the_details_that_a_server_would_be_asked_for(run_p4: Path) -> None:

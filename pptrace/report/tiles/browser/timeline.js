@@ -448,7 +448,7 @@
       this.drawn = [];
       this.taken = new Set();
       this.numMissing = 0;
-      this.isCoarse = false;
+      this.coarse = new Set(); // kinds of tiles of which finer ones were asked for than there are
       for (const source of this.sources) {
         const hasMemory = source === "measured" && this.about.mostBytes && this.showLanes;
         if (this.alignment) this.gatherAligned(rows, source, shift, hasMemory, wanted);
@@ -481,15 +481,24 @@
     }
 
     take(kind, source, block, askedShift, askedIndex, wanted, only) {
-      const [shift, index] = this.store.timeOf((...time) => this.path(kind, source, block, ...time), askedShift, askedIndex);
+      const times = this.store.timesOf((...time) => this.path(kind, source, block, ...time), askedShift, askedIndex);
+      for (const time of times) this.takeTile(kind, source, block, time, [askedShift, askedIndex], wanted, only);
+    }
+
+    takeTile(kind, source, block, [shift, index], asked, wanted, only) {
       const path = this.path(kind, source, block, shift, index);
-      if (this.taken.has(`${path} ${only}`)) return; // a coarser one than asked for, which is drawn already
-      this.taken.add(`${path} ${only}`);
-      const clip = Object.values(this.time(shift, index));
       const tile = this.tiles.get(path);
+      const isCoarser = shift > asked[0];
+      const hasEvents = Boolean(tile?.sections?.memory?.held); // from which buckets of any time are made
+      const time = this.time(...(isCoarser && hasEvents ? asked : [shift, index]));
+      const place = `${path} ${time.begin} ${only}`;
+      if (this.taken.has(place)) return; // a coarser one than asked for, which is drawn already
+      this.taken.add(place);
+      const clip = Object.values(time);
       if (tile) {
-        if (shift > askedShift && Object.values(tile.sections || {}).some(({ cellTrack }) => cellTrack?.length)) this.isCoarse = true;
-        if (!tile.missing) this.addPart(kind, source, tile, this.time(shift, index), clip, false, only);
+        const isWhole = kind === "tile" ? Object.values(tile.sections || {}).every(({ cellTrack }) => !cellTrack?.length) : hasEvents;
+        if (isCoarser && !isWhole) this.coarse.add(kind);
+        if (!tile.missing) this.addPart(kind, source, tile, time, clip, false, only);
         return;
       }
       wanted.add(path);
@@ -506,7 +515,7 @@
     }
 
     addPart(kind, source, tile, time, clip, isStandIn, only) {
-      const { sections } = tile;
+      const sections = tile.sections.memory?.held ? { memory: T.inBuckets(tile.sections.memory, time, this.about.buckets) } : tile.sections;
       const isMeant = (at) => only === undefined || at === only;
       this.drawn.push({
         type: kind, source, tile, sections, time, clip, isStandIn, only, shift: only === undefined ? 0 : this.shiftOf(only),
@@ -560,7 +569,12 @@
       if (this.frames.length > 400) this.frames.shift();
       const isComplete = this.isReady && !this.isRestoring && !this.numReading && !this.tiles.isWaiting && this.numMissing === 0;
       this.root.dataset.complete = isComplete;
-      this.status.textContent = this.numReading ? "reading kernels and operators …" : this.isCoarse ? "coarse: this file does not hold each bar of this time" : isComplete || !this.tiles.isWaiting ? "" : "loading …";
+      this.status.textContent = this.numReading ? "reading kernels and operators …" : this.coarse.size ? this.coarseNote() : isComplete || !this.tiles.isWaiting ? "" : "loading …";
+    }
+
+    coarseNote() {
+      if (this.coarse.has("tile")) return "coarse: this file does not hold each bar of this time";
+      return `coarse: this file holds no finer ${this.coarse.has("memory") ? "memory" : "shares of closed groups"} of this time`;
     }
 
     marks() {
@@ -640,7 +654,12 @@
     localLines(hit) {
       const { part, section, bar, at, table } = hit;
       if (hit.cell !== undefined) {
-        if (!this.store.hasAnswers) return [["", `${Math.max(hit.count, 1).toLocaleString("en")} ${hit.count > 1 ? "bars" : "bar"}, too short to be seen at this zoom`]];
+        if (!this.store.hasAnswers) {
+          const time = part.time.begin + ((section.cellBucket[hit.cell] + 0.5) / this.about.buckets) * (part.time.end - part.time.begin);
+          const isHeld = this.store.hasEachBar((...place) => this.path("tile", part.source, this.blockAt(at), ...place), time);
+          const bars = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars` : "1 bar";
+          return [["", isHeld ? `${bars}, too short to be seen at this zoom` : `${bars}, of which this file holds only shares of time`]];
+        }
         const words = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars begin here, the longest:` : "too short to be seen at this zoom:";
         return [["", words]];
       }

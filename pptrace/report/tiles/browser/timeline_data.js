@@ -38,8 +38,8 @@
       return fetch(`${BASE}${kind}/${this.token}/${rest.join("/")}`);
     }
 
-    timeOf(_pathAt, shift, index) {
-      return [shift, index];
+    timesOf(_pathAt, shift, index) {
+      return [[shift, index]];
     }
   };
 

@@ -7,7 +7,8 @@
     hasAnswers = false;
 
     constructor(text) {
-      Object.assign(this, JSON.parse(text)); // about; tiles: base64 of gzip by path; shift: that of the coarsest
+      Object.assign(this, JSON.parse(text)); // about; tiles: base64 of gzip by path; shift: that of the coarsest; partial: paths of tiles without each bar
+      this.partial = new Set(this.partial);
     }
 
     async json(path) {
@@ -21,14 +22,43 @@
       return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
     }
 
-    /* The time, as shift and index, of the finest tile that is no finer than asked for. */
-    timeOf(pathAt, shift, index) {
-      for (let up = 0; shift + up < this.shift; up += 1) {
+    /* The times, as shift and index, of the tiles that show a time: the one asked for, or the two that are one level finer, as only every
+       second level is there, or else the finest of those that are coarser. */
+    timesOf(pathAt, shift, index) {
+      const isThere = (time) => this.tiles[pathAt(...time)];
+      if (isThere([shift, index])) return [[shift, index]];
+      const width = this.about.buckets * 2 ** (shift - 1);
+      const finer = [2 * index, 2 * index + 1].filter((half) => half * width < this.about.span).map((half) => [shift - 1, half]);
+      if (finer.every(isThere)) return finer;
+      for (let up = 1; shift + up < this.shift; up += 1) {
         const time = [shift + up, Math.floor(index / 2 ** up)];
-        if (this.tiles[pathAt(...time)]) return time;
+        if (isThere(time)) return [time];
       }
-      return [this.shift, 0];
+      return [[this.shift, 0]];
     }
+
+    /* Whether the finest tile of a time, ns, has each bar by itself. */
+    hasEachBar(pathAt, time) {
+      for (let shift = 0; shift < this.shift; shift += 1) {
+        const path = pathAt(shift, Math.floor(time / (this.about.buckets * 2 ** shift)));
+        if (this.tiles[path]) return !this.partial.has(path);
+      }
+      return !this.partial.has(pathAt(this.shift, 0));
+    }
+  };
+
+  /* Memory of a tile, events in order of time, as buckets of another time: the most in each. */
+  T.inBuckets = ({ rank, row, start, held }, { begin, end }, buckets) => {
+    const bytes = new Float64Array(rank.length * buckets);
+    const each = (end - begin) / buckets;
+    for (let index = 0; index < start.length; index += 1) {
+      const until = row[index + 1] === row[index] ? start[index + 1] : end;
+      if (start[index] >= end || (start[index] < begin && until <= begin)) continue;
+      const first = Math.max(Math.floor((start[index] - begin) / each), 0);
+      const last = Math.min(Math.max(Math.ceil((until - begin) / each), first + 1), buckets);
+      for (let at = row[index] * buckets + first; at < row[index] * buckets + last; at += 1) bytes[at] = Math.max(bytes[at], held[index]);
+    }
+    return { rank, bytes };
   };
 
   const MESSAGES = { send: "Send to", recv: "Receive from" };
