@@ -43,7 +43,9 @@ h3 + .scroll { margin-bottom: 4px; }
 ul { padding-left: 20px; }
 li p { margin: 2px 0 8px; color: var(--soft); }
 .info { color: var(--accent); }
-.warning, .warnings li { color: var(--warning); } .warnings li { overflow-wrap: anywhere; } .critical { color: var(--bad); font-weight: 700; }
+.warning, .warnings li { color: var(--warning); }
+.warnings li { overflow-wrap: anywhere; }
+.critical { color: var(--bad); font-weight: 700; }
 footer { margin-top: 40px; color: var(--soft); font-size: 12px; }
 """
 
