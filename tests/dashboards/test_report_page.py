@@ -74,10 +74,10 @@ def _point_at(page: Any, *place: object) -> str:
 def test_the_timeline_says_what_is_known_of_an_op_and_of_a_message(browser: Any, report: str, tmp_path: Path) -> None:
     assert "plotly" not in report, "nothing but the timeline is drawn by scripts"
     with shown(browser, tmp_path / "report.html", report) as page:
-        told = re.sub(r"\s+", " ", _point_at(page, 1, "F", 2))
+        shown_text = re.sub(r"\s+", " ", _point_at(page, 1, "F", 2))
         for part in ("Forward of microbatch 2", "rank1", "stage1", "chunk0", "from1", "length", "phasesteady"):
-            assert part in told
-        assert "from its label" in told
+            assert part in shown_text
+        assert "from its label" in shown_text
         page.mouse.down()
         page.mouse.up()
         page.wait_for_selector(".timeline-side .bar-card:has-text('Forward of microbatch 2')")
@@ -252,8 +252,8 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
     with shown(browser, tmp_path / "small.html", timeline_page("memory", without_room)) as page:
         page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.01)")
         page.wait_for_function(DRAWN)
-        told = page.inner_text(".timeline-status")
-        assert told == ("" if num_events == 900 else "coarse: this file holds no finer memory of this time")
+        shown_text = page.inner_text(".timeline-status")
+        assert shown_text == ("" if num_events == 900 else "coarse: this file holds no finer memory of this time")
 
 
 def test_shares_of_closed_groups_say_where_finer_ones_are_missing(browser: Any, tmp_path: Path) -> None:
@@ -265,8 +265,8 @@ def test_shares_of_closed_groups_say_where_finer_ones_are_missing(browser: Any, 
         for factor, is_coarse in ((1, False), (1 / 4, False), (1 / 40, True)):
             page.evaluate("(factor) => document.querySelector('.timeline').timeline.zoom(factor)", factor)
             page.wait_for_function(DRAWN)
-            told = page.inner_text(".timeline-status")
-            assert told == (
+            shown_text = page.inner_text(".timeline-status")
+            assert shown_text == (
                 "coarse: this file holds no finer shares of closed groups of this time" if is_coarse else ""
             )
         page.keyboard.press("o")
@@ -278,9 +278,9 @@ def test_shares_of_closed_groups_say_where_finer_ones_are_missing(browser: Any, 
 def test_a_simulated_step_is_drawn_in_the_colours_of_the_system(browser: Any, scheme: str, tmp_path: Path) -> None:
     text = simulation_page(simulate("interleaved-1f1b", pp=4, microbatches=8).simulation)
     with shown(browser, tmp_path / "plan.html", text, scheme) as page:
-        told = _point_at(page, 3, "B", 5)
-        assert "Backward of microbatch 5" in told
-        assert "simulated" in told
+        shown_text = _point_at(page, 3, "B", 5)
+        assert "Backward of microbatch 5" in shown_text
+        assert "simulated" in shown_text
         ground = page.evaluate(
             """() => { const { canvas } = document.querySelector('.timeline').timeline;
               return canvas.getContext('2d').getImageData(2, canvas.height - 3, 1, 1).data[0]; }"""

@@ -4,7 +4,7 @@ file  = { …, "traceEvents": [ event, … ], … } | [ event, … ]
 event = { "ph", "ts" (µs), ["dur"], "pid", "tid", ["name"], ["cat"], ["args"] }
 
 Of ``args`` the whole numbers of known names are kept (:data:`NUMBERS`), as numbers or as their digits. In the files that MegaScan
-writes for a single rank (``rel_ts`` in ns within each iteration) they stand beside the name.
+writes for a single rank (``rel_ts`` in ns within each iteration) they are members of the event itself.
 """
 
 from __future__ import annotations
