@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pptrace.analysis.live_cost import cost_of
-from pptrace.analysis.slow_rank import OpTimes, SlowRank, SlowRanks
+from pptrace.analysis.slow_rank import OpTimes, SlowRank, SlowRanks, op_times
+from pptrace.slices import Slice, Texts
 from tests.support.optional import not_none
 
 Times = dict[int, dict[tuple[str, int], OpTimes]]
@@ -205,3 +208,19 @@ def test_of_a_rank_whose_forwards_alone_become_slow_it_counts_what_part_of_its_t
 
     named = _named([(step, forwards_slow(times, step)) for step, times in _steps(40, lambda *_: 1.0)])
     assert {slow.rank for slow in named} == ({2} if is_named else set())
+
+
+def test_ops_of_unknown_stages_are_compared_with_no_other_rank() -> None:
+    def rows(stage: int) -> Any:
+        columns = {"step": [3, 3], "stage": [stage, stage], "start_ns": [0, 50], "end_ns": [40, 90]}
+        arrays = {name: np.array(values) for name, values in columns.items()}
+        return SimpleNamespace(ops=Slice({**arrays, "kind": Texts(np.zeros(2, np.int8), ("F",))}))
+
+    def data(*stages: int) -> Any:
+        lane = SimpleNamespace(compute=np.array([[0, 40], [50, 90]]))
+        of_rank = dict(enumerate(map(rows, stages)))
+        return SimpleNamespace(lanes=dict.fromkeys(of_rank, lane), rows=SimpleNamespace(of_rank=of_rank.__getitem__))
+
+    known, unknown = op_times(data(2, 2))[3], op_times(data(-1, -1))[3]
+    assert known == {rank: {("F", 2): OpTimes(2, 40)} for rank in (0, 1)}
+    assert set(unknown[0]).isdisjoint(unknown[1])
