@@ -244,6 +244,16 @@ def test_a_run_that_is_not_corrected_keeps_its_figures_and_has_no_findings_that_
     assert not [finding for finding in plain.findings if finding.evidence.get("cause") == "host"]
 
 
+@pytest.mark.parametrize("sample", ["dualpipe_p4", "hang_p4"])
+def test_a_run_that_stays_as_it_was_recorded_has_the_answers_to_all_questions(sample: str) -> None:
+    path = ROOT / "sample_traces" / sample
+    undone, recorded = (load([path], cache=False, as_recorded=as_recorded) for as_recorded in (False, True))
+    assert undone.corrections is None
+    assert undone.report.stages is not None
+    names = ("stages", "memory", "links", "recompute")
+    assert [getattr(undone.report, name) for name in names] == [getattr(recorded.report, name) for name in names]
+
+
 def test_an_analysis_that_leaves_questions_open_has_their_answers_when_they_are_asked_for() -> None:
     inputs = open_inputs([ROOT / "sample_traces" / "1f1b_p4"])
     ranks = read_each(inputs, recognise_trace, 1).traces

@@ -21,6 +21,7 @@ from pptrace.schedule import registry
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
+from tests.support.optional import not_none
 
 MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10.json"
 
@@ -364,6 +365,19 @@ def test_messages_numbered_in_order_belong_to_the_ops_of_their_direction(tmp_pat
     for result in comms:
         assert set(result["kind"]) == {"recv"}
         assert result.groupby("step")["microbatch"].apply(list).tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_the_peer_of_a_message_is_the_only_rank_of_its_group(tmp_path: Path) -> None:
+    events = [
+        event("X", name, 10 * k, pid=pid, microbatch=0, rank=pid, group=group) | {"dur": 1}
+        for pid in (0, 1)
+        for k, (name, group) in enumerate(
+            (("forward", None), ("send-forward", [1 - pid]), ("send-forward", [0, 1]), ("backward", 3))
+        )
+    ]
+    path = tmp_path / "messages.json"
+    path.write_text(json.dumps(events))
+    assert [not_none(trace.comms)["peer"].tolist() for trace in read_chrome(path)] == [[1, -1], [0, -1]]
 
 
 def test_coordinates_that_leave_a_hole_tell_no_mesh(tmp_path: Path) -> None:
