@@ -16,7 +16,7 @@ from pptrace.analysis.whole_run import Waterfall
 from pptrace.api.copies import CommsTable, CopiedTable
 from pptrace.api.files import ExportsOps, FilePath, as_path, reason, text_or_file
 from pptrace.api.options import method_takes_options, require_whole
-from pptrace.api.summary import TimelinePicture
+from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.categories import without_categories

@@ -21,7 +21,7 @@ from pptrace.api.options import (
     require_whole,
     takes_options,
 )
-from pptrace.api.summary import TimelinePicture
+from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind

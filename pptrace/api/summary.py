@@ -1,8 +1,6 @@
-"""Views in a notebook of a run, a simulated step, the catalogue or a hang: a few figures and a table, without a script.
+"""Summaries in a notebook of a run, a simulated step, the catalogue or a hang: a few figures and a table, without a script.
 
 Colours are the notebook's own, so that light and dark themes both work.
-
-A timeline is a page in a frame.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from html import escape
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
-from pptrace.api.files import ExportsPage
 from pptrace.model import units
 from pptrace.report.step_tiles import step_tiles
 from pptrace.simulator import Simulation
@@ -146,23 +143,3 @@ def _paragraph(html: str) -> str:
 
 def _note(text: str) -> str:
     return f'<div style="{_MUTED}">{escape(text)}</div>'
-
-
-_HEIGHT_PX = 620
-
-
-class TimelinePicture(ExportsPage):
-    """A timeline: a notebook shows it, and the wheel zooms; ``to_html`` gives it as a page of its own."""
-
-    def __init__(self, title: str, page: str) -> None:
-        """Take the page that draws it."""
-        self._title, self._html = title, page
-
-    def _page(self) -> str:
-        return self._html
-
-    def __repr__(self) -> str:
-        return f"<pptrace.TimelinePicture: {self._title}>"
-
-    def _repr_html_(self) -> str:
-        return f'<iframe srcdoc="{escape(self._html)}" style="width: 100%; height: {_HEIGHT_PX}px; border: 0"></iframe>'

@@ -2,7 +2,8 @@
 
 from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs, open_inputs, require_path
-from pptrace.ingest.job.read_job import JobProgress, OnProgress, ReadResult, read_each, read_traces
+from pptrace.ingest.job.read_job import ReadResult, read_each, read_traces
+from pptrace.ingest.job.read_progress import JobProgress, OnProgress
 from pptrace.ingest.kineto.reader import read_kineto
 
 __all__ = [

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.read_job import Data, FileResult, ProgressMeter, Read
+from pptrace.ingest.job.read_job import Data, FileResult, Read
+from pptrace.ingest.job.read_progress import ProgressMeter
 
 if TYPE_CHECKING:
     from distributed import Client, Future

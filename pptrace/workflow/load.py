@@ -1,7 +1,4 @@
-"""Load a run: from the PATHs of a user to its analysis, for the command line and the dashboard.
-
-Flight-recorder dumps complete the calls of a run.
-"""
+"""Load a run: from the PATHs of a user to its analysis, for the command line and the dashboard."""
 
 from __future__ import annotations
 
@@ -17,12 +14,9 @@ from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.ingest import OnProgress, ReadResult, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
-from pptrace.ingest.flight_recorder.dump import read_dumps
-from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.sniff import sniff_flight
 from pptrace.model.traces import InputFormat, Trace
-from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
@@ -30,29 +24,6 @@ from pptrace.workflow.unrecorded import undo_recording
 
 if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
-
-
-def complete_calls(
-    ranks: Sequence[RecognisedRank], dumps: Sequence[Path], *, has_hung: bool
-) -> tuple[tuple[RecognisedRank, ...], tuple[str, ...]]:
-    """The ranks with what the dumps in some files say of their calls; with warnings, also of files that cannot be read.
-
-    Of a run that ``has_hung``, the verdict says which calls are incomplete, and the ranks' own warnings of these are dropped.
-    """
-    read, unreadable = read_dumps(dumps)
-    named, warnings = with_dumps(ranks, read)
-    return _without_incomplete_calls(named) if has_hung else named, (*unreadable, *warnings)
-
-
-def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> tuple[RecognisedRank, ...]:
-    """Drop the dumps' warnings of incomplete calls, which the hang verdict sums up."""
-    cleaned = []
-    for rank in ranks:
-        info = rank.info
-        is_dump = info.producer.startswith(DUMP_PRODUCER)
-        lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
-        cleaned.append(rank.with_info(replace(info, warnings=lines)))
-    return tuple(cleaned)
 
 
 _SMALL_BYTES = 32 << 20
@@ -184,6 +155,8 @@ def _analyse_read(
     ranks, hang = result.traces, _hang(request)
     dump_warnings: Sequence[str] = ()
     if request.inputs.dumps or hang is not None:  # what reads dumps is imported for such runs alone
+        from pptrace.workflow.complete_calls import complete_calls
+
         ranks, dump_warnings = complete_calls(ranks, request.inputs.dumps, has_hung=hang is not None)
     warnings = (*result.warnings, *dump_warnings, *_run_warnings(run))
     alone = [ranks]

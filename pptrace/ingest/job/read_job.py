@@ -1,15 +1,8 @@
-"""Read all files of a job, in several processes where that pays, and assign every trace a distinct rank.
-
-Progress is of files and bytes, of all processes that read: they share how far they are.
-"""
+"""Read all files of a job, in several processes where that pays, and assign every trace a distinct rank."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,104 +15,11 @@ from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
+from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.model.traces import InputFormat, Trace, TraceInfo
 from pptrace.model.wording import as_ranges
-from pptrace.processes import can_fork, num_cpus
-
-_MAX_PART = 0.99  # of a file read to its end: its events are still to be sorted and recognised
-
-
-@dataclass(frozen=True, slots=True)
-class JobProgress:
-    """Progress of a job: the part that has been read. ``files_read`` and ``bytes_read`` include parts of the files that are
-    being read.
-
-    Bytes are those of the files as they lie on disk, compressed or not; a file found in the cache counts as read.
-    """
-
-    files_read: float
-    num_files: int
-    bytes_read: int
-    num_bytes: int
-
-
-OnProgress = Callable[[JobProgress], None]
-
-
-class ProgressMeter:
-    """Sums up what has been read of each file; calls ``on_progress`` at the start and whenever the sum grows."""
-
-    def __init__(self, file_bytes: Sequence[int], on_progress: OnProgress) -> None:
-        self._file_bytes = file_bytes
-        self._on_progress = on_progress
-        self._num_done = 0
-        self._bytes_done = 0
-        self._parts: dict[int, float] = {}
-        self._last = JobProgress(0, len(file_bytes), 0, sum(file_bytes))
-        on_progress(self._last)
-
-    def set_part(self, index: int, part: float) -> None:
-        """Set the fraction of a file that has been read. One that is read anew from its start does not move back."""
-        self._parts[index] = max(self._parts.get(index, 0.0), min(part, 1.0) * _MAX_PART)
-        self._report()
-
-    def set_done(self, index: int) -> None:
-        self._parts.pop(index, None)
-        self._num_done += 1
-        self._bytes_done += self._file_bytes[index]
-        self._report()
-
-    def _report(self) -> None:
-        bytes_read = self._bytes_done + sum(int(self._file_bytes[index] * part) for index, part in self._parts.items())
-        files_read = self._num_done + sum(self._parts.values())
-        progress = JobProgress(files_read, self._last.num_files, bytes_read, self._last.num_bytes)
-        if progress != self._last:
-            self._last = progress
-            self._on_progress(progress)
-
-
-Result = TypeVar("Result")
-_POLL_S = 0.1  # between looks at how far the reading processes are
-
-_parts_read: MutableSequence[float] = []
-"""Fraction read of each file of the job in a reading process, in memory that all of them share."""
-
-
-def read_in_processes(
-    files: Mapping[int, InputFile],
-    read: Callable[[InputFile, int, ReadProgress], Result],
-    cores: int,
-    num_processes: int,
-    meter: ProgressMeter,
-) -> Iterator[tuple[int, Result]]:
-    """(number, result) of the files, the largest first, as they finish; where a process dies, some stay missing.
-
-    Each is read on several ``cores``. Processes are forked where that can be done: nothing has to be imported again.
-    """
-    context = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    parts = context.RawArray("d", max(files) + 1)
-    pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_share_parts, initargs=(parts,))
-    with pool, suppress(BrokenProcessPool):
-        order = sorted(files, key=lambda index: -files[index].num_bytes)
-        futures = {pool.submit(_read_in_process, read, cores, index, files[index]): index for index in order}
-        while futures:
-            for future in wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED).done:
-                yield futures.pop(future), future.result()
-            for index in futures.values():
-                meter.set_part(index, parts[index])
-
-
-def _share_parts(parts: MutableSequence[float]) -> None:
-    global _parts_read
-    _parts_read = parts
-
-
-def _read_in_process(
-    read: Callable[[InputFile, int, ReadProgress], Result], cores: int, index: int, file: InputFile
-) -> Result:
-    return read(file, cores, partial(_parts_read.__setitem__, index))
-
+from pptrace.processes import num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
 _MAX_RANKS = 1_000_000
@@ -263,6 +163,8 @@ def _read_here(
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
+        from pptrace.ingest.job.read_in_processes import read_in_processes  # small files need no pool of processes
+
         for index, result in read_in_processes(large, read, cores, num_processes, meter):
             results[index] = result
             meter.set_done(index)

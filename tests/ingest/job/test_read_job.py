@@ -14,7 +14,7 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.ingest import InputFile, JobProgress, OpenedInputs, ReadResult, open_inputs, read_traces
-from pptrace.ingest.job import read_job
+from pptrace.ingest.job import read_in_processes, read_job
 from pptrace.model.traces import InputFormat
 
 Op = Callable[..., dict[str, Any]]
@@ -143,7 +143,7 @@ def test_progress_of_reading_processes_includes_files_that_are_not_read_to_their
     write: Write, op: Op, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_job, "_LARGE_BYTES", 100)
-    monkeypatch.setattr(read_job, "_POLL_S", 0.001)
+    monkeypatch.setattr(read_in_processes, "_POLL_S", 0.001)
     events = [op(name=random.Random(index).randbytes(40).hex()) for index in range(40_000)]
     paths = [write(events, f"rank{rank}.json") for rank in range(2)]
     steps: list[JobProgress] = []

@@ -1,0 +1,35 @@
+"""Calls of a run that flight-recorder dumps complete, and what they warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pptrace.ingest.flight_recorder.dump import read_dumps
+from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
+from pptrace.recognise.calls.from_flight_recorder import with_dumps
+from pptrace.recognise.recognised_rank import RecognisedRank
+
+
+def complete_calls(
+    ranks: Sequence[RecognisedRank], dumps: Sequence[Path], *, has_hung: bool
+) -> tuple[tuple[RecognisedRank, ...], tuple[str, ...]]:
+    """The ranks with what the dumps in some files say of their calls; with warnings, also of files that cannot be read.
+
+    Of a run that ``has_hung``, the verdict says which calls are incomplete, and the ranks' own warnings of these are dropped.
+    """
+    read, unreadable = read_dumps(dumps)
+    named, warnings = with_dumps(ranks, read)
+    return _without_incomplete_calls(named) if has_hung else named, (*unreadable, *warnings)
+
+
+def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> tuple[RecognisedRank, ...]:
+    """Drop the dumps' warnings of incomplete calls, which the hang verdict sums up."""
+    cleaned = []
+    for rank in ranks:
+        info = rank.info
+        is_dump = info.producer.startswith(DUMP_PRODUCER)
+        lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
+        cleaned.append(rank.with_info(replace(info, warnings=lines)))
+    return tuple(cleaned)
