@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pptrace.api.arguments import read_bytes
-from pptrace.api.options import Option, Value
+from pptrace.api.options import Option, Value, read_bytes
 from pptrace.errors import UsageError
 from pptrace.schedule.layout import read_split
 

@@ -53,7 +53,7 @@ _ROOMS = "|".join(
         *(
             r"analysis\.(?!report|result|whole_run|\w+\.types)",
             r"report\.(?!to_json)",
-            r"api\.exports",
+            r"api\.files",
             r"schedule\.replay_program",
         ),
     )

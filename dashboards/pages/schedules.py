@@ -21,7 +21,7 @@ from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
 from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
-from pptrace.report.idle import idle_table
+from pptrace.report.simulation_text import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.report.tiles.inline import inline_simulation
 from pptrace.schedule.registry import SCHEDULES

@@ -30,8 +30,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
-from pptrace.schedule.actions import Kind
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell, Kind
 from pptrace.schedule.outstanding import in_flight_by_stage, recomputed_cells
 from pptrace.schedule.plan import Plan
 from pptrace.sizes.gpt_facts import passed_lengths

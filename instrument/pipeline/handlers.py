@@ -13,8 +13,7 @@ from instrument.pipeline.microbatch_buffers import ForwardState, Tensors
 from instrument.pipeline.p2p import Message
 from instrument.pipeline.step import Handler, StepRun
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Kind
-from pptrace.schedule.cell import Cell, cell_of
+from pptrace.schedule.actions import Action, Cell, Kind, cell_of
 from pptrace.schedule.plan import Plan
 
 

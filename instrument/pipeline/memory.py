@@ -25,7 +25,7 @@ from instrument.expert.pieces import Tape
 from instrument.expert_counts import ExpertCounts
 from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers, Tensors
 from instrument.pipeline.runtime import PipelineRuntime
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell
 from pptrace.schedule.outstanding import Outstanding, outstanding
 
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from instrument.backward_split.split import WeightWork
 from instrument.expert.pieces import Tape
 from pptrace.errors import ScheduleError
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell
 
 T = TypeVar("T")
 Tensors = tuple[Tensor, ...]

@@ -3,32 +3,117 @@
 An instruction is one compute action, or a group of sends and receives that are posted together
 (:meth:`pptrace.schedule.plan.Plan.instructions`, and :mod:`instrument.pipeline.order` for other groups than the plan's).
 New kinds of action are new entries of the table.
+
+An evaluation runs the plan's forwards in their order, without gradients and dropout. What each rank may run before its weights
+are validated is its speculative prefix.
+
+The *speculative prefix* of a rank's instructions consists of forwards and their messages only, and it is closed under messages:
+of each message the prefixes of all ranks hold both ends or none. So when all ranks have run their prefixes no message is
+under way, and each may drop what it has computed and restart the step.
+
+The last rank has no prefix: it has the whole state, from which the others' answer comes, before it can begin.
+Used by :mod:`instrument.optim.clipping`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from instrument.data.text import Batch
+from instrument.expert.pieces import Tape
+from instrument.expert_counts import ExpertCounts
 from instrument.optim.clipping import ClippedOptimizer
 from instrument.optim.gradient_sync import Finish, GradientSync
-from instrument.pipeline.evaluation import ForwardBuffers, evaluating, forwards_of
 from instrument.pipeline.handlers import HANDLERS
+from instrument.pipeline.instruction import Instruction
 from instrument.pipeline.megatron_calls import Calls
-from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import MicrobatchBuffers, Tensors
 from instrument.pipeline.order import Posting, arrange
-from instrument.pipeline.speculation import prefix_lengths
 from instrument.pipeline.step import Handler, RankProgram, StepRun
+from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind
-from pptrace.schedule.actions import Action, Kind, iter_halves
+from pptrace.schedule.actions import Action, Cell, Kind, iter_halves
+from pptrace.schedule.lower import lower
+from pptrace.schedule.messages import Message, message_of, peer_of
 from pptrace.schedule.plan import Plan
+
+_REPEATABLE = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.UNSHARD})
+"""Kinds without side effects, whose results can be dropped."""
+
+
+def prefix_lengths(plan: Plan, instructions: Sequence[Sequence[Instruction]]) -> tuple[int, ...]:
+    """Number of instructions in each rank's speculative prefix: the longest prefixes that are closed under messages.
+
+    Args:
+        plan: whose messages they are.
+        instructions: rank → all its instructions (:func:`instrument.pipeline.order.arrange`). Those posted together
+            are cut together.
+    """
+    lengths = [_repeatable(row) for row in instructions[:-1]] + [0]
+    while True:
+        ends = [
+            {message_of(plan, action) for group in row[:length] for action in group if action.kind.is_p2p}
+            for row, length in zip(instructions, lengths, strict=True)
+        ]
+        closed = [_closed(plan, row[:length], ends) for row, length in zip(instructions, lengths, strict=True)]
+        if closed == lengths:
+            return tuple(closed)
+        lengths = closed
+
+
+def _repeatable(row: Sequence[Instruction]) -> int:
+    """Number of instructions before the first that cannot be run again."""
+    for index, group in enumerate(row):
+        if any(action.kind not in _REPEATABLE for action in group):
+            return index
+    return len(row)
+
+
+def _closed(plan: Plan, prefix: Sequence[Instruction], ends: Sequence[set[Message]]) -> int:
+    """Number of instructions before the first with a message whose other end is in no prefix."""
+    for index, group in enumerate(prefix):
+        for action in group:
+            if action.kind.is_p2p and message_of(plan, action) not in ends[peer_of(plan, action)]:
+                return index
+    return len(prefix)
+
+
+def forwards_of(plan: Plan) -> Plan:
+    """The forwards of a plan, each rank's in its order, with the sends and receives that they need."""
+    rows = tuple(tuple(half for action in row for half in action.halves if half.kind is Kind.F) for row in plan.ranks)
+    return lower(replace(plan, name=f"forwards of {plan.name}", ranks=rows))
+
+
+class ForwardBuffers(MicrobatchBuffers):
+    """Inputs and outputs of microbatches that have no backward: no graph is kept."""
+
+    def put_input(self, cell: Cell, received: Tensors) -> None:
+        self._inputs[cell] = received
+
+    def put_forward(self, cell: Cell, inputs: Tensors, outputs: Tensors, tape: Tape | None = None) -> None:
+        """Keep nothing: no backward will ask for it."""
+
+
+@contextmanager
+def evaluating(stages: Iterable[nn.Module], recorder: Recorder) -> Iterator[None]:
+    """Compute without gradients and dropout, and count no routes of experts: predictions are of the steps that train."""
+    modules, counts = nn.ModuleList(stages), recorder.expert_counts
+    recorder.expert_counts = ExpertCounts()
+    modules.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        modules.train()
+        recorder.expert_counts = counts
 
 
 class Optimizer(Protocol):
@@ -95,7 +180,7 @@ class PipelineRuntime:
         Args:
             batch: of this pipeline; read by the first stage (tokens) and the last (targets).
             step: number of the step, for the ranges.
-            optimizer: validated at the end of the speculative prefix (:mod:`instrument.pipeline.speculation`), which
+            optimizer: validated at the end of the speculative prefix (:mod:`instrument.pipeline.runtime`), which
                 runs again with the weights that it leaves, where it had to change any.
         """
         self.program.recorder.step = step

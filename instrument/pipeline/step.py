@@ -16,8 +16,7 @@ from instrument.pipeline.microbatch_buffers import MicrobatchBuffers, Tensors
 from instrument.pipeline.p2p import Arrival, Communicator
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
-from pptrace.schedule.actions import Kind
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell, Kind
 from pptrace.schedule.plan import Plan
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]

@@ -11,8 +11,7 @@ import pandas as pd
 
 from pptrace.clock import Clock
 from pptrace.intervals import intersect
-from pptrace.model.backward_parts import BackwardParts
-from pptrace.model.device import DeviceWork
+from pptrace.model.device import BackwardParts, DeviceWork
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN

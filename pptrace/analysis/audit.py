@@ -11,8 +11,7 @@ import pandas as pd
 from pptrace.analysis.report import AuditEntry, Report
 from pptrace.clock.result import Clock
 from pptrace.model import units
-from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
-from pptrace.model.lacking_records import LackingRecords
+from pptrace.model.damage import KINDS, NO_TIME, Damage, LackingRecords, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.slices import reduce_groups, rows_among, slices_by_int
 

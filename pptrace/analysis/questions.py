@@ -29,7 +29,7 @@ from pptrace.model.report_table import Amount, ReportTable
 from pptrace.recognise.run import RecognisedRun
 
 if TYPE_CHECKING:
-    from pptrace.analysis.early_receives.run import EarlyOfRun
+    from pptrace.analysis.early_receives.answer import EarlyOfRun
     from pptrace.analysis.experts.answer import ExpertsOfRun
 
 Answers = Mapping[str, Any]
@@ -92,7 +92,7 @@ def early_receives_in(answers: Mapping[int, Answers], costs: Sequence[StepMatrix
     of_ranks = _answers_to("early_receives", answers)
     if not of_ranks:
         return None
-    from pptrace.analysis.early_receives.run import EarlyOfRun
+    from pptrace.analysis.early_receives.answer import EarlyOfRun
 
     return EarlyOfRun.of(of_ranks, costs)
 

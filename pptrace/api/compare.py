@@ -16,9 +16,8 @@ import pandas as pd
 from pptrace.analysis.compare.compare import compare_sides
 from pptrace.analysis.compare.result import Comparison, MeanChange, OfBoth, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.api.arguments import require_type, require_whole
-from pptrace.api.exports import ExportsJson, ExportsPage
-from pptrace.api.files import FilePath, as_input
+from pptrace.api.files import ExportsJson, ExportsPage, FilePath, as_input
+from pptrace.api.options import require_type, require_whole
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
 from pptrace.ingest import OnProgress

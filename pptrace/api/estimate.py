@@ -9,12 +9,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.copies import CopiedTable
-from pptrace.api.exports import ExportsJson
-from pptrace.api.files import FilePath, text_or_file
+from pptrace.api.files import ExportsJson, FilePath, text_or_file
 from pptrace.api.model_file import read_model
-from pptrace.api.options import Value, argument, option, options_of, same, takes_options
+from pptrace.api.options import Value, argument, option, options_of, require_number, require_whole, same, takes_options
 from pptrace.api.simulate import SimulateOptions, Spelling
 from pptrace.errors import UsageError
 from pptrace.schedule import registry

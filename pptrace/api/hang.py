@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.api.exports import ExportsJson
-from pptrace.api.files import FilePaths, as_inputs
+from pptrace.api.files import ExportsJson, FilePaths, as_inputs
 from pptrace.errors import UsageError
 from pptrace.report.hang import hang_object, hang_text
 from pptrace.workflow.find_hang import HangResult, find_hang

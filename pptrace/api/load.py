@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Literal
 
-from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.files import FilePaths, as_inputs
+from pptrace.api.options import require_type, require_whole
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
 from pptrace.workflow.dask_cluster import open_dask

@@ -13,12 +13,9 @@ from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Waterfall
-from pptrace.api.arguments import require_whole
-from pptrace.api.comms_table import CommsTable
-from pptrace.api.copies import CopiedTable
-from pptrace.api.exports import ExportsOps
-from pptrace.api.files import FilePath, as_path, reason, text_or_file
-from pptrace.api.options import method_takes_options
+from pptrace.api.copies import CommsTable, CopiedTable
+from pptrace.api.files import ExportsOps, FilePath, as_path, reason, text_or_file
+from pptrace.api.options import method_takes_options, require_whole
 from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError

@@ -9,11 +9,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from pptrace.api.arguments import require_number, require_type, require_whole
 from pptrace.api.copies import CopiedTable
-from pptrace.api.exports import ExportsOps
-from pptrace.api.files import FilePath, text_or_file
-from pptrace.api.options import Value, argument, option, options_of, takes_options
+from pptrace.api.files import ExportsOps, FilePath, text_or_file
+from pptrace.api.options import (
+    Value,
+    argument,
+    option,
+    options_of,
+    require_number,
+    require_type,
+    require_whole,
+    takes_options,
+)
 from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.errors import UsageError
 from pptrace.schedule import registry

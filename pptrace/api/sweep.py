@@ -7,8 +7,17 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from pptrace.api.arguments import require_number, require_type, require_whole
-from pptrace.api.options import Value, argument, option, options_of, same, takes_options
+from pptrace.api.options import (
+    Value,
+    argument,
+    option,
+    options_of,
+    require_number,
+    require_type,
+    require_whole,
+    same,
+    takes_options,
+)
 from pptrace.api.simulate import MOST_MS, NS_PER_MS, SimulateOptions, Spelling
 from pptrace.errors import UsageError
 from pptrace.schedule import registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from pptrace.api.exports import ExportsPage
+from pptrace.api.files import ExportsPage
 
 _HEIGHT_PX = 620
 

@@ -16,10 +16,8 @@ from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.stage_costs import Assumed
 from pptrace.analysis.whatif.study import Study, study_run
-from pptrace.api.arguments import require_number, require_whole
-from pptrace.api.exports import ExportsJson, ExportsPage
-from pptrace.api.files import FilePath, text_or_file
-from pptrace.api.options import Value, options_of
+from pptrace.api.files import ExportsJson, ExportsPage, FilePath, text_or_file
+from pptrace.api.options import Value, options_of, require_number, require_whole
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run

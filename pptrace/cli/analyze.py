@@ -18,7 +18,7 @@ from pptrace.api.options import Value, option, options_of
 from pptrace.api.run import Run
 from pptrace.cli.options import INPUT_PATH, with_options
 from pptrace.cli.output import Outputs
-from pptrace.cli.reading_bar import reading_bar
+from pptrace.cli.progress_bars import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
 from pptrace.workflow.load import load

@@ -14,7 +14,7 @@ from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.compare import RunComparison
 from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH
 from pptrace.cli.output import Outputs
-from pptrace.cli.reading_bar import reading_bar
+from pptrace.cli.progress_bars import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import require_path
 from pptrace.workflow.compare import read_side

@@ -24,7 +24,7 @@ from rich.text import Text
 import pptrace
 from pptrace.cli.options import COUNT, INPUT_PATH
 from pptrace.cli.output import Outputs, report_console
-from pptrace.cli.reading_bar import reading_bar
+from pptrace.cli.progress_bars import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.nsight.reader import read_nsight
 from pptrace.marks import SpanKind, SpanMark, format_mark

@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 
-from pptrace.api.arguments import read_bytes
 from pptrace.api.estimate import EstimatedRun, EstimateOptions, estimate_as
 from pptrace.api.estimate_sweep import SWEPT, EstimateSweepOptions, run_combinations
-from pptrace.api.options import Option, Value, options_of
+from pptrace.api.options import Option, Value, options_of, read_bytes
 from pptrace.api.sweep import EVERY
-from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import GIVEN_PATH, plain, with_options
 from pptrace.cli.output import Outputs, option, report_console
+from pptrace.cli.progress_bars import counting_bar
 from pptrace.errors import UsageError
 from pptrace.schedule.layout import read_split
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from pptrace.api.arguments import is_url
-from pptrace.api.options import Option, Value
+from pptrace.api.options import Option, Value, is_url
 
 
 class _Plain(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2

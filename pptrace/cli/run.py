@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.api.arguments import read_bytes
+from pptrace.api.options import read_bytes
 from pptrace.cli.options import GIVEN_PATH, NUMBER, WHOLE
 from pptrace.errors import PptraceError, UsageError
 

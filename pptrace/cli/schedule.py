@@ -14,8 +14,7 @@ from pptrace.api.simulate import SimulatedStep, SimulateOptions, simulate_as
 from pptrace.cli.options import GIVEN_PATH, WHOLE, with_options
 from pptrace.cli.output import Outputs, option, report_console
 from pptrace.errors import ScheduleError, UsageError
-from pptrace.report.idle import explain_plan, explained_csv, explained_table, idle_table
-from pptrace.report.simulation_text import plan_size
+from pptrace.report.simulation_text import explain_plan, explained_csv, explained_table, idle_table, plan_size
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule import registry
 from pptrace.schedule.builders.zb_auto import optimality

@@ -11,9 +11,9 @@ import click
 from pptrace.api.options import Option, Value, options_of
 from pptrace.api.simulate import SimulateOptions
 from pptrace.api.sweep import EVERY, SweepOptions, grid_of
-from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import GIVEN_PATH, plain, with_options
 from pptrace.cli.output import Outputs, option, report_console
+from pptrace.cli.progress_bars import counting_bar
 from pptrace.cli.schedule import optimality_line, simulate_or_draw
 from pptrace.errors import UsageError
 from pptrace.garbage import paused_gc

@@ -8,14 +8,12 @@ from typing import Any
 import click
 
 from pptrace.analysis.links.types import Link
-from pptrace.api.arguments import read_bytes
-from pptrace.api.options import Option, Value, options_of
+from pptrace.api.options import Option, Value, options_of, read_bytes
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
-from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH, WHOLE, with_options
 from pptrace.cli.output import Outputs, report_console
-from pptrace.cli.reading_bar import reading_bar
+from pptrace.cli.progress_bars import counting_bar, reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
 from pptrace.schedule.layout import read_split

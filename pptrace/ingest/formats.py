@@ -4,7 +4,7 @@ Nothing else in :mod:`pptrace.ingest` knows a format by its name: which files of
 to another file or complete it, are fields of the entry. How to add one: docs/extending.md.
 
 Readers are imported for such a file alone (:func:`on_use`): what tells the beginnings of files apart is in
-:mod:`pptrace.ingest.sniff`, which files belong together in :mod:`pptrace.ingest.companions`.
+:mod:`pptrace.ingest.sniff`, which files belong together in :mod:`pptrace.ingest.sniff`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from typing import Any
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
-from pptrace.ingest.common.device_clock import with_host_clock
+from pptrace.ingest.common.device_times import with_host_clock, with_sequential_streams
 from pptrace.ingest.common.json_texts import opens_json
-from pptrace.ingest.common.sequential_streams import with_sequential_streams
-from pptrace.ingest.companions import ASCEND_TRACE, companions_of_dump, companions_of_trace, earlier_forms, partners
 from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.kineto.reader import ReadProgress, read_ranks
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.sniff import (
+    ASCEND_TRACE,
     archive_of,
+    companions_of_dump,
+    companions_of_trace,
+    earlier_forms,
     has_pairs,
+    partners,
     sniff_ascend,
     sniff_chrome,
     sniff_flight,

@@ -1,8 +1,11 @@
-"""Damage of a recording: events that its recorder lost, stretched, doubled or put elsewhere, and when they were."""
+"""Damage of a recording: events that its recorder lost, stretched, doubled or put elsewhere, and when they were.
+
+So are records that some ranks of a run lack though the others have them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -82,3 +85,15 @@ class RankDamage:
         if not rows:
             return cls()
         return cls(np.concatenate([part.kind for part in rows]), np.concatenate([part.start_ns for part in rows]))
+
+
+@dataclass(frozen=True, slots=True)
+class LackingRecords:
+    """Records that single ranks lack.
+
+    ``messages`` are the steps (−1: of none) of those messages whose other end is not in the trace of the rank;
+    ``ranges`` are the ranks without labelled ops.
+    """
+
+    messages: Mapping[int, Int64] = field(default_factory=dict)
+    ranges: tuple[int, ...] = ()

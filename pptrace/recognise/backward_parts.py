@@ -15,8 +15,7 @@ import numpy as np
 
 from pptrace.intervals import EMPTY, Int64, NestedIntervals, union
 from pptrace.marks import SpanKind
-from pptrace.model.backward_parts import BackwardParts
-from pptrace.model.device import DeviceWork, Rows
+from pptrace.model.device import BackwardParts, DeviceWork, Rows
 from pptrace.model.traces import Category, Events, is_of_forward
 from pptrace.recognise.ops.infer_from_operators import ENGINE
 from pptrace.recognise.ops.mark_ranges import KINDS_OF_SPANS, MarkedRanges

@@ -12,9 +12,8 @@ import pandas as pd
 
 from pptrace.marks import SpanKind
 from pptrace.model.damage import CLOCK_KINDS
-from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
+from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Pieces
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.pieces import Pieces
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, Int64, empty_table
 from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_events
 from pptrace.recognise.backward_parts import backward_parts
@@ -22,7 +21,7 @@ from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.idle import times_between_operators
-from pptrace.recognise.device.lost_calls import with_lost_calls
+from pptrace.recognise.device.lost_launches import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
@@ -30,7 +29,7 @@ from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_
 from pptrace.recognise.ops.label_steps import RankTables
 from pptrace.recognise.ops.mark_ranges import KINDS_OF_SPANS, MarkedRanges, split_marks, without_evaluations
 from pptrace.recognise.ops.named_ranges import ranges_around, with_named_ranges, working_threads
-from pptrace.recognise.pieces.find import pieces_of
+from pptrace.recognise.pieces import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.loop import (
     capture_times,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from pptrace.model.damage import LackingRecords
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import join_ranks
-from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY

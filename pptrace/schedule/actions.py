@@ -6,6 +6,8 @@ Text form, as torch.distributed.pipelining writes it:
     kind    = "F" | "B" | "I" | "W" | "SEND_F" | "RECV_F" | "SEND_B" | "RECV_B" | "UNSHARD" | "RESHARD" | "REDUCE_GRAD"
 
 Only UNSHARD, RESHARD and REDUCE_GRAD have no microbatch.
+
+A cell of a pipeline is one microbatch in one stage: most actions are of one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import NamedTuple
 
 from pptrace.errors import ScheduleError
 
@@ -168,3 +171,21 @@ def iter_halves(actions: tuple[Action, ...]) -> Iterator[Action]:
     """Every simple action, overlapped pairs taken apart."""
     for action in actions:
         yield from action.halves
+
+
+class Cell(NamedTuple):
+    """One microbatch in one stage."""
+
+    stage: int
+    microbatch: int
+
+
+def cell_of(action: Action) -> Cell:
+    """The cell of an action on one microbatch.
+
+    Raises:
+        ScheduleError: it has none.
+    """
+    if action.microbatch is None:
+        raise ScheduleError(f"{action} needs a microbatch")
+    return Cell(action.stage, action.microbatch)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pptrace.errors import UsageError
-from pptrace.schedule.actions import Kind, iter_halves
-from pptrace.schedule.cell import Cell, cell_of
+from pptrace.schedule.actions import Cell, Kind, cell_of, iter_halves
 from pptrace.schedule.plan import Plan
 
 

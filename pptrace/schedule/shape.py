@@ -1,4 +1,4 @@
-"""The size of a schedule, as its builder takes it."""
+"""The size of a schedule, as its builder takes it, and the placement of its stages: which is chunk c of rank r, of p ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 from pptrace.errors import ShapeError
+
+
+def loop(chunk: int, rank: int, pp: int) -> int:
+    """The stage under loop placement, as Megatron-LM's virtual pipeline has it: c·p + r."""
+    return chunk * pp + rank
+
+
+def zigzag(chunk: int, rank: int, pp: int) -> int:
+    """The stage where every other chunk runs over the ranks in reverse; with two chunks a V: stages r and 2p − 1 − r."""
+    return chunk * pp + (pp - 1 - rank if chunk % 2 else rank)
+
 
 _MOST_FORWARDS = 10_000_000
 """Larger plans would take minutes and gigabytes; no cluster has one."""

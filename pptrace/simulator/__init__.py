@@ -1,9 +1,10 @@
 """Plan and costs in, timeline out; or many durations of one plan in, many timelines out."""
 
 from pptrace.schedule.replay_table import Replays, makespans, rank_ends, rank_ends_of_mixtures, replay_table
-from pptrace.simulator.costs import IDEAL, Costs, uniform
 from pptrace.simulator.idle import IdleCause, IdlePart, idle_by_cause, idle_parts
 from pptrace.simulator.simulation import (
+    IDEAL,
+    Costs,
     MessageEnd,
     SimulatedRank,
     Simulation,
@@ -11,6 +12,7 @@ from pptrace.simulator.simulation import (
     peak_inflight,
     phase_lengths,
     simulate,
+    uniform,
 )
 
 __all__ = [

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from pptrace.axes import Axis
 from pptrace.schedule.actions import Kind
-from pptrace.simulator.costs import Costs
-from pptrace.simulator.simulation import Simulation, simulate
+from pptrace.simulator.simulation import Costs, Simulation, simulate
 from pptrace.sizes.estimate import Estimate, RankEstimate
 from pptrace.sizes.flops import stage_flops
 from pptrace.sizes.transformer import SEND, Volume, total

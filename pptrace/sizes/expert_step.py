@@ -8,12 +8,12 @@ from itertools import compress
 from operator import attrgetter
 
 from pptrace.marks import Axis, Collective
-from pptrace.sizes.expert_activations import ExpertTensors
 from pptrace.sizes.expert_options import Dispatcher, DropOrder, Shared
 from pptrace.sizes.experts import (
     INDEX_BYTES,
     ExpertCall,
     ExpertSizes,
+    ExpertTensors,
     LayerRows,
     layer_calls,
 )

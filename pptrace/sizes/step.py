@@ -14,8 +14,7 @@ from functools import cached_property
 
 from pptrace import axes
 from pptrace.marks import Axis, Collective
-from pptrace.schedule.actions import Kind, iter_halves
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell, Kind, iter_halves
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
 from pptrace.sizes.expert_step import ExpertVolume, Routes

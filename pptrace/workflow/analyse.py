@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
+from pptrace.analysis.early_receives.answer import with_reason
 from pptrace.analysis.early_receives.repair import RepairedOrder
-from pptrace.analysis.early_receives.run import with_reason
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
@@ -45,11 +45,10 @@ from pptrace.analysis.result import (
 from pptrace.analysis.shared_devices import SharedDevice, core_waits_of, line_of_waits, shared_devices, with_busy_shares
 from pptrace.analysis.steps.communication import total_comms
 from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
-from pptrace.analysis.steps.impossible import without_impossible
 from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.steps.step_series import series_of
-from pptrace.analysis.steps.steps import marked_steps, report_steps
+from pptrace.analysis.steps.steps import marked_steps, report_steps, without_impossible
 from pptrace.analysis.stragglers.detectors import Study, study_steps
 from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
@@ -57,9 +56,9 @@ from pptrace.clock.bounds import without_matches_of
 from pptrace.errors import UsageError
 from pptrace.intervals import length, merge
 from pptrace.memory import give_back_freed_memory
+from pptrace.model.damage import LackingRecords
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
-from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import predictions_of
 from pptrace.model.schedule_info import ScheduleInfo
@@ -83,8 +82,7 @@ from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import host_parts, host_waits, lane_of
-from pptrace.timeline.phases import tag_ops
-from pptrace.timeline.windows import StepWindow, step_windows
+from pptrace.timeline.windows import StepWindow, step_windows, tag_ops
 from pptrace.version import __version__
 from pptrace.workflow.planned_steps import planned_steps
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instrument.adapters.deepspeed_plans import LOAD
+from instrument.adapters.deepspeed_pipe import LOAD
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan

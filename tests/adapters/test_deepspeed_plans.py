@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.adapters.deepspeed_plans import LOAD, Buffers
+from instrument.adapters.deepspeed_pipe import LOAD, Buffers
 
 
 def words(buffers: Buffers, *instructions: tuple[str, int, int | None]) -> list[str]:

@@ -17,9 +17,8 @@ from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS
 from pptrace.analysis.questions import QuestionInputs
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.stages.answer import Sums, answer, of_rank, stage_compute, sums_of_run, words_of
+from pptrace.analysis.stages.answer import Sums, answer, of_rank, same_work, stage_compute, sums_of_run, words_of
 from pptrace.analysis.stages.flops import OpSums
-from pptrace.analysis.stages.same_work import same_work
 from pptrace.analysis.stages.show import stage_tables
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StagePart
 from pptrace.api.load import load

@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.analysis.whatif.answer import answer
 from pptrace.analysis.whatif.change import Change
-from pptrace.cli.counting_bar import counting_bar
+from pptrace.cli.progress_bars import counting_bar
 from pptrace.cli.whatif import command
 from tests.analysis.whatif.test_study import costs_of, study_of
 from tests.cli.test_reading_bar import SAMPLE, Terminal, texts

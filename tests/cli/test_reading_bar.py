@@ -14,8 +14,8 @@ from typing import Self
 import pytest
 from rich.console import Console
 
-from pptrace.cli import reading_bar
-from pptrace.cli.reading_bar import ReadingBar
+from pptrace.cli import progress_bars
+from pptrace.cli.progress_bars import ReadingBar
 from pptrace.ingest import JobProgress, open_inputs, read_traces
 
 pty = pytest.importorskip("pty", reason="a pseudo-terminal needs Unix")
@@ -65,10 +65,10 @@ def texts(drawn: str) -> list[str]:
 
 
 def test_a_long_read_on_a_terminal_shows_traces_bytes_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_bar, "_SHOWN_AFTER_S", 0)
-    monkeypatch.setattr(reading_bar, "_REFRESH_S", 0)
+    monkeypatch.setattr(progress_bars, "_SHOWN_AFTER_S", 0)
+    monkeypatch.setattr(progress_bars, "_REFRESH_S", 0)
     inputs = open_inputs([SAMPLE])
-    with Terminal() as terminal, reading_bar.reading_bar() as on_progress:
+    with Terminal() as terminal, progress_bars.reading_bar() as on_progress:
         read_traces(inputs, 1, on_progress)
     kilobytes = f"{sum(file.num_bytes for file in inputs.files) / 1000:.1f}"
     states = texts(terminal.drawn)
@@ -79,10 +79,10 @@ def test_a_long_read_on_a_terminal_shows_traces_bytes_and_time_left(monkeypatch:
 
 
 def test_the_cursor_is_shown_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_bar, "_SHOWN_AFTER_S", 0)
+    monkeypatch.setattr(progress_bars, "_SHOWN_AFTER_S", 0)
 
     def interrupted() -> None:
-        with reading_bar.reading_bar() as on_progress:
+        with progress_bars.reading_bar() as on_progress:
             assert on_progress is not None
             on_progress(JobProgress(0, 2, 0, 10))
             raise KeyboardInterrupt
@@ -95,7 +95,7 @@ def test_the_cursor_is_shown_again_after_an_error(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_drawn_where_stderr_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take a pipe for a terminal
     monkeypatch.setattr(sys, "stderr", piped := io.StringIO())
-    with reading_bar.reading_bar() as on_progress:
+    with progress_bars.reading_bar() as on_progress:
         assert on_progress is None
     assert piped.getvalue() == ""
 
@@ -113,7 +113,7 @@ def test_a_bar_appears_at_once_for_much_data_only(num_bytes: int, is_shown: bool
 
 def test_a_bar_appears_when_reading_has_taken_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(reading_bar.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now_s)
     console = Console(file=(drawn := io.StringIO()), force_terminal=True, width=100)
     bar = ReadingBar(console)
     bar.show(JobProgress(0, 1, 0, 1000))

@@ -10,8 +10,7 @@ import pytest
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
-from pptrace.clock.op_order import from_op_order, with_op_ends
-from pptrace.clock.same_host import drop_contradicted, pairs_of_same_host_name
+from pptrace.clock.same_host import drop_contradicted, from_op_order, pairs_of_same_host_name, with_op_ends
 from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME
 from tests.support.tables import Match, matched_comms, table_of

@@ -12,10 +12,8 @@ from urllib.parse import quote
 import pytest
 
 import dashboards.access
-import dashboards.guesses
-from dashboards.access import Access, secret_of
+from dashboards.access import Access, Guesses, secret_of
 from dashboards.app import create_app
-from dashboards.guesses import Guesses
 from dashboards.serve import bind, reach_of
 from pptrace.errors import UsageError
 from tests.dashboards.attacker import CALLBACK, OVERVIEW, SECRET, Target
@@ -104,7 +102,7 @@ def test_who_follows_a_link_on_another_site_is_asked_for_the_cookie_by_a_page_of
 
 def test_who_guesses_waits_and_nobody_else(run_p4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr(dashboards.guesses, "monotonic", lambda: now_s)
+    monkeypatch.setattr(dashboards.access, "monotonic", lambda: now_s)
     client = create_app([run_p4], secret=SECRET).server.test_client(use_cookies=False)
 
     def ask(address: str, **headers: str) -> tuple[int, str | None]:

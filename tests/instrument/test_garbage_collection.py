@@ -12,9 +12,8 @@ import torch
 import torch._dynamo
 from torch.profiler import ProfilerActivity, profile
 
-from instrument.garbage_collection import CollectionRanges
 from instrument.recorder import Recorder
-from instrument.session import Session
+from instrument.session import CollectionRanges, Session
 from tests.instrument.test_recorder import names
 
 

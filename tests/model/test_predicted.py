@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from pptrace.model.gpt_sizes import ExpertSizes, GptSizes, read_gpt_sizes
 from pptrace.model.predicted import (
     PREDICTED,
+    ExpertSizes,
+    GptSizes,
     MemoryParts,
     RankPrediction,
     gpt_of_run,
     predictions_of,
+    read_gpt_sizes,
     read_prediction,
     why_unpredicted,
 )

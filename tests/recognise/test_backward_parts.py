@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
 from pptrace.intervals import intersect, length, union
-from pptrace.model.backward_parts import BackwardParts
+from pptrace.model.device import BackwardParts
 from pptrace.workflow.load import load
 
 NODE = "autograd::engine::evaluate_function: "

@@ -8,9 +8,8 @@ import pytest
 
 from instrument.models.gpt import Recompute
 from pptrace.errors import UsageError
-from pptrace.schedule.actions import Kind, iter_halves, parse_action
+from pptrace.schedule.actions import Cell, Kind, iter_halves, parse_action
 from pptrace.schedule.builders import interleaved, one_chunk
-from pptrace.schedule.cell import Cell
 from pptrace.schedule.lower import lower
 from pptrace.schedule.outstanding import Outstanding, in_flight_by_stage, outstanding, recomputed_cells
 from pptrace.schedule.plan import make_plan

@@ -10,8 +10,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, phase_lengths, simulate, uniform
 from pptrace.slices import slices
-from pptrace.timeline.phases import phase_spans
-from pptrace.timeline.windows import StepWindow
+from pptrace.timeline.windows import StepWindow, phase_spans
 from tests.schedule.shapes import plans
 
 

@@ -12,8 +12,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, simulate
 from pptrace.slices import slice_of
-from pptrace.timeline.phases import PhaseSpan, phase_spans, phase_spans_of_steps, tag_ops
-from pptrace.timeline.windows import StepWindow
+from pptrace.timeline.windows import PhaseSpan, StepWindow, phase_spans, phase_spans_of_steps, tag_ops
 from tests.support.tables import named, table_of
 
 SHORT, LONG = build("1f1b", 2, 2), build("1f1b", 2, 4)

@@ -24,8 +24,7 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane, communication_inside_ops, lane_of
-from pptrace.timeline.phases import phase_spans, tag_ops
-from pptrace.timeline.windows import StepWindow, step_windows
+from pptrace.timeline.windows import StepWindow, phase_spans, step_windows, tag_ops
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import Event, make_trace, record
 from tests.support.tables import named, table_of

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate
-from pptrace.simulator.costs import uniform
+from pptrace.simulator.simulation import uniform
 
 PP, MICROBATCHES, DP = 8, 64, 16
 OPS_PER_STEP = PP * MICROBATCHES * 2 * DP

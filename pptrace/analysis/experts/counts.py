@@ -21,7 +21,7 @@ import numpy as np
 
 from pptrace.analysis.experts import EXPERT_COUNTS
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
-from pptrace.model.gpt_sizes import ExpertSizes, GptSizes, read_gpt_sizes
+from pptrace.model.predicted import ExpertSizes, GptSizes, read_gpt_sizes
 from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.slices import Slice
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.analysis.explain.binding import Bindings
-from pptrace.analysis.explain.critical_path import Hop, Walks
+from pptrace.analysis.explain.critical_path import Bindings, Hop, Walks
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.model.tables import Bool, Int64

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.critical_path import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
 from pptrace.analysis.explain.rank_messages import CALLS
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes, numbers_of_whole

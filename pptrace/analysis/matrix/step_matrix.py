@@ -65,7 +65,7 @@ class StepMatrix:
     which a kernel still received what an op reads, whose sender was done; ``routed``, what would change of ops if all experts had
     equally many rows (:mod:`pptrace.analysis.experts.routing`).
 
-    ``graph`` is that of the way in which the run sends and receives (:mod:`pptrace.analysis.explain.messaging`), None for
+    ``graph`` is that of the way in which the run sends and receives (:mod:`pptrace.analysis.explain.explain`), None for
     replays with the waits that were measured. Along it ``posted`` (windows, calls) is how long after what its rank did before it
     each call was posted, and ``before_posting`` (windows, rows) the part of an op's delay that these take; None without one.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.model.pieces import WorkClass
+from pptrace.model.device import WorkClass
 from pptrace.model.predicted import PREDICTED
 from pptrace.model.tables import Int64
 

@@ -33,7 +33,7 @@ class StageOps:
     kind: str  #: kind of the ops
     count: int  #: ops
     compute_ns: int  #: their compute together
-    #: ``compute_ns`` by kind of work (:class:`pptrace.model.pieces.WorkClass`); they sum to it exactly, the largest first
+    #: ``compute_ns`` by kind of work (:class:`pptrace.model.device.WorkClass`); they sum to it exactly, the largest first
     classes: tuple[StageWork, ...]
     #: ``compute_ns`` by part of the model; they sum to it exactly; empty where nothing is named and nothing repeats, as in stages
     #: of one layer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.memory.of_steps import peaks_in_flight, peaks_of_steps
+from pptrace.analysis.memory.answer import peaks_in_flight, peaks_of_steps
 from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankStep
 from pptrace.analysis.steps.communication import summarise_steps
 from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
@@ -23,7 +23,7 @@ from pptrace.recognise.device.work import NO_DEVICE, breakdowns
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.slices import Slice, reduce_groups
 from pptrace.timeline.lanes import Lane, host_waits
-from pptrace.timeline.phases import phase_spans_of_steps
+from pptrace.timeline.windows import phase_spans_of_steps
 
 
 @dataclass(frozen=True)

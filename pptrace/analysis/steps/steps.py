@@ -1,4 +1,7 @@
-"""One step of one pipeline: partition of its window, phases, bubble and its ideal."""
+"""One step of one pipeline: partition of its window, phases, bubble and its ideal.
+
+Parts of a step cannot be where one is longer than the step itself, since times in the traces contradict each other.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.explain.explain import Explanation, explanation_tasks
-from pptrace.analysis.explain.messaging import graph_of_run
+from pptrace.analysis.explain.explain import Explanation, explanation_tasks, graph_of_run
 from pptrace.analysis.matrix.step_matrix import StepMatrix, joined
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
@@ -30,6 +32,9 @@ from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.routing import Routing
+
+
+from pptrace.model.wording import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +241,32 @@ def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
             others = {kind: int((spans["end_ns"] - spans["start_ns"]).sum()) for kind, spans in by_kind}
             marked.append(MarkedStep(rank, step, start, end, others))
     return tuple(marked)
+
+
+def without_impossible(
+    steps: Sequence[StepReport], costs: Sequence[StepMatrix]
+) -> tuple[tuple[StepReport, ...], tuple[StepMatrix, ...], str]:
+    """The steps, null of what those are made of that have an impossible part, the costs of the others, and a line that says so.
+
+    The replay that takes a step apart runs its ops one after the other on each rank. Where a recorder has stretched them, or one
+    rank's clock has another unit, it takes many times as long as the step did.
+    """
+    numbers = [
+        step.step
+        for step in steps
+        if step.span_ns is not None and any(abs(ns) > step.span_ns for ns in (step.span_parts or {}).values())
+    ]
+    if not numbers:
+        return tuple(steps), tuple(costs), ""
+    kept = [costs_of.of_windows(np.flatnonzero(~np.isin(costs_of.step, numbers))) for costs_of in costs]
+    line = (
+        f"step {listed(map(str, numbers))}: parts would be longer than the step: times of ops and messages in the traces "
+        "contradict each other, and what it is made of is null; pptrace doctor says what is known of the recording"
+    )
+    without = tuple(
+        replace(step, ideal_ns=None, causes=None, bubble=replace(step.bubble, waterfall_ns=None))
+        if step.step in numbers
+        else step
+        for step in steps
+    )
+    return without, tuple(costs_of for costs_of in kept if len(costs_of.step)), line

@@ -11,11 +11,10 @@ from math import hypot, sqrt
 import numpy as np
 
 from pptrace.analysis.shared_devices import CORE_WAIT, USUAL_CORE_WAIT
-from pptrace.analysis.whatif.backward_split import SPLIT_COST
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.collectives import other_assumptions, with_speeds
 from pptrace.analysis.whatif.ideals import apply_ideal
-from pptrace.analysis.whatif.recompute import parts_after, with_recompute
+from pptrace.analysis.whatif.recompute import SPLIT_COST, parts_after, with_recompute
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay, splits_otherwise
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
-from pptrace.analysis.whatif.backward_split import parts_of_whole, whole_backwards
+from pptrace.analysis.whatif.recompute import parts_of_whole, whole_backwards
 from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Bool, Floats, Int64

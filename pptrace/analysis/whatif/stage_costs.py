@@ -16,11 +16,16 @@ import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, pipelines_of
 from pptrace.analysis.recompute.types import RecomputeReport
-from pptrace.analysis.whatif.backward_split import measured_split_cost, whole_backwards
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.fixed_part import measured_fixed_part
 from pptrace.analysis.whatif.measured_layers import MeasuredLayers
-from pptrace.analysis.whatif.recompute import BackwardShares, backward_shares, layers_that_recompute
+from pptrace.analysis.whatif.recompute import (
+    BackwardShares,
+    backward_shares,
+    layers_that_recompute,
+    measured_split_cost,
+    whole_backwards,
+)
 from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind

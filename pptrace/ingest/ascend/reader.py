@@ -39,9 +39,9 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import LIMIT_NS, nanoseconds, object_in
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
-from pptrace.ingest.companions import ASCEND_MEMORY, ASCEND_METADATA, ASCEND_TRACE, ascend_infos
 from pptrace.ingest.kineto.event_stream import EventStream
 from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
+from pptrace.ingest.sniff import ASCEND_MEMORY, ASCEND_METADATA, ASCEND_TRACE, ascend_infos
 from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
 from pptrace.model.traces import HOST_NAME, Category, InputFormat, Trace
 from pptrace.model.wording import counted

@@ -17,14 +17,13 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.common.rank_names import rank_of_file_name
-from pptrace.ingest.companions import partner
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.op_tables.bytedance import bytedance_tables
 from pptrace.ingest.op_tables.files import Frame, read_frame, read_pptrace_json
 from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.steps import assign_stages, mesh_facts, number_chunks, pp_ranks
-from pptrace.ingest.sniff import PARQUET_MAGIC
+from pptrace.ingest.sniff import PARQUET_MAGIC, partner
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, MEMORY, empty_table, make_table
 from pptrace.model.traces import OP_TABLE, Trace

@@ -23,7 +23,7 @@ import pandas as pd
 from pptrace.axes import MESH_ORDER
 from pptrace.marks import P2P
 from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, Int64
-from pptrace.schedule.placement import loop, zigzag
+from pptrace.schedule.shape import loop, zigzag
 from pptrace.slices import group_codes, rows_where
 
 StepsAndNotes = tuple[pd.DataFrame, tuple[str, ...]]

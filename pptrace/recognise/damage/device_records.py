@@ -14,7 +14,7 @@ from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Rows
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING, UNNAMED
-from pptrace.recognise.device.lost_calls import with_lost_calls
+from pptrace.recognise.device.lost_launches import with_lost_calls
 from pptrace.recognise.device.work import (
     COMMUNICATION_KERNEL,
     REPLAYS_GRAPH,
@@ -24,7 +24,7 @@ from pptrace.recognise.device.work import (
     launch_calls,
     lost_in_graphs,
 )
-from pptrace.recognise.pieces.find import misnamed_products
+from pptrace.recognise.pieces import misnamed_products
 from pptrace.recognise.repeats.loop import outside_captures
 
 _CLOCKS_NS = 100_000

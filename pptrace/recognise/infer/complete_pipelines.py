@@ -32,9 +32,9 @@ from pptrace.recognise.infer.stages import (
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, kinds_by_pp_rank, match_registry, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action
-from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
+from pptrace.schedule.shape import loop, zigzag
 from pptrace.schedule.text import from_rows
 from pptrace.slices import rows_among
 

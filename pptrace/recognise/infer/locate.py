@@ -19,7 +19,6 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
-from pptrace.recognise.groups.calls_of_all import with_group_of_all
 from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
@@ -32,7 +31,7 @@ from pptrace.recognise.groups.mesh import (
     with_layout,
 )
 from pptrace.recognise.groups.topology import framework_of_descriptions
-from pptrace.recognise.groups.usage import Members, with_members
+from pptrace.recognise.groups.usage import Members, with_group_of_all, with_members
 from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment, known_stages
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans

@@ -1,5 +1,10 @@
 """Graph of what each moment of one rank waited for: its threads' boundaries and its device work as the nodes of a graph.
 
+A trace has the calls that make a stream wait for an event, but neither the streams nor the event. Work that was launched behind
+such a call is taken to wait for all that was launched before it, and had ended when it began, as it does where the event is of
+the last work so far. A graph runs behind what was launched before it, and in front of what is launched after it, on whichever
+streams its nodes are.
+
 Nodes are those boundaries of host events at which something depends on another thread, on the device or on another rank, and
 the start and the end of everything the device did. An edge says how long after its source its target came in the recording, and
 how much of that recording itself took. Each node comes as soon as all its edges let it:
@@ -28,11 +33,53 @@ import numpy.typing as npt
 
 from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
-from pptrace.recognise.device.idle import synchronising_calls
+from pptrace.recognise.device.idle import WAITS_ON_STREAM, synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
 from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows
-from pptrace.recognise.recording.stream_order import waits_between_streams
 from pptrace.slices import Slice
+
+
+def waits_between_streams(
+    events: Events, start: Int64, end: Int64, stream: Int64, launched_ns: Int64
+) -> tuple[Rows, Rows]:
+    """(work, work of another stream that begins after its end).
+
+    What follows from the order of the streams themselves is not among them.
+
+    Args:
+        start, end, stream, launched_ns: of the device's work; ``launched_ns`` is −1 where that is not known.
+    """
+    known = np.flatnonzero(launched_ns >= 0)
+    order = known[np.lexsort((start[known], launched_ns[known]))]
+    moments = np.union1d(
+        events.start_ns[events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)],
+        _launches_on_several(launched_ns[order], stream[order]),
+    )
+    of_streams = [order[stream[order] == number] for number in np.unique(stream[order])] if len(moments) else []
+    sources, targets = [order[:0]], [order[:0]]
+    for later in of_streams:
+        begun = launched_ns[later]
+        # The launch before it on its stream, maybe of the same graph.
+        since = np.append(np.iinfo(np.int64).min, begun)[:-1]
+        waiting = later[np.searchsorted(moments, begun, side="right") > np.searchsorted(moments, since)]
+        for earlier in of_streams:
+            if earlier is later:
+                continue
+            launched = np.searchsorted(launched_ns[earlier], launched_ns[waiting], side="right")
+            ended = np.searchsorted(np.maximum.accumulate(end[earlier]), start[waiting], side="right")
+            number = np.minimum(launched, ended)
+            is_more = number > np.append(0, np.maximum.accumulate(number))[:-1]
+            sources.append(earlier[number[is_more] - 1])
+            targets.append(waiting[is_more])
+    return np.concatenate(sources), np.concatenate(targets)
+
+
+def _launches_on_several(launched_ns: Int64, stream: Int64) -> Int64:
+    """The times at which one call launched work of several streams, ns; both by launch."""
+    is_same = launched_ns[1:] == launched_ns[:-1]
+    several: Int64 = np.unique(launched_ns[1:][is_same & (stream[1:] != stream[:-1])])
+    return several
+
 
 SOON_NS = 30_000
 """Longest time after something within which what follows may have waited for it."""

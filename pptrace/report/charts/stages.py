@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.op_costs import OpCost, OpGroup, OpSample
 from pptrace.analysis.stages.types import StageCompute
-from pptrace.model.pieces import CLASSES, WorkClass
+from pptrace.model.device import CLASSES, WorkClass
 from pptrace.model.units import milliseconds, percent
 from pptrace.report.charts.base import QUIET, columns_axis, lay_out, plain
 from pptrace.report.colours import KIND_COLOURS, KIND_NAMES, OTHER

@@ -3,6 +3,8 @@
 The coarsest tile of each block of ranks, which has all time, is always there. Finer ones are there for whole steps, the one to
 begin with first, until every bar is by itself; a tile that has every bar has no finer ones. Memory has tiles of its own, down to
 each event, and shares of groups have a few levels, as far as the bars leave room.
+
+A simulated step has bars of its ops, of its phases, and of why its ranks are idle.
 """
 
 from __future__ import annotations
@@ -10,20 +12,91 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+
+from pptrace.intervals import Int64, clip, subtract, union
+from pptrace.model.tables import COMMS as COMMS_SCHEMA
+from pptrace.model.tables import empty_table
 from pptrace.model.units import milliseconds
 from pptrace.model.wording import as_ranges
 from pptrace.report.tiles.about import describe
+from pptrace.report.tiles.bubbles import IDLE, MEANINGS, OTHER_ORDER
 from pptrace.report.tiles.cut import NUM_BUCKETS, SEEN_BUCKETS, Range
 from pptrace.report.tiles.encode import DETAILS, group_tile, memory_samples_tile, rank_tile
 from pptrace.report.tiles.kept import Bars
-from pptrace.report.tiles.measured import OPS
-from pptrace.report.tiles.simulated import bars_of_simulation
-from pptrace.report.tiles.timeline import MEASURED, Timeline
-from pptrace.simulator import Simulation
+from pptrace.report.tiles.layout import Layout, RankRow
+from pptrace.report.tiles.measured import (
+    BACK,
+    BUBBLES,
+    COMMS,
+    OPS,
+    PHASES,
+    Picture,
+    back_table,
+    comms_table,
+    ops_table,
+    phases_of,
+)
+from pptrace.report.tiles.timeline import MEASURED, Timeline, stages_of_ranks
+from pptrace.report.tiles.tracks import Array
+from pptrace.simulator import IdleCause, IdlePart, Simulation, idle_parts
+from pptrace.slices import slice_of
 from pptrace.workflow.analyse import Analysis
+
+_STATE_OF: Mapping[IdleCause, str] = {
+    IdleCause.FILL: "fill",
+    IdleCause.DRAIN: "drain",
+    IdleCause.ORDER: OTHER_ORDER,
+    IdleCause.MESSAGE: "late message",
+}
+"""States of idle ranks by their cause; in all others they wait as the schedule has it."""
+
+
+def bars_of_simulation(simulation: Simulation) -> Bars:
+    """The bars of a simulated step, from its start on."""
+    ops = simulation.ops()
+    ranks = range(simulation.plan.pp)
+    position = {rank: rank for rank in ranks}
+    step, begin, end = (np.array([value]) for value in (int(ops["step"].iloc[0]), 0, simulation.makespan_ns))
+    parts: list[tuple[int, int, int, Array, Array]] = []
+    for rank, idle in enumerate(_idle(simulation, ops)):
+        phases = phases_of(slice_of(ops[ops["rank"] == rank]), step, begin, end)
+        parts += [(rank, PHASES, code, *edges.T) for code, edges in phases.items()]
+        parts += [(rank, BUBBLES, list(MEANINGS).index(state), *edges.T) for state, edges in idle.items()]
+    tables = {
+        OPS: ops_table(ops, position, 0),
+        COMMS: comms_table(empty_table(COMMS_SCHEMA), position, 0),
+        BACK: back_table(parts),
+    }
+    stages = stages_of_ranks(ops)
+    layout = Layout(tuple(RankRow(rank, 0, rank, stages.get(rank, ())) for rank in ranks))
+    return Bars(0, layout, Picture(tables), {}, {})
+
+
+def _idle(simulation: Simulation, ops: pd.DataFrame) -> list[dict[str, Int64]]:
+    """The idle time of each rank by state; of messages with rules of their own nothing tells why a rank waits for one."""
+    if simulation.costs is not None:
+        return [_by_state(parts) for parts in idle_parts(simulation)]
+    of_ranks = []
+    for rank in range(simulation.plan.pp):
+        own = ops[ops["rank"] == rank]
+        idle = subtract(union([0], [simulation.makespan_ns]), union(own["start_ns"], own["end_ns"]))
+        first, last = int(own["start_ns"].min()), int(own["end_ns"].max())
+        edges = {"fill": (0, first), IDLE: (first, last), "drain": (last, simulation.makespan_ns)}
+        of_ranks.append({state: clip(idle, low, high) for state, (low, high) in edges.items()})
+    return of_ranks
+
+
+def _by_state(parts: Sequence[IdlePart]) -> dict[str, Int64]:
+    times: dict[str, list[tuple[int, int]]] = {}
+    for part in parts:
+        times.setdefault(_STATE_OF.get(part.cause, IDLE), []).append((part.start_ns, part.end_ns))
+    return {state: np.array(of_state, dtype=np.int64) for state, of_state in times.items()}
+
 
 MOST_CHARACTERS = 12_000_000
 """Room for tiles in a page: a browser opens so much at once."""

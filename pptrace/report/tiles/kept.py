@@ -24,7 +24,7 @@ DAMAGE = (KeyError, ValueError, TypeError, IndexError)
 class Bars:
     """Tracks that are made of an analysis for its timeline, once: times are ns from ``origin_ns``.
 
-    ``message_ns`` is what the messages of each step took (:func:`pptrace.report.tiles.messages.message_times`).
+    ``message_ns`` is what the messages of each step took (:func:`pptrace.report.tiles.timeline.message_times`).
     """
 
     origin_ns: int

@@ -18,8 +18,7 @@ from pptrace.report.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.report.tiles.unlabelled import COMPUTE
 from pptrace.schedule.actions import Phase, parse_action
 from pptrace.slices import slice_of
-from pptrace.timeline.phases import phase_spans_of_steps
-from pptrace.timeline.windows import StepWindow
+from pptrace.timeline.windows import StepWindow, phase_spans_of_steps
 from pptrace.workflow.analyse import Analysis
 
 OP_CLASSES = ("F", "B", "I", "W", "OVERLAP_F_B", "other")

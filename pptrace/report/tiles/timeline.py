@@ -1,21 +1,28 @@
-"""The timeline of a run: every source on one axis of time, cut into tiles on demand."""
+"""The timeline of a run: every source on one axis of time, cut into tiles on demand.
+
+The simulated step among them has the times that messages between stages took in each step. The ops that a report lists are read
+from the tracks: the tables that they came from can then be let go.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.stages.answer import work_of_op
 from pptrace.analysis.stages.types import StageOps
+from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model import tables
 from pptrace.model.tables import COMPUTE_KINDS, empty_table
@@ -27,14 +34,96 @@ from pptrace.report.tiles.kept import Bars
 from pptrace.report.tiles.layout import layout_of
 from pptrace.report.tiles.measured import OPS, Picture, Table, measured_picture
 from pptrace.report.tiles.memory import memory_tracks
-from pptrace.report.tiles.messages import message_times
 from pptrace.report.tiles.replayed import PLANNED, SIMULATED, replayed_picture
-from pptrace.report.tiles.report_ops import with_ops_of_tracks
+from pptrace.report.tiles.tracks import Array
 from pptrace.report.tiles.unlabelled import ops_with_compute
 from pptrace.simulator import Simulation
+from pptrace.slices import Slice, Texts, compact
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.planned_steps import planned_steps
+
+
+def message_times(comms: pd.DataFrame) -> dict[int, int]:
+    """The median time of the messages of each step whose readers waited for all of it, ns; none of steps without messages.
+
+    A message that was under way before its reader asked for it is seen complete when the reader looks, however long ago it came:
+    its recorded transfer may be as long as an op, and kept nobody. Where all were under way, what readers still waited counts.
+
+    Args:
+        comms: of schema COMMS.
+    """
+    is_received = (comms["axis"] == "pp") & (comms["kind"] == "recv") & (comms["match"] >= 0)
+    names = ["step", "asked_ns", "transfer_start_ns", "transfer_end_ns"]
+    received = comms.loc[is_received, names].reset_index(drop=True)
+    begin, asked = received["transfer_start_ns"], received["asked_ns"]
+    waited = (received["transfer_end_ns"] - begin.where(begin > asked, asked)).clip(lower=0)
+    is_whole = begin > asked
+    medians: dict[int, float] = {}
+    for kept in (waited, waited[is_whole]):
+        of_steps = kept.groupby(received["step"]).median()
+        medians |= dict(zip(of_steps.index.tolist(), of_steps.tolist(), strict=True))
+    return {step: round(median) for step, median in medians.items()}
+
+
+_COMPUTE_LANE = 0
+_NUMBERS, _TEXTS = ("stage", "chunk", "microbatch"), ("kind", "phase", "pair")
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The starts of some rows, or their ends, on the run's clock; computed when rows are asked for."""
+
+    origin_ns: int
+    start: Array
+    length: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, chosen: Array | slice) -> Array:
+        start = self.start[chosen] + self.origin_ns
+        return start if self.length is None else start + self.length[chosen]
+
+
+def with_ops_of_tracks(report: Report, ops: Table, position: Mapping[int, int], origin_ns: int) -> Report:
+    """The same report, whose ops hold no other memory than the tracks do; those of a rank that overlap are compact copies."""
+    slices: dict[int, Slice] = {}
+    steps = tuple(_on_tracks(step, slices, ops, position, origin_ns) for step in report.steps)
+    return replace(report, steps=steps)
+
+
+def _on_tracks(
+    step: StepReport, slices: dict[int, Slice], ops: Table, position: Mapping[int, int], origin_ns: int
+) -> StepReport:
+    ranks = []
+    for rank in step.ranks:
+        rows = rank.ops
+        if isinstance(rows, OpRows):
+            if rank.rank not in slices:
+                slices[rank.rank] = _slice_of(rows.rows, ops, position.get(rank.rank, -1), origin_ns)
+            rows = rows.within(slices[rank.rank])
+        ranks.append(replace(rank, ops=rows))
+    return replace(step, ranks=tuple(ranks))
+
+
+def _slice_of(rows: Slice, ops: Table, at: int, origin_ns: int) -> Slice:
+    """The rows of a rank as views of its track, where that has them in their order; else a compact copy."""
+    tracks = ops.tracks
+    compute = [track for track in tracks.tracks_of([at]).tolist() if tracks.lane[track] == _COMPUTE_LANE]
+    if len(compute) == 1:
+        own = slice(int(tracks.ptr[compute[0]]), int(tracks.ptr[compute[0] + 1]))
+        start = _Times(origin_ns, tracks.start[own])
+        if np.array_equal(start[:], rows["start_ns"]):
+            columns: dict[str, Any] = {name: tracks.columns[name][own] for name in _NUMBERS}
+            columns |= {name: Texts(tracks.columns[name][own], ops.texts[name]) for name in _TEXTS}
+            return Slice(columns | {"start_ns": start, "end_ns": _Times(origin_ns, start.start, tracks.length[own])})
+    copied: dict[str, Any] = {name: compact(rows[name]).copy() for name in (*_NUMBERS, "start_ns", "end_ns")}
+    for name in _TEXTS:
+        codes, texts = rows.codes(name)
+        copied[name] = Texts(compact(codes), texts)
+    return Slice(copied)
+
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.phases import phases_by_order
-from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.shape import Shape, require_two_chunks
+from pptrace.schedule.shape import Shape, require_two_chunks, zigzag
 
 HALF, MIN = "v-half", "v-min"
 PERIOD = 6

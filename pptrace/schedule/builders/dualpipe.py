@@ -15,9 +15,8 @@ from __future__ import annotations
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action, Phase
 from pptrace.schedule.builders.counting import Row
-from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.shape import Shape, require_two_chunks
+from pptrace.schedule.shape import Shape, require_two_chunks, zigzag
 
 DUALPIPE, DUALPIPE_V = "dualpipe", "dualpipe-v"
 

@@ -23,15 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.errors import ShapeError
-from pptrace.schedule.builders.pairing import (
+from pptrace.schedule.builders.one_chunk import (
     Virtual,
     one_forward_one_backward,
     one_forward_one_input_grad,
     overlapped_pairs,
 )
-from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.shape import Shape
+from pptrace.schedule.shape import Shape, loop
 
 ONE_F_ONE_B, AFAB, ZERO_BUBBLE, LOOPED_BFS = "interleaved-1f1b", "interleaved-afab", "interleaved-zb", "looped-bfs"
 COMBINED = "combined-1f1b"

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pptrace.schedule.actions import Action, Phase
 from pptrace.schedule.builders.counting import Row
-from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.shape import Shape, require_two_chunks
+from pptrace.schedule.shape import Shape, require_two_chunks, zigzag
 
 NAME = "zbv"
 

@@ -9,7 +9,7 @@ from itertools import product
 
 from pptrace.errors import UsageError
 from pptrace.schedule.plan import Plan
-from pptrace.simulator.costs import Costs, uniform
+from pptrace.simulator.simulation import Costs, uniform
 from pptrace.simulator.sweep.values import Microbatches
 
 MOST_POINTS = 100_000

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.blame import Typical
 from pptrace.analysis.explain.causes import CauseCosts, costs_of_causes
+from pptrace.analysis.explain.critical_path import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.rank_messages import NEVER
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes

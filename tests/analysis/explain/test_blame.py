@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.blame import charge_bubbles, typical_of
+from pptrace.analysis.explain.critical_path import bindings_of
 from pptrace.analysis.explain.inner_waits import no_inner_waits
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.report import Report

@@ -7,8 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.critical_path import bindings_of, critical_paths
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build
 from tests.support.extent import ALL

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.blame import _part_of, charge_bubbles, typical_of
-from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.critical_path import bindings_of, critical_paths
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE
 from tests.analysis.explain.op_by_op import (

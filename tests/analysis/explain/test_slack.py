@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.slack import _least, meetings_of, slacks_of
+from pptrace.analysis.explain.critical_path import bindings_of
+from pptrace.analysis.op_slack import _least, meetings_of, slacks_of
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan_table import PlanTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.analysis.memory.of_steps import peaks_in_flight
+from pptrace.analysis.memory.answer import peaks_in_flight
 from pptrace.model.tables import OPS
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import IDEAL, peak_inflight, simulate

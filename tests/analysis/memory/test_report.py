@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.memory.answer import report_memory
-from pptrace.analysis.memory.of_steps import _by_events
+from pptrace.analysis.memory.answer import _by_events, report_memory
 from pptrace.analysis.memory.types import InFlight, PredictedMemory, StageActivations
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.model.predicted import MemoryParts, RankPrediction

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.stragglers import noise
-from pptrace.analysis.stragglers.noise import Noise, noise_of
+from pptrace.analysis.stragglers import detectors
+from pptrace.analysis.stragglers.detectors import Noise, noise_of
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging, make_graph
@@ -97,4 +97,4 @@ def test_ordinary_noise_costs_more_where_messages_hold_up_ranks() -> None:
     plan = build("looped-bfs", 4, 8)
     costs = measured_costs(plan.table, np.full((1, 1, len(plan.table)), 10_000), 20)
     blocking = replace(costs, graph=make_graph(plan, Messaging.RENDEZVOUS))
-    assert noise._cost_of_ordinary(blocking) > 1.2 * noise._cost_of_ordinary(costs) > 0
+    assert detectors._cost_of_ordinary(blocking) > 1.2 * detectors._cost_of_ordinary(costs) > 0

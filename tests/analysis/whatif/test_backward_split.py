@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.whatif import predict as predicting
-from pptrace.analysis.whatif.backward_split import SPLIT_COST, parts_of_whole, whole_backwards
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.predict import Baseline, Prediction, identity_map, predict
+from pptrace.analysis.whatif.recompute import SPLIT_COST, parts_of_whole, whole_backwards
 from pptrace.analysis.whatif.replay import Target, _Builder, replay, splits_otherwise
 from pptrace.analysis.whatif.stage_costs import Assumed, StageCosts, stage_costs, with_assumed
 from pptrace.analysis.whatif.stage_map import stage_map

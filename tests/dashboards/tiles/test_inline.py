@@ -15,9 +15,8 @@ import pandas as pd
 import pytest
 
 from pptrace.report.tiles.bubbles import MEANINGS
-from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation
+from pptrace.report.tiles.inline import InlineTimeline, bars_of_simulation, inline_run, inline_simulation
 from pptrace.report.tiles.measured import BACK, BUBBLES, OPS, PHASES
-from pptrace.report.tiles.simulated import bars_of_simulation
 from pptrace.report.tiles.timeline import Timeline
 from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform

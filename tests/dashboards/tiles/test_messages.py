@@ -10,8 +10,7 @@ import pytest
 
 from pptrace.model.tables import COMMS
 from pptrace.report.tiles.measured import OPS
-from pptrace.report.tiles.messages import message_times
-from pptrace.report.tiles.timeline import SIMULATED, Timeline
+from pptrace.report.tiles.timeline import SIMULATED, Timeline, message_times
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES

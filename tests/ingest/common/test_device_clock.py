@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.ingest.common.device_clock import with_host_clock
+from pptrace.ingest.common.device_times import with_host_clock
 from pptrace.ingest.formats import read_file
 from pptrace.model.damage import Damage
 from pptrace.model.traces import Category, InputFormat, Trace

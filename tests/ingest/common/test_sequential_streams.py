@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.ingest.common.sequential_streams import with_sequential_streams
+from pptrace.ingest.common.device_times import with_sequential_streams
 from pptrace.model.traces import Category, Events, InputFormat, Trace, no_events
 from pptrace.workflow.load import load
 from tests.support.extent import ALL

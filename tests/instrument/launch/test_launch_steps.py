@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument import session
-from instrument.launch.recording.iteration_rule import IterationRule
-from instrument.launch.recording.optimizer_steps import OptimizerSteps
+from instrument.launch.recording.optimizer_steps import IterationRule, OptimizerSteps
 from instrument.launch.recording.shortfall import ended_early
 from instrument.launch.window import StepWindow, parse_steps
 from instrument.recorder import Range, Recorder

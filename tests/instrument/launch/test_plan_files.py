@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.launch.plan_files import check_plan_files
+from instrument.launch.options import check_plan_files
 from pptrace.errors import ScheduleError
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build

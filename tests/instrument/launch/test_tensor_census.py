@@ -14,7 +14,7 @@ from instrument.launch.recording.out_of_memory import find_out_of_memory
 from instrument.launch.recording.tensor_census import LiveTensor, What, count_live_tensors
 from instrument.optim.adamw import AdamW
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell
 
 ROWS, WIDTH = 37, 53
 """No other tensor of the process has these sizes."""

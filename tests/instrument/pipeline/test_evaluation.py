@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from instrument.models.gpt import Recompute
-from instrument.pipeline.evaluation import forwards_of
+from instrument.pipeline.runtime import forwards_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build

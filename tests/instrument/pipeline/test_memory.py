@@ -11,7 +11,7 @@ from instrument.backward_split.split import Linear, attach
 from instrument.expert_counts import ExpertCounts
 from instrument.models.gpt import Recompute, RecomputeMethod, RecomputeModule
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator.simulation import peak_inflight
 from pptrace.sizes.activations import ActivationSizes

@@ -17,8 +17,7 @@ from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram, StepRun
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Kind, parse_action
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell, Kind, parse_action
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import build
 from tests.instrument.pipeline.buffers import is_empty

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from instrument.pipeline.instruction import Instruction
 from instrument.pipeline.order import Posting, arrange
-from instrument.pipeline.speculation import prefix_lengths
+from instrument.pipeline.runtime import prefix_lengths
 from pptrace.errors import ShapeError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.model.traces import Category
-from pptrace.recognise.device.lost_calls import with_lost_calls
+from pptrace.recognise.device.lost_launches import with_lost_calls
 from tests.support.synthetic import Event, make_trace
 
 UNRECORDED = 3

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.ingest.kineto.reader import read_kineto
-from pptrace.model.pieces import CLASSES, WorkClass
+from pptrace.model.device import CLASSES, WorkClass
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
-from pptrace.recognise.pieces.find import pieces_of
+from pptrace.recognise.pieces import pieces_of
 from tests.support.damages import damaged, exchanged, other_names, repeated_correlation, unnamed
 from tests.support.extent import by_turns
 from tests.support.programs import SAMPLES

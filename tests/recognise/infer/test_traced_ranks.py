@@ -20,7 +20,7 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
-from pptrace.simulator.costs import Costs
+from pptrace.simulator.simulation import Costs
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.extent import ALL, by_turns
 from tests.support.lanes import bubble_ns

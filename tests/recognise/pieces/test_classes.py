@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.model.pieces import CLASSES, WorkClass
-from pptrace.recognise.pieces.find import classes_of
+from pptrace.model.device import CLASSES, WorkClass
+from pptrace.recognise.pieces import classes_of
 
 KERNELS = {
     "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize32x32x8": WorkClass.MATMUL,

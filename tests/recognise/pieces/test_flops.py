@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from pptrace.ingest.kineto.flops import UNKNOWN, ShapeArgs, flops_of
+from pptrace.ingest.kineto.event_columns import UNKNOWN, ShapeArgs, flops_of
 from pptrace.ingest.kineto.reader import read_kineto
-from pptrace.model.pieces import CLASSES, WorkClass
+from pptrace.model.device import CLASSES, WorkClass
 from pptrace.recognise.rank import recognise_rank
 from tests.support.programs import SAMPLES
 

@@ -10,8 +10,7 @@ import torch
 from instrument.backward_split.split import attach
 from instrument.models.gpt import GptStage, cross_entropy
 from instrument.pipeline.memory import MemoryUse, StorageWatch, measure
-from pptrace.schedule.actions import Kind, iter_halves
-from pptrace.schedule.cell import Cell
+from pptrace.schedule.actions import Cell, Kind, iter_halves
 from pptrace.schedule.outstanding import recomputed_cells
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case, mesh_of, runtime_of
 

@@ -1,10 +1,10 @@
-"""The progress bar of a long read: bytes read and time left, on stderr where that is a terminal."""
+"""Progress bars on stderr, where that is a terminal: of a long read, and of work that has a number of parts."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,33 @@ from pptrace.ingest import JobProgress, OnProgress
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+
+OnCount = Callable[[int, int], None]
+"""Takes how many parts are done, and of how many."""
+
+
+@contextmanager
+def counting_bar(doing: str) -> Iterator[OnCount | None]:
+    """A callback that draws the bar, which disappears at the end of the block; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda num_done, total: bar.update(task, completed=num_done, total=total)
+
 
 _SHOWN_AFTER_S = 0.5
 _SHOWN_FROM_BYTES = 32 << 20  # takes longer than that: shown at once
