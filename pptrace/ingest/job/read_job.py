@@ -15,6 +15,7 @@ from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
+from pptrace.ingest.job.one_recording import one_recording
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.model.traces import InputFormat, Trace, TraceInfo
@@ -92,7 +93,8 @@ def read_each(
     is looked up before a file is read, and gets the results of files read.
 
     A file can hold several traces. A trace's rank is the one in the trace, else the one in run.json, else the smallest free
-    number. Of two traces that claim the same rank the second gets a free number; op tables with other steps of a rank are joined.
+    number. Of traces of a rank that were recorded one after the other one is taken (:mod:`pptrace.ingest.job.one_recording`); of
+    others that claim the same rank the second gets a free number; op tables with other steps of a rank are joined.
     ``warnings`` begins with those of ``inputs`` and has a line for every failure and for every trace whose rank had to be
     assigned.
 
@@ -115,9 +117,11 @@ def read_each(
     if len(failures) == len(results):
         raise failures[0] if failures else TraceError("no trace files are given; expected one per rank")
     _require_one_run([trace.info for _, trace in traces])
-    ranked, rank_warnings = _with_ranks(traces)
+    claimed = [_claimed_rank(file, trace.info)[0] for file, trace in traces]
+    used, left_out = one_recording([trace.info for _, trace in traces], claimed)
+    ranked, rank_warnings = _with_ranks([traces[number] for number in used])
     failure_warnings = (f"{failure} (left out; read the other {len(ranked)})" for failure in failures)
-    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *rank_warnings))
+    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *left_out, *rank_warnings))
 
 
 def _unchanged(trace: Trace) -> Trace:

@@ -53,8 +53,8 @@ def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) ->
     assert str(memory["rank"].dtype) == "int64"
 
 
-def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
-    paths = [write([op(ts=index)], f"{name}/rank1.json") for index, name in enumerate(("a", "b", "c"))]
+def test_two_files_of_one_rank_and_time_become_two_ranks(write: Write, op: Op) -> None:
+    paths = [write([op(ts=index), op(ts=9)], f"{name}/rank1.json") for index, name in enumerate(("a", "b", "c"))]
     result = read_traces(open_inputs(paths), 1)
     assert [(trace.rank, Path(trace.path).parent.name) for trace in result.traces] == [(0, "b"), (1, "a"), (2, "c")]
     assert result.warnings[0] == f"{paths[1]}: says rank 1, as {paths[0]} does; read as rank 0"
