@@ -81,6 +81,17 @@ def test_a_rank_beyond_any_job_is_not_believed(write: Write, op: Op, size: objec
     assert ranks(read_traces(open_inputs([write([op()], "rank5000000.json")]), 1)) == [(0, "rank5000000.json")]
 
 
+def test_traces_of_jobs_of_other_sizes_are_refused(write: Write, op: Op) -> None:
+    """Where ranks alone tell them from each other, the report of both would be of no run."""
+    paths = [
+        write([op()], f"{rank}.json", {"distributedInfo": {"rank": rank, "world_size": size}})
+        for rank, size in ((0, 8), (3, 8), (1, 2))
+    ]
+    with pytest.raises(TraceError, match=r"is of another run than .*0\.json \(another number of ranks\)"):
+        read_traces(open_inputs(paths), 1)
+    assert len(read_traces(open_inputs(paths[:2]), 1).traces) == 2
+
+
 def test_the_runs_word_counts_where_the_trace_is_silent(write: Write, op: Op) -> None:
     silent, other = write([op()], "s.json"), write([op()], "o.json", {"pptrace": {"rank": 2}})
     files = tuple(InputFile(path, InputFormat.KINETO, rank, 1) for path, rank in ((silent, 7), (other, 1)))
