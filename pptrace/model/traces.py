@@ -213,7 +213,8 @@ class TraceInfo:
 
     ``rank`` is None until it is known. ``metadata`` is the object under the trace's ``pptrace`` key (facts that pptrace's
     recorder wrote), {} in traces of other producers. ``distributed`` is the producer's description of the job (Kineto's
-    ``distributedInfo``), {} where absent. ``warnings`` are lines for the user.
+    ``distributedInfo``), {} where absent. ``warnings`` are lines for the user. ``begins_ns`` is when the first and the last of
+    its events begin, None without events.
     """
 
     path: str
@@ -224,6 +225,7 @@ class TraceInfo:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     distributed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    begins_ns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,7 @@ class Trace:
             self.metadata,
             self.distributed,
             self.warnings,
+            (int(self.events.start_ns[0]), int(self.events.start_ns[-1])) if len(self.events) else None,
         )
 
     def with_info(self, info: TraceInfo) -> Trace:

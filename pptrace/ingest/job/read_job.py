@@ -15,6 +15,7 @@ from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
+from pptrace.ingest.job.one_recording import one_recording
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.model.traces import InputFormat, Trace, TraceInfo
@@ -23,6 +24,8 @@ from pptrace.processes import num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
 _MAX_RANKS = 1_000_000
+_OF_RUN = {"world_size": "number of ranks", "mesh": "mesh", "plan": "plan"}
+"""Facts that all ranks of a run have in common, and what they are."""
 
 
 class RankData(Protocol):
@@ -92,7 +95,8 @@ def read_each(
     is looked up before a file is read, and gets the results of files read.
 
     A file can hold several traces. A trace's rank is the one in the trace, else the one in run.json, else the smallest free
-    number. Of two traces that claim the same rank the second gets a free number; op tables with other steps of a rank are joined.
+    number. Of traces of a rank that were recorded one after the other one is taken (:mod:`pptrace.ingest.job.one_recording`); of
+    others that claim the same rank the second gets a free number; op tables with other steps of a rank are joined.
     ``warnings`` begins with those of ``inputs`` and has a line for every failure and for every trace whose rank had to be
     assigned.
 
@@ -114,10 +118,13 @@ def read_each(
             traces += [(file, trace) for trace in result]
     if len(failures) == len(results):
         raise failures[0] if failures else TraceError("no trace files are given; expected one per rank")
+    claimed = [_claimed_rank(file, trace.info)[0] for file, trace in traces]
+    used, left_out = one_recording([trace.info for _, trace in traces], claimed)
+    traces = [traces[number] for number in used]
     _require_one_run([trace.info for _, trace in traces])
     ranked, rank_warnings = _with_ranks(traces)
     failure_warnings = (f"{failure} (left out; read the other {len(ranked)})" for failure in failures)
-    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *rank_warnings))
+    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *left_out, *rank_warnings))
 
 
 def _unchanged(trace: Trace) -> Trace:
@@ -234,11 +241,13 @@ def _claimed_rank(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
 
 def _require_one_run(infos: Sequence[TraceInfo]) -> None:
     """Refuse traces of different runs. A rank that failed early may lack these facts, so only those that have them count."""
-    for name, noun in (("world_size", "number of ranks"), ("mesh", "mesh"), ("plan", "plan")):
+    facts = [(name, noun, [info.metadata for info in infos]) for name, noun in _OF_RUN.items()]
+    facts.append(("world_size", _OF_RUN["world_size"], [info.distributed for info in infos]))
+    for name, noun, of_traces in facts:
         by_value: dict[str, TraceInfo] = {}
-        for info in infos:
-            if info.metadata.get(name):
-                by_value.setdefault(repr(info.metadata[name]), info)
+        for info, known in zip(infos, of_traces, strict=True):
+            if known.get(name):
+                by_value.setdefault(repr(known[name]), info)
         if len(by_value) > 1:
             first, second = list(by_value.values())[:2]
             raise TraceError(

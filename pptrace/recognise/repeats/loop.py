@@ -279,8 +279,8 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     """The ops with ranges of steps from the first work that each launched to the first work of the next.
 
     They stay as they are where ops tell the times of steps, where the host waits for the device in each step, and where a step
-    launched nothing. Where graphs make up less than half of the device time, works of the busiest stream alone tell: copies of
-    the next step's data, on a stream of their own, need not wait for this one.
+    launched nothing. Where graphs make up less than half of the device time, works of the busiest stream of compute alone tell:
+    copies of the next step's data and communication, on streams of their own, need not wait for this one.
     """
     rows = np.flatnonzero(rows_among(ops["kind"], ("STEP",)))
     if len(rows) < 2 or not len(work) or rows_among(ops["kind"], COMPUTE_KINDS).any():
@@ -299,7 +299,7 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
         return ops
     begins = reduce_ranges(np.minimum, work.start_ns[launched], low, high)
     last = reduce_ranges(np.maximum, work.end_ns[launched], low, high)
-    behind, usual = last - ends, np.median(last - begins)
+    behind, usual = np.maximum(last - ends, 0), np.median(last - begins)
     is_steady = np.ptp(np.percentile(behind, (10, 90))) <= _VARIES * usual
     if (np.median(behind) <= ahead * usual and is_steady) or (np.diff(begins) <= 0).any():
         return ops
@@ -312,9 +312,11 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
 
 
 def _busiest_stream(work: DeviceWork) -> int:
-    """The stream with the most time of work."""
+    """The stream with the most time of compute, of work that computes nothing the one with the most time."""
     streams, index = np.unique(work.stream, return_inverse=True)
-    return int(streams[np.argmax(np.bincount(index.reshape(-1), weights=work.end_ns - work.start_ns))])
+    counts = work.is_compute if work.is_compute.any() else np.ones(len(work), dtype=np.bool_)
+    times = (work.end_ns - work.start_ns) * counts
+    return int(streams[np.argmax(np.bincount(index.reshape(-1), weights=times))])
 
 
 def _mostly_graphs(work: DeviceWork, launched: Int64, low: Int64, high: Int64) -> bool:

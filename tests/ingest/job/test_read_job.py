@@ -53,8 +53,8 @@ def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) ->
     assert str(memory["rank"].dtype) == "int64"
 
 
-def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
-    paths = [write([op(ts=index)], f"{name}/rank1.json") for index, name in enumerate(("a", "b", "c"))]
+def test_two_files_of_one_rank_and_time_become_two_ranks(write: Write, op: Op) -> None:
+    paths = [write([op(ts=index), op(ts=9)], f"{name}/rank1.json") for index, name in enumerate(("a", "b", "c"))]
     result = read_traces(open_inputs(paths), 1)
     assert [(trace.rank, Path(trace.path).parent.name) for trace in result.traces] == [(0, "b"), (1, "a"), (2, "c")]
     assert result.warnings[0] == f"{paths[1]}: says rank 1, as {paths[0]} does; read as rank 0"
@@ -79,6 +79,17 @@ def test_a_rank_beyond_any_job_is_not_believed(write: Write, op: Op, size: objec
     assert ranks(result) == [(0, "x.json")]
     assert "says rank 1000000000 where ranks below 1,000,000 are expected" in result.warnings[0]
     assert ranks(read_traces(open_inputs([write([op()], "rank5000000.json")]), 1)) == [(0, "rank5000000.json")]
+
+
+def test_traces_of_jobs_of_other_sizes_are_refused(write: Write, op: Op) -> None:
+    """Where ranks alone tell them from each other, the report of both would be of no run."""
+    paths = [
+        write([op()], f"{rank}.json", {"distributedInfo": {"rank": rank, "world_size": size}})
+        for rank, size in ((0, 8), (3, 8), (1, 2))
+    ]
+    with pytest.raises(TraceError, match=r"is of another run than .*0\.json \(another number of ranks\)"):
+        read_traces(open_inputs(paths), 1)
+    assert len(read_traces(open_inputs(paths[:2]), 1).traces) == 2
 
 
 def test_the_runs_word_counts_where_the_trace_is_silent(write: Write, op: Op) -> None:

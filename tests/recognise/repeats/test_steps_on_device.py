@@ -79,6 +79,37 @@ def test_steps_of_a_device_that_waits_for_its_host_are_those_of_the_host() -> No
         assert step.ranks[0].compute_ns == KERNELS * 2_000
 
 
+def test_steps_whose_work_ends_before_their_ranges_now_more_now_less_are_those_of_the_host() -> None:
+    """The host goes on for 30 to 90 µs behind the last kernel: a device that has nothing left to do does not lag behind."""
+    made, begin = Rank(0), 0
+    lengths = [150_000, 90_000, 120_000, 95_000]
+    for step, length in enumerate(lengths):
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + length, thread=1)
+        made.kernel("gemm", begin + 10_000, begin + 10_005, begin + 60_000, thread=1, stream=7)
+        begin += length
+    assert [step.span_ns for step in analyse([made.trace()]).report.steps] == lengths
+
+
+def test_steps_of_a_host_ahead_begin_with_their_compute_where_a_stream_of_communication_is_the_busiest() -> None:
+    """Gradients of each step are reduced beside the next one's compute, for longer than that: a stream of its own."""
+    made, free, reduced = Rank(0), 0, 0
+    for step in range(STEPS):
+        begin = step * HOST
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + HOST, thread=1)
+        for number in range(KERNELS):
+            launch = begin + 10 + number * HOST // KERNELS
+            free = max(free, launch + 5)
+            made.kernel("gemm", launch, free, free + KERNEL, thread=1, stream=7)
+            free += KERNEL
+        reduced = max(reduced, free)
+        reduced_until = reduced + KERNELS * KERNEL + 1_000
+        launch = begin + HOST - 10
+        made.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", launch, reduced, reduced_until, thread=1, stream=9)
+        reduced = reduced_until
+    for step in analyse([made.trace()]).report.steps:
+        assert step.ranks[0].compute_ns == KERNELS * KERNEL
+
+
 def test_the_range_behind_the_last_iteration_is_no_step() -> None:
     made = Rank(0)
     for step in range(3):

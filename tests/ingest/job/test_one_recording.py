@@ -1,0 +1,74 @@
+"""Ranks that were recorded several times: the files of one recording are analysed, and the others are no ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.ingest import ReadResult, open_inputs, read_traces
+
+Op = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+LENGTH, TURN = 50, 100
+"""Times in µs: how long a recording lasts, and from one to the next."""
+
+
+@pytest.fixture
+def record(write: Write, op: Op) -> Callable[..., Path]:
+    """Write the recording of a rank in a turn of the profiler's schedule, ``late`` by so many µs."""
+
+    def make(name: str, turn: int, rank: int | None, late: int = 0) -> Path:
+        events = [op(ts=turn * TURN + late + at) for at in (0, LENGTH)]
+        return write(events, name, {} if rank is None else {"distributedInfo": {"rank": rank}})
+
+    return make
+
+
+def names(result: ReadResult[Any]) -> dict[int | None, str]:
+    return {trace.rank: "/".join(Path(trace.path).parts[-2:]) for trace in result.traces}
+
+
+@pytest.mark.parametrize("late", [0, 70])
+def test_the_last_of_equally_many_recordings_of_each_rank_is_read(
+    tmp_path: Path, record: Callable[..., Path], late: int
+) -> None:
+    """Also where the clock of a rank is another one."""
+    paths = [
+        record(f"iteration_{turn}/rank{rank}_trace.json", turn, rank, late * rank) for turn in (2, 3) for rank in (0, 1)
+    ]
+    result = read_traces(open_inputs(paths), 1)
+    assert names(result) == {rank: f"iteration_3/rank{rank}_trace.json" for rank in (0, 1)}
+    (line,) = result.warnings
+    assert line.startswith(
+        f"2 files of other recordings of ranks 0, 1, made at other times, left out: {paths[0]}, {paths[1]}; "
+    )
+
+
+def test_the_last_recording_that_most_ranks_have_is_read(record: Callable[..., Path]) -> None:
+    """The file of rank 2 in the last turn is missing; rank 3 has one in that turn alone, and rank 4 one at another time."""
+    paths = [record(f"{turn}/rank{rank}.json", turn, rank, rank) for turn in (0, 1, 2) for rank in (0, 1)]
+    paths += [record(f"{turn}/rank2.json", turn, 2) for turn in (0, 1)]
+    paths += [record("2/rank3.json", 2, 3), record("9/rank4.json", 9, 4)]
+    result = read_traces(open_inputs(paths), 1)
+    expected = {rank: f"2/rank{rank}.json" for rank in (0, 1, 3)} | {4: "9/rank4.json"}
+    assert names(result) == expected
+    assert result.warnings[0].startswith("6 files of other recordings of ranks 0 to 2, ")
+
+
+@pytest.mark.parametrize("suffix", [".pt.trace.json", ".trace.json.gz"])
+def test_files_of_one_worker_without_a_rank_are_recordings_of_one_process(
+    record: Callable[..., Path], suffix: str
+) -> None:
+    """By the name that torch's handler gives them: host, process and time."""
+    paths = [record(f"host_123.179602715{turn}35384243{suffix}", turn, None) for turn in (0, 1)]
+    result = read_traces(open_inputs(paths), 1)
+    assert names(result) == {0: "/".join(paths[1].parts[-2:])}
+    assert result.warnings[0].startswith("1 file of other recordings of one process, made at other times, left out: ")
+
+
+def test_files_of_several_workers_are_several_ranks(record: Callable[..., Path]) -> None:
+    paths = [record(f"host_{123 + turn}.1796027157353842438.pt.trace.json", turn, None) for turn in (0, 1)]
+    assert len(read_traces(open_inputs(paths), 1).traces) == 2
