@@ -199,7 +199,8 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     ]
     extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
     for title, simulation in pictures:
-        parts.append(f"<h3>{escape(title)}</h3>{_timeline(inline_simulation(simulation, extent), extent)}")
+        timeline = inline_simulation(simulation, extent, name=title)
+        parts.append(f"<h3>{escape(title[:1].upper() + title[1:])}</h3>{_timeline(timeline, extent)}")
     parts.append(_warnings(result.warnings))
     return _page("pptrace · what would get it back", parts)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -210,6 +211,26 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
         )
         page.wait_for_function(DRAWN)
         assert "too short to be seen at this zoom" in _of_short_bars(page)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown_name"), [("", "simulated step of 1f1b"), ("predicted step of zbv", "predicted step of zbv")]
+)
+def test_a_simulated_step_is_called_what_it_is_and_has_no_number(
+    browser: Any, name: str, shown_name: str, tmp_path: Path
+) -> None:
+    timeline = inline_simulation(simulate("1f1b", pp=2, microbatches=4).simulation, name=name)
+    with shown(browser, tmp_path / "page.html", timeline_page("paper", timeline)) as page:
+        drawing = page.evaluate("() => document.querySelector('.timeline').timeline.svg()")
+        texts = {text.text for text in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")}
+        assert {shown_name, "ms from the start"} <= texts
+        _point_at(page, 1, "F", 2)
+        page.mouse.down()
+        page.mouse.up()
+        page.wait_for_selector(".timeline-side .bar-card")
+        words = page.locator(".timeline-side").inner_text() + page.locator(".timeline-tip").inner_text()
+        assert "microbatch 2" in words
+        assert not any("step" in text for text in {*texts, words} - {shown_name})
 
 
 def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:
