@@ -67,7 +67,6 @@ details,
 details[open] { padding-bottom: 16px; }
 summary { cursor: pointer; padding: 12px 0; font-weight: 600; font-variant-numeric: tabular-nums; }
 .figure { margin: 8px 0; background: #fff; color-scheme: light; }
-.plot { color: #8d97a5; }
 .scroll { overflow-x: auto; }
 .scroll table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .scroll th { font-size: 12px; font-weight: 500; color: var(--soft); }
@@ -113,6 +112,7 @@ for (const plot of document.querySelectorAll(".plot")) {
 
 _HEIGHT = 450
 """plotly's default, px."""
+_NO_SCRIPTS = '<p class="note">Pictures are not drawn: this browser runs no scripts. Texts and tables need none.</p>'
 _BAR_COLOURS = {"compute": COMPUTE, "exposed": COMMUNICATION, "bubble": BUBBLE, "either of both": EITHER}
 
 
@@ -232,7 +232,7 @@ def _figure(figure: Any) -> str:
     height = figure.layout.height or _HEIGHT
     return (
         f'<div class="figure"><script type="application/json">{data}</script>'
-        f'<div class="plot" style="height:{height}px">drawing …</div></div>'
+        f'<div class="plot" style="height:{height}px"></div></div>'
     )
 
 
@@ -356,9 +356,10 @@ def _page(title: str, parts: Sequence[str]) -> str:
         from plotly.offline import get_plotlyjs
 
         scripts += [get_plotlyjs(), DRAWING]
+    without = f"<noscript>{_NO_SCRIPTS}</noscript>" if scripts else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style()}{STYLE}</style></head>'
-        f"<body><main>{body}<footer>pptrace {__version__}</footer></main>"
+        f"<body><main>{without}{body}<footer>pptrace {__version__}</footer></main>"
         f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>"
     )

@@ -56,7 +56,7 @@ def shown(browser: Any, path: Path, text: str, scheme: Any = "light") -> Iterato
     page.goto(path.as_uri())
     page.wait_for_function(COMPLETE)
     yield page
-    assert (requests, complaints) == ([path.as_uri()], [])
+    assert (set(requests), complaints) == ({path.as_uri()}, [])
     page.close()
 
 
@@ -231,6 +231,18 @@ def test_a_simulated_step_is_called_what_it_is_and_has_no_number(
         words = page.locator(".timeline-side").inner_text() + page.locator(".timeline-tip").inner_text()
         assert "microbatch 2" in words
         assert not any("step" in text for text in {*texts, words} - {shown_name})
+
+
+def test_a_page_says_why_it_lacks_pictures_where_scripts_are_off(browser: Any, report: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        assert page.locator("noscript p").count() == 0, "text that nobody sees"
+        page.context.new_cdp_session(page).send("Emulation.setScriptExecutionDisabled", {"value": True})
+        page.reload()
+        assert page.locator("noscript p").is_visible()
+        assert (
+            page.locator("noscript p").inner_text().startswith("Pictures are not drawn: this browser runs no scripts.")
+        )
+        assert page.get_by_role("heading", name="Findings").is_visible()
 
 
 def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:
