@@ -112,7 +112,8 @@ def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:
     graph, rows = wait_graph(hang), edge_rows(hang)
     columns = [name.capitalize() for name in EDGE_COLUMNS]
     content = [table(columns, rows, text_columns=len(columns), id="hang-edges")] if rows else []
-    content += [still_picture(graph, "hang-graph")] if graph is not None else []
+    drawn: dict[str, Any] = {"data-markup": graph}
+    content += [html.Div(id="hang-graph", **drawn)] if graph is not None else []
     red = "" if graph is None else ", red in the picture"
     guilty = [html.P(f"To blame{red}: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
     return html.Section(

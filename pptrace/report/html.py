@@ -21,6 +21,7 @@ from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, EITHER
+from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.recording import recording_line
 from pptrace.report.simulation_text import idle_table
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
@@ -82,7 +83,7 @@ h3 + .scroll { margin-bottom: 4px; }
 .hang p { margin: 4px 0; }
 .waits { display: flex; flex-wrap: wrap; gap: 8px 40px; align-items: center; }
 .waits td, .waits th { text-align: left; }
-.waits .figure { flex: 0 1 340px; min-width: 300px; }
+.waits svg { flex: 0 1 320px; min-width: 240px; }
 ul { padding-left: 20px; }
 li p { margin: 2px 0 8px; color: var(--soft); }
 .info { color: var(--accent); }
@@ -279,13 +280,10 @@ def _title(report: Report) -> str:
 
 def _hang(hang: Mapping[str, Any]) -> str:
     """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
-    from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph  # with plotly, which other pages do without
-
     graph, rows, table = wait_graph(hang), edge_rows(hang), ""
     blamed = f"<p>to blame: {escape(rank_text(hang['ranks']))}</p>" if hang["ranks"] else ""
     if rows:
-        drawn = "" if graph is None else _figure(graph)
-        table = f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{drawn}</div>'
+        table = f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{graph or ""}</div>'
     return f'<section class="hang"><h2>The run hung</h2><p><b>{escape(str(hang["detail"]))}</b></p>{blamed}{table}</section>'
 
 

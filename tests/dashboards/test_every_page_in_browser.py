@@ -93,7 +93,15 @@ def test_every_page_of_a_sample_fits_at_1280_px(case: Path, serve: Serve, visit:
     page.click("#to-experts")
     page.wait_for_selector("#expert-routes .hm" if "experts" in case.name else "#no-experts")
     page.click("#to-hang")
-    page.wait_for_selector("#hang-graph .points" if "hang" in case.name else "#no-hang")
+    page.wait_for_selector("#hang-graph svg" if "hang" in case.name else "#no-hang")
+    for kind, start in (("svg", b"<svg"), ("png", b"\x89PNG")) if "hang" in case.name else ():
+        with page.expect_download() as saved:
+            page.click(f"button[data-picture=hang-graph][data-format={kind}]")
+        content = Path(saved.value.path()).read_bytes()
+        assert content.startswith(start)
+        assert kind == "png" or (b"var(" not in content and b"#ffffff" in content), (
+            "in colours that need no page, on white"
+        )
 
 
 def test_four_ranks_fill_a_4k_screen(serve: Serve, visit: Visiting) -> None:

@@ -245,6 +245,17 @@ def test_a_page_says_why_it_lacks_pictures_where_scripts_are_off(browser: Any, r
         assert page.get_by_role("heading", name="Findings").is_visible()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_who_waits_for_whom_is_drawn_in_the_colours_of_the_page(browser: Any, scheme: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "hang.html", report_page(load([SAMPLES / "hang_p4"])), scheme) as page:
+        style = "([selector, name]) => getComputedStyle(document.querySelector(selector))[name]"
+        text, soft = (page.evaluate(style, [selector, "color"]) for selector in ("main", "th"))
+        ring, line = ".waits circle[stroke-width]", ".waits path[stroke]"
+        assert [page.evaluate(style, [part, "stroke"]) for part in (ring, line)] == [text, soft]
+        assert page.evaluate(style, [".waits svg", "backgroundColor"]) == "rgba(0, 0, 0, 0)"
+        assert page.locator(".waits svg").bounding_box()["height"] > 200
+
+
 def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:
     timeline = inline_simulation(simulate("1f1b", pp=4, microbatches=3_200).simulation)
     assert timeline.lacks == ""
