@@ -91,6 +91,15 @@ li p { margin: 2px 0 8px; color: var(--soft); }
 .warnings li { overflow-wrap: anywhere; }
 .critical { color: var(--bad); font-weight: 700; }
 footer { margin-top: 40px; color: var(--soft); font-size: 12px; }
+@media print {
+  :root { font-size: 11px; }
+  main { max-width: none; padding: 0; }
+  .scroll { overflow: visible; }
+  .note, .scroll th { font-size: 10px; }
+  .scroll th, .scroll td { padding-right: 8px; }
+  .scroll .label { white-space: normal; }
+  .bar { width: 120px; }
+}
 """
 
 TO_STEPS = """

@@ -256,6 +256,39 @@ def test_who_waits_for_whom_is_drawn_in_the_colours_of_the_page(browser: Any, sc
         assert page.locator(".waits svg").bounding_box()["height"] > 200
 
 
+PAPER = """() => {
+  const { timeline } = document.querySelector('.timeline');
+  const style = (selector) => getComputedStyle(document.querySelector(selector));
+  const width = document.querySelector('main').clientWidth;
+  return {
+    corner: [...timeline.canvas.getContext('2d').getImageData(2, 2, 1, 1).data],
+    ground: style('html').backgroundColor,
+    text: style('html').color,
+    tools: style('.timeline-tools').display,
+    colours: style('.bar span').printColorAdjust,
+    beyond: [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > width).length,
+  };
+}"""
+
+
+def test_a_page_printed_from_a_dark_system_is_light_and_whole(browser: Any, report: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "report.html", report, "dark") as page:
+        assert page.evaluate(PAPER)["corner"][0] < 60
+        page.set_viewport_size({"width": 718, "height": 1000})  # A4 with its margins
+        page.emulate_media(media="print", color_scheme="dark")
+        page.wait_for_function(f"() => ({PAPER})().corner[0] > 200")
+        assert page.evaluate(PAPER) == {
+            "corner": [255, 255, 255, 255],
+            "ground": "rgb(255, 255, 255)",
+            "text": "rgb(28, 33, 40)",
+            "tools": "none",
+            "colours": "exact",
+            "beyond": 0,
+        }
+        page.emulate_media(media="screen", color_scheme="dark")
+        page.wait_for_function(f"() => ({PAPER})().corner[0] < 60")
+
+
 def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:
     timeline = inline_simulation(simulate("1f1b", pp=4, microbatches=3_200).simulation)
     assert timeline.lacks == ""
