@@ -98,7 +98,7 @@ def graph(figure: Any, id: str) -> Node:
 
 def still_picture(figure: Any, id: str) -> Node:
     """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
-    return html.Div(graph(figure, id), style={"minHeight": f"{figure.layout.height}px"})
+    return html.Div(graph(figure, id), className="still", style={"minHeight": f"{figure.layout.height}px"})
 
 
 def inline_picture(timeline: InlineTimeline, id: str) -> Node:
