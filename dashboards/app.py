@@ -191,10 +191,13 @@ def _facts(loaded: Loaded) -> list[Node]:
     method = _CLOCKS.get(clock.method, clock.method)
     off = f" {uncertainty(clock.uncertainty_ns)}" if clock.uncertainty_ns else ""
     of_clock = f"method: {clock.method}; how far the ranks' clocks may differ after alignment"
-    lacking = [*(root.title for root in report.root_causes), *warning_lines(report)]
+    causes, lacking = [root.title for root in report.root_causes], warning_lines(report)
     quality = ("complete", "nothing that a figure needs is missing")
-    if lacking:
-        quality = (counted(len(lacking), "warning"), "\n".join(lacking))
+    if causes or lacking:
+        counts = [counted(len(causes), "root cause")] * bool(causes) + [counted(len(lacking), "warning")] * bool(
+            lacking
+        )
+        quality = (", ".join(counts), "\n".join([*causes, *lacking]))
     damage = damage_in(report.recording)
     of_damage = [f"{name_of(entry)}: {entry.count:,} ({place_of(entry)}): {entry.affects}" for entry in damage]
     recording = fact("recording", f"damaged: {', '.join(map(name_of, damage))}", "\n".join(of_damage))

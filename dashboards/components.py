@@ -98,7 +98,7 @@ def graph(figure: Any, id: str) -> Node:
 
 def still_picture(figure: Any, id: str) -> Node:
     """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
-    return html.Div(graph(figure, id), style={"minHeight": f"{figure.layout.height}px"})
+    return html.Div(graph(figure, id), className="still", style={"minHeight": f"{figure.layout.height}px"})
 
 
 def inline_picture(timeline: InlineTimeline, id: str) -> Node:
@@ -112,7 +112,8 @@ def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:
     graph, rows = wait_graph(hang), edge_rows(hang)
     columns = [name.capitalize() for name in EDGE_COLUMNS]
     content = [table(columns, rows, text_columns=len(columns), id="hang-edges")] if rows else []
-    content += [still_picture(graph, "hang-graph")] if graph is not None else []
+    drawn: dict[str, Any] = {"data-markup": graph}
+    content += [html.Div(id="hang-graph", **drawn)] if graph is not None else []
     red = "" if graph is None else ", red in the picture"
     guilty = [html.P(f"To blame{red}: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
     return html.Section(

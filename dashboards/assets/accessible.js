@@ -1,7 +1,7 @@
 /* What Dash's components leave out for keyboards and screen readers: boxes that scroll can be reached with Tab, fields that only pass
    focus on cannot, and the link to the page that is shown says so. */
 (() => {
-  const SCROLLED = ".table-box, .picture-box, .timeline-side";
+  const SCROLLED = ".table-box, .picture-box, .still, .timeline-side";
   const reach = (box) => {
     const scrolls = box.scrollHeight > box.clientHeight + 1 || box.scrollWidth > box.clientWidth + 1;
     if (scrolls === (box.tabIndex === 0)) return;

@@ -1,7 +1,7 @@
 /* On dark pages heat maps take the second colour scale that their figures bring (meta.dark), whose low values are as dark as the page.
    Files of charts, which are on white ground, keep the first one. */
 (() => {
-  const isDark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = matchMedia("screen and (prefers-color-scheme: dark)");
   const inScale = (trace, dark) => {
     const { meta } = trace;
     if (!meta?.dark) return trace;

@@ -36,8 +36,10 @@ def explain_nulls(
     steps: Sequence[StepReport],
     stragglers: Stragglers | None = None,
     doubts: Sequence[Doubt] | None = None,
+    *,
+    are_explained: bool = True,
 ) -> Iterator[str]:
-    """Warnings about clocks and missing data, then about null fields.
+    """Warnings about clocks and missing data, then about null fields, without those of explanations where these were not made.
 
     ``doubts`` are those of :func:`doubts_of_times`, where they are known.
     """
@@ -66,7 +68,7 @@ def explain_nulls(
             "both where it overlapped with compute"
         )
     yield from dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ()))
-    yield from _nulls(run, steps, stragglers)
+    yield from _nulls(run, steps, stragglers, are_explained=are_explained)
 
 
 def doubts_of_times(
@@ -351,7 +353,9 @@ def explain_unknown_idle(
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
 
 
-def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
+def _nulls(
+    run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None, *, are_explained: bool
+) -> Iterator[str]:
     yield from _missing_devices(run)
     yield from lines_of_lost_work(run.work, lost_steps(run.ops, run.work))
     if not steps and rows_among(run.ops["kind"], COMPUTE_KINDS).any():
@@ -376,7 +380,7 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
             "no forward or backward of a microbatch recognised: no pipeline in these traces, and so no bubbles and phases; the "
             "rest of a rank's step is what is neither compute nor exposed communication"
         )
-        yield from _null_line(run, steps, stragglers)
+        yield from _null_line(run, steps, stragglers, are_explained=are_explained)
         return
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
@@ -388,14 +392,17 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
         )
     elif plan is not None and (neighbour := [step.step for step in steps if step.bubble.ideal_ratio is None]):
         yield f"the ideal bubble of step {listed(neighbour, _FEW)} is not known: the step has other ops than the plan"
-    if not is_partial and any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
+    are_lacking = [step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps]
+    if are_explained and not is_partial and any(are_lacking):
         ideal = "the ideal bubble and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
         yield f"{ideal}what the bubble consists of {'are' if ideal else 'is'} not known where {what}"
-    yield from _null_line(run, steps, stragglers)
+    yield from _null_line(run, steps, stragglers, are_explained=are_explained)
 
 
-def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
+def _null_line(
+    run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None, *, are_explained: bool
+) -> Iterator[str]:
     """One warning that says in words which fields are null, each with its reason; none where all are known."""
     fields = []
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
@@ -415,9 +422,9 @@ def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stra
             f"how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed{of_steps} (other members of the calls "
             f"{why})"
         )
-    if stragglers is None:
+    if are_explained and stragglers is None:
         fields.append("what stragglers cost (no step has every op of a known plan, or the ranks' times do not compare)")
-    elif stragglers.m_w is None:
+    elif stragglers is not None and stragglers.m_w is None:
         fields.append(
             f"how much of the slowdown the slowest ranks or the last stage cause (ops that vary make the step less than "
             f"{LEAST_SLOWDOWN - 1:.0%} longer, too little to be shared out)"

@@ -21,6 +21,7 @@ from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, EITHER
+from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.recording import recording_line
 from pptrace.report.simulation_text import idle_table
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
@@ -67,7 +68,6 @@ details,
 details[open] { padding-bottom: 16px; }
 summary { cursor: pointer; padding: 12px 0; font-weight: 600; font-variant-numeric: tabular-nums; }
 .figure { margin: 8px 0; background: #fff; color-scheme: light; }
-.plot { color: #8d97a5; }
 .scroll { overflow-x: auto; }
 .scroll table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .scroll th { font-size: 12px; font-weight: 500; color: var(--soft); }
@@ -83,7 +83,7 @@ h3 + .scroll { margin-bottom: 4px; }
 .hang p { margin: 4px 0; }
 .waits { display: flex; flex-wrap: wrap; gap: 8px 40px; align-items: center; }
 .waits td, .waits th { text-align: left; }
-.waits .figure { flex: 0 1 340px; min-width: 300px; }
+.waits svg { flex: 0 1 320px; min-width: 240px; }
 ul { padding-left: 20px; }
 li p { margin: 2px 0 8px; color: var(--soft); }
 .info { color: var(--accent); }
@@ -91,6 +91,15 @@ li p { margin: 2px 0 8px; color: var(--soft); }
 .warnings li { overflow-wrap: anywhere; }
 .critical { color: var(--bad); font-weight: 700; }
 footer { margin-top: 40px; color: var(--soft); font-size: 12px; }
+@media print {
+  :root { font-size: 11px; }
+  main { max-width: none; padding: 0; }
+  .scroll { overflow: visible; }
+  .note, .scroll th { font-size: 10px; }
+  .scroll th, .scroll td { padding-right: 8px; }
+  .scroll .label { white-space: normal; }
+  .bar { width: 120px; }
+}
 """
 
 TO_STEPS = """
@@ -113,6 +122,7 @@ for (const plot of document.querySelectorAll(".plot")) {
 
 _HEIGHT = 450
 """plotly's default, px."""
+_NO_SCRIPTS = '<p class="note">Pictures are not drawn: this browser runs no scripts. Texts and tables need none.</p>'
 _BAR_COLOURS = {"compute": COMPUTE, "exposed": COMMUNICATION, "bubble": BUBBLE, "either of both": EITHER}
 
 
@@ -199,7 +209,8 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     ]
     extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
     for title, simulation in pictures:
-        parts.append(f"<h3>{escape(title)}</h3>{_timeline(inline_simulation(simulation, extent), extent)}")
+        timeline = inline_simulation(simulation, extent, name=title)
+        parts.append(f"<h3>{escape(title[:1].upper() + title[1:])}</h3>{_timeline(timeline, extent)}")
     parts.append(_warnings(result.warnings))
     return _page("pptrace · what would get it back", parts)
 
@@ -231,7 +242,7 @@ def _figure(figure: Any) -> str:
     height = figure.layout.height or _HEIGHT
     return (
         f'<div class="figure"><script type="application/json">{data}</script>'
-        f'<div class="plot" style="height:{height}px">drawing …</div></div>'
+        f'<div class="plot" style="height:{height}px"></div></div>'
     )
 
 
@@ -278,13 +289,10 @@ def _title(report: Report) -> str:
 
 def _hang(hang: Mapping[str, Any]) -> str:
     """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
-    from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph  # with plotly, which other pages do without
-
     graph, rows, table = wait_graph(hang), edge_rows(hang), ""
     blamed = f"<p>to blame: {escape(rank_text(hang['ranks']))}</p>" if hang["ranks"] else ""
     if rows:
-        drawn = "" if graph is None else _figure(graph)
-        table = f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{drawn}</div>'
+        table = f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{graph or ""}</div>'
     return f'<section class="hang"><h2>The run hung</h2><p><b>{escape(str(hang["detail"]))}</b></p>{blamed}{table}</section>'
 
 
@@ -355,9 +363,10 @@ def _page(title: str, parts: Sequence[str]) -> str:
         from plotly.offline import get_plotlyjs
 
         scripts += [get_plotlyjs(), DRAWING]
+    without = f"<noscript>{_NO_SCRIPTS}</noscript>" if scripts else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style()}{STYLE}</style></head>'
-        f"<body><main>{body}<footer>pptrace {__version__}</footer></main>"
+        f"<body><main>{without}{body}<footer>pptrace {__version__}</footer></main>"
         f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>"
     )

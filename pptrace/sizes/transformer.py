@@ -147,19 +147,14 @@ def row_volume(sizes: TensorSizes) -> BothWays:
 
 
 def pair_volume(sizes: TensorSizes) -> BothWays:
-    """A column and a row layer, one behind the other."""
-    column, row = column_volume(sizes), row_volume(sizes)
-    return BothWays(total((column.forward, row.forward)), total((column.backward, row.backward)))
-
-
-def tensor_volume(sizes: TensorSizes) -> BothWays:
-    """A transformer layer's two pairs of a column and a row layer: 4 all-reduces of b·s·h (arXiv 1909.08053, section 3).
+    """A column and a row layer, one behind the other; a layer has two such pairs: 4 all-reduces of b·s·h (arXiv 1909.08053,
+    section 3).
 
     With SP 4 all-gathers and 4 reduce-scatters, as many bytes on the wire, and 2 all-gathers that fetch kept shards again
     (arXiv 2205.05198, section 4.2.2).
     """
-    pair = pair_volume(sizes)
-    return BothWays(times(pair.forward, 2), times(pair.backward, 2))
+    column, row = column_volume(sizes), row_volume(sizes)
+    return BothWays(total((column.forward, row.forward)), total((column.backward, row.backward)))
 
 
 def vocabulary_volume(sizes: TensorSizes) -> BothWays:

@@ -196,12 +196,6 @@ def _tag_by_order(ops: pd.DataFrame, rows: npt.NDArray[np.intp], phase: npt.NDAr
             phase[ordered["row"]] = np.where(phase[ordered["row"]] == UNTAGGED, codes, phase[ordered["row"]])
 
 
-def phase_spans(ops: Slice, window: StepWindow) -> tuple[PhaseSpan, ...]:
-    """The phases of one rank in a window, from its tagged ops in that window; see :func:`phase_spans_of_steps`."""
-    step = np.zeros(len(ops), dtype=np.int64)
-    return phase_spans_of_steps(ops, step, [window.start_ns], [window.end_ns])[0]
-
-
 def phase_spans_of_steps(
     ops: Slice, step: Int64, starts_ns: Sequence[int], ends_ns: Sequence[int]
 ) -> list[tuple[PhaseSpan, ...]]:

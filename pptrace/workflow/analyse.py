@@ -183,10 +183,7 @@ def analyse_ranks(
         for info in (rank.info for rank in ranks)
     )
     del ranks  # their tables are in the run's, and what these replaced takes memory
-    timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
-    comms, ops = _execution_rows(timed)
-    clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops)
-    data, by_end_times = _align(timed, clock)
+    data, by_end_times = _on_one_clock(run)
     every_window = step_windows(data.ops, run.mesh)
     marked = () if every_window else marked_windows(data.ops)
     windows = every_window
@@ -222,6 +219,33 @@ def analyse_ranks(
         ask if is_brief else None,
     )
     return measured.analysis((*warnings, *run.warnings, *by_end_times, *([line] if line else [])), sharing)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredSteps:
+    """Steps of which nothing is explained, the tables that they are from, and the warnings about what is null in them."""
+
+    steps: tuple[StepReport, ...]
+    data: AlignedRun
+    warnings: tuple[str, ...]
+
+
+def measure(traces: Sequence[Trace], num_ranks: int | None = None) -> MeasuredSteps:
+    """Partition the steps of these traces as :func:`analyse` does, and explain none of them, which takes a third of its time."""
+    run = recognise_ranks([recognise_rank(trace) for trace in traces], num_ranks=num_ranks)
+    data, by_end_times = _on_one_clock(run)
+    planned = planned_steps(step_windows(data.ops, run.mesh), data, run)
+    steps = report_steps(planned, data, run.mesh, are_explained=False).steps
+    steps = steps or report_marked_steps(marked_windows(data.ops), data)
+    nulls = explain_nulls(run, data.clock, steps, are_explained=False)
+    return MeasuredSteps(steps, data, (*run.warnings, *by_end_times, *_warn_of_unknown(data.comms, steps), *nulls))
+
+
+def _on_one_clock(run: RecognisedRun) -> tuple[AlignedRun, tuple[str, ...]]:
+    """The run on one clock, and warnings about matches by end times."""
+    timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
+    comms, ops = _execution_rows(timed)
+    return _align(timed, estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,9 @@ from pathlib import Path
 from pptrace.analysis.result import StepReport
 from pptrace.report.tables import Amount
 from pptrace.report.tables.ranks import ranks_table
+from pptrace.report.tables.step_series import steps_table
 from pptrace.workflow.load import load
+from tests.support.optional import not_none
 
 ROWS = """rank,dp_rank,step,kind,axis,group_size,match,clock,start_ns,end_ns
 0,0,0,STEP,,,,host,1000,2000
@@ -60,6 +62,27 @@ def test_a_profile_without_a_pipeline_has_the_steps_of_torchs_profiler(tmp_path:
     steps = load([tmp_path / "rank0.json"], cache=False).report.steps
     assert [(step.step, step.span_ns, step.has_pipeline) for step in steps] == [(4, 100_000, False), (5, 80_000, False)]
     assert [step.ranks[0].compute_ns for step in steps] == [50_000, 20_000]
+
+
+def test_the_table_of_steps_has_the_length_that_the_verdict_names_and_the_window_beside_it(tmp_path: Path) -> None:
+    ranges = [("user_annotation", f"ProfilerStep#{step}", 100_000 * step, 90_000) for step in range(4)]
+    operators = [("cpu_op", "aten::mm", 100_000 * step + 10, 50_000) for step in range(4)]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
+        for cat, name, ts, dur in (*ranges, *operators)
+    ]
+    trace = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    report = load([tmp_path / "rank0.json"], cache=False).report
+    step = not_none(report.typical_step)
+    assert report.verdict.startswith("The typical step takes 100.0 ms")
+    table = steps_table(report, step, Amount.WHOLE)
+    (row,) = [row for row in table.rows if row[0] == str(step.step)]
+    assert table.columns[1:4] == ("step ms", "window ms", "compute ms")
+    assert row[1:4] == ("100.00", "90.00", "50.00")
+    assert any("from its start to the start of the next one" in note for note in table.notes)
+    ranks = ranks_table(step, Amount.WHOLE)
+    assert (ranks.columns[1], ranks.rows[0][1]) == ("window ms", "90.00")
 
 
 def test_ranks_that_pass_tensors_around_a_ring_compute_as_their_operators_do(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pptrace.analysis.result import RankStep
 from pptrace.live_records.codec import MOST_BYTES
 from pptrace.live_records.file import live_files
 from pptrace.live_records.frames import frames
+from pptrace.workflow.analyse import analyse
 from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, status_of
 from pptrace.workflow.load import load
 from tests.support.programs import ROOT, Ended, pptrace, sizes
@@ -125,7 +126,7 @@ def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, line
     follower = LiveRun(run.folder)
     by_step = {number: ranks for steps in follower.whole_steps() for number, ranks in steps.items()}
     for number in (5, 6, 7, 13, 15, 18):
-        (report,) = follower.analyse([by_step[number]]).report.steps
+        (report,) = analyse(follower.traces([by_step[number]]), num_ranks=len(follower.files)).report.steps
         assert lines[number]["span_ns"] == report.span_ns
         for rank, live in zip(report.ranks, lines[number]["ranks"], strict=True):
             for name in ("compute_ns", "bubble_ns", "exposed_comm_ns", "not_compute_ns"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,11 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
     assert len(views) == 2
     assert len(set(views)) == 1, "on one scale"
     assert "What would get it back" in page
-    assert "as it was" in page
+    titles = re.findall(r'<h3>([^<]*)</h3><div class="timeline"', page)
+    assert re.fullmatch(r"Step \d+ as it was, replayed", titles[0])
+    assert titles[1].startswith("Predicted step of ")
+    named = [json.loads(unescape(tiles))["about"]["stepName"] for tiles in re.findall(r'data-tiles="(.*?)"', page)]
+    assert [f"{name[:1].upper()}{name[1:]}" for name in named] == titles
 
 
 @pytest.mark.parametrize(

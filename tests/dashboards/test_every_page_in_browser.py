@@ -93,7 +93,34 @@ def test_every_page_of_a_sample_fits_at_1280_px(case: Path, serve: Serve, visit:
     page.click("#to-experts")
     page.wait_for_selector("#expert-routes .hm" if "experts" in case.name else "#no-experts")
     page.click("#to-hang")
-    page.wait_for_selector("#hang-graph .points" if "hang" in case.name else "#no-hang")
+    page.wait_for_selector("#hang-graph svg" if "hang" in case.name else "#no-hang")
+    for kind, start in (("svg", b"<svg"), ("png", b"\x89PNG")) if "hang" in case.name else ():
+        with page.expect_download() as saved:
+            page.click(f"button[data-picture=hang-graph][data-format={kind}]")
+        content = Path(saved.value.path()).read_bytes()
+        assert content.startswith(start)
+        assert kind == "png" or (b"var(" not in content and b"#ffffff" in content), (
+            "in colours that need no page, on white"
+        )
+
+
+def test_a_phone_s_page_is_no_wider_than_it_and_its_texts_are_not_broken_into_letters(
+    serve: Serve, visit: Visiting
+) -> None:
+    page = visit(serve([SAMPLES / "gpu_nccl_experts_pp2_ep2"])).page
+    page.set_viewport_size({"width": 390, "height": 800})
+    for name in ("overview", "timeline", "bubbles"):
+        page.click(f"#to-{name}")
+        settle(page)
+        if name == "timeline":
+            page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        if name == "overview":
+            assert page.locator(".finding-head strong").first.bounding_box()["width"] > 200
+        for cell in page.locator("td:not(.number, .short)").all():
+            assert cell.bounding_box()["width"] > 100
+        for picture in page.locator(".graph").all():
+            assert picture.bounding_box()["width"] >= 500
 
 
 def test_four_ranks_fill_a_4k_screen(serve: Serve, visit: Visiting) -> None:

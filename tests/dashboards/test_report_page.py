@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -55,7 +56,7 @@ def shown(browser: Any, path: Path, text: str, scheme: Any = "light") -> Iterato
     page.goto(path.as_uri())
     page.wait_for_function(COMPLETE)
     yield page
-    assert (requests, complaints) == ([path.as_uri()], [])
+    assert (set(requests), complaints) == ({path.as_uri()}, [])
     page.close()
 
 
@@ -210,6 +211,82 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
         )
         page.wait_for_function(DRAWN)
         assert "too short to be seen at this zoom" in _of_short_bars(page)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown_name"), [("", "simulated step of 1f1b"), ("predicted step of zbv", "predicted step of zbv")]
+)
+def test_a_simulated_step_is_called_what_it_is_and_has_no_number(
+    browser: Any, name: str, shown_name: str, tmp_path: Path
+) -> None:
+    timeline = inline_simulation(simulate("1f1b", pp=2, microbatches=4).simulation, name=name)
+    with shown(browser, tmp_path / "page.html", timeline_page("paper", timeline)) as page:
+        drawing = page.evaluate("() => document.querySelector('.timeline').timeline.svg()")
+        texts = {text.text for text in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")}
+        assert {shown_name, "ms from the start"} <= texts
+        _point_at(page, 1, "F", 2)
+        page.mouse.down()
+        page.mouse.up()
+        page.wait_for_selector(".timeline-side .bar-card")
+        words = page.locator(".timeline-side").inner_text() + page.locator(".timeline-tip").inner_text()
+        assert "microbatch 2" in words
+        assert not any("step" in text for text in {*texts, words} - {shown_name})
+
+
+def test_a_page_says_why_it_lacks_pictures_where_scripts_are_off(browser: Any, report: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        assert page.locator("noscript p").count() == 0, "text that nobody sees"
+        page.context.new_cdp_session(page).send("Emulation.setScriptExecutionDisabled", {"value": True})
+        page.reload()
+        assert page.locator("noscript p").is_visible()
+        assert (
+            page.locator("noscript p").inner_text().startswith("Pictures are not drawn: this browser runs no scripts.")
+        )
+        assert page.get_by_role("heading", name="Findings").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_who_waits_for_whom_is_drawn_in_the_colours_of_the_page(browser: Any, scheme: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "hang.html", report_page(load([SAMPLES / "hang_p4"])), scheme) as page:
+        style = "([selector, name]) => getComputedStyle(document.querySelector(selector))[name]"
+        text, soft = (page.evaluate(style, [selector, "color"]) for selector in ("main", "th"))
+        ring, line = ".waits circle[stroke-width]", ".waits path[stroke]"
+        assert [page.evaluate(style, [part, "stroke"]) for part in (ring, line)] == [text, soft]
+        assert page.evaluate(style, [".waits svg", "backgroundColor"]) == "rgba(0, 0, 0, 0)"
+        assert page.locator(".waits svg").bounding_box()["height"] > 200
+
+
+PAPER = """() => {
+  const { timeline } = document.querySelector('.timeline');
+  const style = (selector) => getComputedStyle(document.querySelector(selector));
+  const width = document.querySelector('main').clientWidth;
+  return {
+    corner: [...timeline.canvas.getContext('2d').getImageData(2, 2, 1, 1).data],
+    ground: style('html').backgroundColor,
+    text: style('html').color,
+    tools: style('.timeline-tools').display,
+    colours: style('.bar span').printColorAdjust,
+    beyond: [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > width).length,
+  };
+}"""
+
+
+def test_a_page_printed_from_a_dark_system_is_light_and_whole(browser: Any, report: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "report.html", report, "dark") as page:
+        assert page.evaluate(PAPER)["corner"][0] < 60
+        page.set_viewport_size({"width": 718, "height": 1000})  # A4 with its margins
+        page.emulate_media(media="print", color_scheme="dark")
+        page.wait_for_function(f"() => ({PAPER})().corner[0] > 200")
+        assert page.evaluate(PAPER) == {
+            "corner": [255, 255, 255, 255],
+            "ground": "rgb(255, 255, 255)",
+            "text": "rgb(28, 33, 40)",
+            "tools": "none",
+            "colours": "exact",
+            "beyond": 0,
+        }
+        page.emulate_media(media="screen", color_scheme="dark")
+        page.wait_for_function(f"() => ({PAPER})().corner[0] < 60")
 
 
 def test_what_a_page_holds_is_never_called_coarse(browser: Any, tmp_path: Path) -> None:

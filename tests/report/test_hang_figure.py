@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +17,8 @@ from pptrace.report.html import report_page
 from pptrace.workflow.load import load
 from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def edge(rank: int, others: list[int], call: str = "all_reduce", seq: int = 3) -> dict[str, Any]:
@@ -36,13 +40,24 @@ def test_ranks_that_wait_alike_are_one_row_the_most_first() -> None:
 
 
 def test_an_arrow_leads_from_each_rank_to_those_that_it_waits_for_and_the_guilty_stand_out() -> None:
-    figure = not_none(wait_graph(late(4)))
-    (nodes,) = figure.data
-    at = {(x, y): int(rank) for x, y, rank in zip(nodes.x, nodes.y, nodes.text, strict=True)}
-    arrows = {(at[arrow.ax, arrow.ay], at[arrow.x, arrow.y]) for arrow in figure.layout.annotations}
-    assert arrows == {(0, 3), (1, 3), (2, 3)}
-    colours = dict(zip(nodes.text, nodes.marker.color, strict=True))
-    assert colours["0"] == colours["1"] == colours["2"] != colours["3"]
+    drawing = ElementTree.fromstring(not_none(wait_graph(late(4))))
+    groups = {group.findtext(f"{SVG}title"): group for group in drawing.iter(f"{SVG}g")}
+    nodes = {
+        text: (float(circle.get("cx", "")), float(circle.get("cy", "")), circle.get("fill"))
+        for group in groups.values()
+        for text, circle in zip((group.findtext(f"{SVG}text"),), group.iter(f"{SVG}circle"), strict=False)
+    }
+    assert sorted(map(str, nodes)) == ["0", "1", "2", "3"]
+    assert nodes["0"][2] == nodes["1"][2] == nodes["2"][2] != nodes["3"][2]
+    assert "rank 3: to blame" in groups
+    for rank in "012":
+        line, head = groups[f"rank {rank} waits for rank 3"].iter(f"{SVG}path")
+        begin, end = (tuple(map(float, point.split())) for point in line.get("d", "").removeprefix("M").split("L"))
+        tip = tuple(map(float, head.get("d", "").removeprefix("M").split("L")[0].split()))
+        assert math.dist(begin, nodes[rank][:2]) == pytest.approx(math.dist(tip, nodes["3"][:2]), abs=0.2)
+        assert 17 < math.dist(begin, nodes[rank][:2]) < 25
+        assert math.dist(begin, tip) > math.dist(begin, end)
+    assert len(groups) == 4 + 3
 
 
 @pytest.mark.parametrize("hang", [late(64), {**late(4), "edges": []}])
@@ -64,6 +79,8 @@ def run_that_hung(folder: Path, *, with_traces: bool) -> Path:
 def test_the_page_shows_the_verdict_and_who_waits_for_whom(tmp_path: Path) -> None:
     page = report_page(load([run_that_hung(tmp_path / "run", with_traces=True)], cache=False))
     assert "The run hung" in page
+    assert "plotly" not in page
+    assert page.count("<title>rank 3: to blame</title>") == 1
     assert "late: the last rank &lt;sleeps&gt;" in page
     assert "<td>ranks 0–2</td><td>all_reduce</td><td>default_pg</td><td>3</td><td>rank 3</td>" in page
     assert "The run hung" not in report_page(load([SAMPLES / "1f1b_p2"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -10,7 +11,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, phase_lengths, simulate, uniform
 from pptrace.slices import slices
-from pptrace.timeline.windows import StepWindow, phase_spans
+from pptrace.timeline.windows import phase_spans_of_steps
 from tests.schedule.shapes import plans
 
 
@@ -35,8 +36,8 @@ def test_gpipe_has_no_steady_phase() -> None:
 @given(plans())
 def test_a_measured_step_is_cut_in_the_same_way(plan: Plan) -> None:
     simulation = simulate(plan, IDEAL)
-    window = StepWindow(0, tuple(range(plan.pp)), 0, simulation.makespan_ns)
     of_rank = slices(simulation.ops(), ("rank", "step"))
     for rank, lengths in enumerate(phase_lengths(simulation)):
-        measured = phase_spans(of_rank[rank, 0], window)
+        ops = of_rank[rank, 0]
+        (measured,) = phase_spans_of_steps(ops, np.zeros(len(ops), dtype=np.int64), [0], [simulation.makespan_ns])
         assert {span.phase: span.end_ns - span.start_ns for span in measured} == lengths

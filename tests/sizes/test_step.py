@@ -12,6 +12,7 @@ from pptrace.sizes.gpt_facts import Parameter
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import (
     AttentionSizes,
+    BothWays,
     Calls,
     TensorSizes,
     Volume,
@@ -19,10 +20,11 @@ from pptrace.sizes.transformer import (
     attention_volume,
     column_volume,
     cross_entropy_volume,
+    pair_volume,
     ring_step_bytes,
     ring_volume,
     row_volume,
-    tensor_volume,
+    times,
     total,
     ulysses_elements,
     ulysses_volume,
@@ -36,6 +38,12 @@ WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 def wire_bytes(volume: Volume, size: int) -> int:
     collectives = sum(WIRE[kind] * calls.bytes for (_, kind), calls in volume.items() if kind in WIRE)
     return collectives * (size - 1) // size + sum(c.bytes for (_, kind), c in volume.items() if kind == "send")
+
+
+def tensor_volume(sizes: TensorSizes) -> BothWays:
+    """A transformer layer's two pairs of a column and a row layer."""
+    pair = pair_volume(sizes)
+    return BothWays(times(pair.forward, 2), times(pair.backward, 2))
 
 
 @pytest.mark.parametrize("tp", [2, 4])

@@ -12,7 +12,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, simulate
 from pptrace.slices import slice_of
-from pptrace.timeline.windows import PhaseSpan, StepWindow, phase_spans, phase_spans_of_steps, tag_ops
+from pptrace.timeline.windows import PhaseSpan, phase_spans_of_steps, tag_ops
 from tests.support.tables import named, table_of
 
 SHORT, LONG = build("1f1b", 2, 2), build("1f1b", 2, 4)
@@ -130,4 +130,3 @@ def test_a_pair_is_a_forward_and_a_backward_and_a_weight_gradient_is_neither(
 def test_phases_of_a_rank_without_ops_are_all_cooldown() -> None:
     (spans,) = spans_of([], (7, 9))
     assert edges(spans) == [7, 7, 7, 9]
-    assert phase_spans(slice_of(two_steps().iloc[:0]), StepWindow(0, (0,), 7, 9)) == spans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane, communication_inside_ops, lane_of
-from pptrace.timeline.windows import StepWindow, phase_spans, step_windows, tag_ops
+from pptrace.timeline.windows import StepWindow, phase_spans_of_steps, step_windows, tag_ops
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import Event, make_trace, record
 from tests.support.tables import named, table_of
@@ -135,12 +136,14 @@ def phases(name: str, p: int, m: int, v: int = 1) -> list[list[tuple[str, int, i
     plan = build(name, p, m, v)
     ops = tag_ops(simulate(plan, uniform(10, 20)).ops(), lambda step: plan)
     (window,) = step_windows(ops, MeshInfo(p, p, v, 1, 1, 1, 1, pipelines=(tuple(range(p)),)))
+    of_ranks = [slice_of(ops[ops["rank"] == rank]) for rank in range(p)]
+    spans = [
+        phase_spans_of_steps(of_rank, np.zeros(len(of_rank), dtype=np.int64), [window.start_ns], [window.end_ns])[0]
+        for of_rank in of_ranks
+    ]
     return [
-        [
-            (str(span.phase), span.start_ns, span.end_ns, span.num_forward, span.num_backward)
-            for span in phase_spans(slice_of(ops[ops["rank"] == rank]), window)
-        ]
-        for rank in range(p)
+        [(str(span.phase), span.start_ns, span.end_ns, span.num_forward, span.num_backward) for span in of_rank]
+        for of_rank in spans
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from instrument.launch.record import write_json
+from pptrace.analysis.explain import explain
 from pptrace.errors import TraceError
 from pptrace.live_records.codec import Flag, LiveStep, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveWriter, live_files, live_path
@@ -17,7 +18,7 @@ from pptrace.marks import Axis, Collective, CollectiveMark, OpMark, SpanKind, Sp
 from pptrace.model.traces import Trace
 from pptrace.report.live import cost_lines, new_notes, step_line
 from pptrace.schedule.actions import Action, Kind
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import MeasuredSteps, analyse, measure
 from pptrace.workflow.live import follow
 from pptrace.workflow.live.follow import (
     MOST_AT_ONCE,
@@ -65,17 +66,36 @@ def test_steps_that_come_together_are_analysed_together(tmp_path: Path, monkeypa
     """So that whoever follows keeps up with steps that come faster than one by one could be analysed."""
     analysed: list[int] = []
 
-    def counted(traces: Sequence[Trace], num_ranks: int) -> Analysis:
+    def counted(traces: Sequence[Trace], num_ranks: int) -> MeasuredSteps:
         analysed.append(num_ranks)
-        return analyse(traces, num_ranks=num_ranks)
+        return measure(traces, num_ranks)
 
-    monkeypatch.setattr(follow, "analyse", counted)
+    monkeypatch.setattr(follow, "measure", counted)
     run, follower = LiveFolder(tmp_path), LiveRun(tmp_path)
     for num, analyses in ((1, 1), (2, 1), (3 * MOST_AT_ONCE, 3)):
         run.write_steps(num)
         assert len(list(follower.poll())) == num
         assert analysed == [2] * analyses
         analysed.clear()
+
+
+def test_figures_are_those_of_the_report_without_what_explains_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LiveFolder(tmp_path, pp=4).write_steps(9, {2: 1.3})
+    follower = LiveRun(tmp_path)
+    (steps,) = follower.whole_steps()
+    observed = [ranks for ranks in steps.values() if all(step.names for step in ranks.values())]
+    reports = {step.step: step for step in analyse(follower.traces(observed), num_ranks=4).report.steps}
+    assert all(step.causes for step in reports.values())
+    monkeypatch.setattr(explain, "_explain_together", None)
+    shown = {step.step: step for step in LiveRun(tmp_path).poll() if step.observed}
+    assert list(shown) == list(reports) == [0, 1, 2, 3, 5, 6, 7, 8]
+    for number, report in reports.items():
+        assert shown[number].span_ns == report.span_ns
+        for rank, of_report in zip(shown[number].ranks, report.ranks, strict=True):
+            for name in ("compute_ns", "exposed_comm_ns", "bubble_ns", "not_compute_ns"):
+                assert getattr(rank, name) == getattr(of_report, name)
 
 
 def test_steps_of_other_numbers_of_microbatches_have_the_figures_of_their_own(tmp_path: Path) -> None:

@@ -21,11 +21,6 @@ from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
 
 
-def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
-    """The change from one run to another; both have a whole step."""
-    return compare_sides([a], [b])
-
-
 def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) -> Comparison:
     """The change from A to B, of each of which there is a run or several; all have a whole step.
 

@@ -21,11 +21,6 @@ class BackwardOps:
     #: three quarters of the backwards
     weights_ns: int | None
 
-    @property
-    def recompute_share(self) -> float | None:
-        """The part of the op that is recompute."""
-        return None if self.recompute_ns is None or not self.compute_ns else self.recompute_ns / self.compute_ns
-
 
 @dataclass(frozen=True, slots=True)
 class StepRecompute:

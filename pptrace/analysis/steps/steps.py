@@ -100,17 +100,24 @@ class ReportedSteps:
 
 
 def report_steps(
-    steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1, routing: Routing | None = None
+    steps: Sequence[PlannedStep],
+    data: AlignedRun,
+    mesh: MeshInfo,
+    jobs: int = 1,
+    routing: Routing | None = None,
+    *,
+    are_explained: bool = True,
 ) -> ReportedSteps:
     """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes.
 
-    ``routing`` is what equal rows of experts would change of ops.
+    ``routing`` is what equal rows of experts would change of ops. Where steps are not to be explained, their causes, critical
+    paths and blame are null, and there are no costs.
     """
     comparable = {
         window: data.is_comparable(window) and window not in step.unbounded for step in steps for window in step.windows
     }
     are_comparable = [all(comparable[window] for window in step.windows) for step in steps]
-    parts = _plan_parts(steps, are_comparable, data)
+    parts = _plan_parts(steps, are_comparable, data) if are_explained else []
     tasks = [explanation_tasks(part.plan.table, part.steps, data, part.graph, routing) for part in parts]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
         ranks = _rank_steps(steps, comparable, data, mesh)

@@ -99,5 +99,6 @@ def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
 def pictures(study: Study, changes: Sequence[tuple[str, Change]], result: WhatIf) -> list[tuple[str, Simulation]]:
     """The replay of a typical step as it was, and with the best change that can be made, each with its title."""
     best = next((one.name for one in result.scenarios if one.is_choice), None)
-    chosen = [("as it was", Change()), *((name, change) for name, change in changes if name == best)]
-    return [(name, study.picture(change)) for name, change in chosen] if result.scenarios else []
+    chosen = [(f"predicted step of {name}", change) for name, change in changes if name == best]
+    chosen = [(f"step {study.typical_step} as it was, replayed", Change()), *chosen]
+    return [(title, study.picture(change)) for title, change in chosen] if result.scenarios else []

@@ -61,7 +61,7 @@ def heat_map(
         zmax=max(value for row in z for value in row if value is not None),
         colorscale=SCALE,
         meta={"dark": DARK_SCALE},
-        colorbar={"title": {"text": unit}, "thickness": 12, "nticks": 5, "exponentformat": "SI"},
+        colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12, "nticks": 5, "exponentformat": "SI"},
         text=texts,
         texttemplate="%{text}" if len(x) <= MOST_TEXTS else None,
         customdata=hovers,

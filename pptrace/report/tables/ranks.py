@@ -82,7 +82,7 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
     elif step.has_pipeline:
         columns = ("rank", "stage", *times, "")
     else:
-        columns = ("rank", "step ms", *times, "")
+        columns = ("rank", "window ms", *times, "")
     rows = [_rank_row(group, step, kinds, grouped=grouped, has_between=has_between) for group in groups]
     title = "Stages, means over their ranks" if grouped else "Ranks"
     return ReportTable(

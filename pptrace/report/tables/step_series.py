@@ -130,15 +130,19 @@ def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str =
             rows.append((str(step.step), *lengths, *shares, labels.get(step.step, "")))
         names = ("step", "step ms", "span ms", "bubble", "ideal", "")
         return ReportTable("steps", "Steps", names, tuple(rows), tuple(notes), leave_out=(4,))
+    notes.append(
+        "step: from its start to the start of the next one; window: a rank's range of the step, the longest of the ranks', of "
+        "which compute, exposed communication and rest are the parts"
+    )
     for step in steps:
         parts = [
             (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.spans.get("OPTIMIZER")) for rank in step.ranks
         ]
         means = map(mean, zip(*parts, strict=True)) if parts else [None] * 4
-        cells = map(units.milliseconds, (step.span_ns, *means))
+        cells = map(units.milliseconds, (step.period_ns, step.span_ns, *means))
         rows.append((str(step.step), *cells, labels.get(step.step, "")))
-    columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
-    return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(5, 4))
+    columns = ("step", "step ms", "window ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
+    return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(6, 5))
 
 
 def _distribution(

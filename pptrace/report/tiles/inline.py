@@ -133,11 +133,17 @@ def inline_run(analysis: Analysis, step: int | None = None, most: int = MOST_CHA
     return _inline(timeline.bars, timeline.spans, first_step, bool(timeline.windows), most)
 
 
-def inline_simulation(simulation: Simulation, extent_ns: int = 0, most: int = MOST_CHARACTERS) -> InlineTimeline:
-    """The timeline of a simulated step, with room for ``extent_ns`` of time, so that two pictures can be compared."""
+def inline_simulation(
+    simulation: Simulation, extent_ns: int = 0, most: int = MOST_CHARACTERS, name: str = ""
+) -> InlineTimeline:
+    """The timeline of a simulated step, which is called ``name``, by default the simulated step of its plan.
+
+    It has room for ``extent_ns`` of time, so that two pictures can be compared.
+    """
     bars = bars_of_simulation(simulation)
     extent_ns = max(extent_ns, simulation.makespan_ns)
-    return _inline(bars, {0: (0, simulation.makespan_ns)}, 0, True, most, extent_ns)
+    name = name or f"simulated step of {simulation.plan.name}"
+    return _inline(bars, {0: (0, simulation.makespan_ns)}, 0, True, most, extent_ns, name)
 
 
 def _inline(
@@ -147,10 +153,12 @@ def _inline(
     has_pipeline: bool,
     most: int,
     extent_ns: int = 0,
+    step_name: str = "",
 ) -> InlineTimeline:
     about = describe(bars, spans, first_step, has_pipeline=has_pipeline)
     about["span"] = max(about["span"], extent_ns)
     about["tileOrder"] = _ORDER
+    about["stepName"] = step_name  # of the only step, which has no number
     about["tables"][OPS]["texts"] = bars.measured.tables[OPS].texts  # those of pairs too
     tiles = _Tiles(bars, about["span"], most)
     parts = _parts(about["steps"], about["span"])

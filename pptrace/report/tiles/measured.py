@@ -51,9 +51,6 @@ class Picture:
 
     tables: Mapping[str, Table]
 
-    def num_bars(self) -> int:
-        return sum(len(table.tracks) for table in self.tables.values())
-
 
 def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
     """The ops of schema OPS: compute in one lane, other ranges in a second, whole steps in a third."""

@@ -29,7 +29,7 @@ from pptrace.marks import METADATA_KEY
 from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.regular import read_regular
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import measure
 
 _NUMBER = re.compile(r" (step|handle|seq)=(\d+)", re.ASCII)
 _PER_STEP = 1 << 20
@@ -202,15 +202,9 @@ class LiveRun:
             for number in sorted(self._waiting)[:-MOST_WAITING]:
                 del self._waiting[number]
 
-    def analyse(self, steps: Collection[RanksOfStep]) -> Analysis:
-        """Analyse some whole steps together, as those of any trace.
-
-        Raises:
-            PptraceError: they cannot be analysed.
-        """
-        facts = self._facts()
-        traces = [trace_of(rank, facts[rank], [ranks[rank] for ranks in steps]) for rank in facts]
-        return analyse(traces, num_ranks=len(traces))
+    def traces(self, steps: Collection[RanksOfStep]) -> list[Trace]:
+        """Some whole steps as traces, one of each rank."""
+        return [trace_of(rank, of_rank, [ranks[rank] for ranks in steps]) for rank, of_rank in self._facts().items()]
 
     def _facts(self) -> dict[int, Mapping[str, Any]]:
         """The facts of each rank, with one reading of the wall clock for all of a host, whose monotonic times compare exactly."""
@@ -237,7 +231,7 @@ class LiveRun:
         return self._costs.costs
 
     def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
-        """The figures of some steps, from one analysis of those that can be analysed."""
+        """The figures of some steps, from one partition of those that can be analysed; what explains steps is left out."""
         notes = {number: (note,) for number, ranks in steps.items() if (note := self._why_unknown(ranks))}
         known = [ranks for number, ranks in steps.items() if number not in notes]
         reports: dict[int, StepReport] = {}
@@ -245,9 +239,9 @@ class LiveRun:
         reasons: tuple[str, ...] = ()
         try:
             if known:
-                analysis = self.analyse(known)
-                reports, times = {step.step: step for step in analysis.report.steps}, op_times(analysis.data)
-                reasons = analysis.report.warnings
+                measured = measure(self.traces(known), len(self.files))
+                reports, times = {step.step: step for step in measured.steps}, op_times(measured.data)
+                reasons = measured.warnings
         except PptraceError as err:
             reasons = (" ".join(str(err).split()),)
         for number, ranks in steps.items():

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.compare.compare import compare_runs, shows
+from pptrace.analysis.compare.compare import shows
 from pptrace.analysis.compare.figures import Place, figures_of
 from pptrace.analysis.compare.recording import RecordedBoth, Recording
 from pptrace.analysis.compare.result import Comparison, PartChange
@@ -21,6 +21,7 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared
 from pptrace.workflow.load import load
+from tests.support.comparison import compare_runs
 from tests.support.extent import ALL
 from tests.support.known import known
 from tests.support.noisy_runs import LATENCY_NS, Noise, NoisyRun

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare.compare import compare_runs, compare_sides
+from pptrace.analysis.compare.compare import compare_sides
 from pptrace.analysis.compare.facts import differing
 from pptrace.analysis.compare.figures import CAUSE, EXPOSED, Place, StepFigures
 from pptrace.analysis.compare.matching import joined
@@ -18,6 +18,7 @@ from pptrace.errors import TraceError
 from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared
+from tests.support.comparison import compare_runs
 from tests.support.known import known
 from tests.support.noisy_runs import Noise, NoisyRun
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pptrace.analysis.compare.bootstrap import LASTING, NOTHING_KNOWN, USUAL_DEVIATION
-from pptrace.analysis.compare.compare import compare_runs
 from pptrace.analysis.compare.result import ChangeVerdict
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.undisturbed import Steadiness
 from pptrace.workflow.compare import read_compared
+from tests.support.comparison import compare_runs
 from tests.support.known import known
 from tests.support.noisy_runs import Noise, NoisyRun
 

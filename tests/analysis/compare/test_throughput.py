@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS
-from pptrace.analysis.compare.compare import compare_runs
 from pptrace.analysis.compare.run_to_run import changes_otherwise, mean_step_of
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared
+from tests.support.comparison import compare_runs
 from tests.support.known import known
 from tests.support.noisy_runs import NoisyRun
 

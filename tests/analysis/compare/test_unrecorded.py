@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare.compare import compare_runs
 from pptrace.analysis.compare.recording import RecordedBoth, Recording, recording_of
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.report import RecordingReport
 from pptrace.workflow.compare import read_compared
+from tests.support.comparison import compare_runs
 from tests.support.known import known
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import ROOT

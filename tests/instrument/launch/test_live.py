@@ -22,6 +22,7 @@ from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_path
 from pptrace.live_records.frames import FACTS, frames
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, OpMark, SpanKind, Transfer, parse_mark
 from pptrace.schedule.actions import Action, Kind
+from pptrace.workflow.analyse import measure
 from pptrace.workflow.live.follow import LiveRun
 
 FORWARD, SEND = Action(Kind.F, 0, 0), Action(Kind.SEND_F, 0, 0)
@@ -157,7 +158,8 @@ def test_ops_that_the_script_marks_itself_are_ops_of_the_record(tmp_path: Path) 
     live.close()
     steps = written(tmp_path)
     run = LiveRun(tmp_path)
-    times = op_times(run.analyse([ranks for whole in run.whole_steps() for ranks in whole.values()]).data)
+    whole = [ranks for some in run.whole_steps() for ranks in some.values()]
+    times = op_times(measure(run.traces(whole), num_ranks=1).data)
     for number, step in enumerate(steps):
         lengths_ns = (step.end_ns - step.begin_ns).tolist()
         assert step.names == (*(f"pptrace.mark {kind} stage=0 microbatch=3" for kind in "FB"), "pp1:STEP step=0")

@@ -1179,7 +1179,7 @@
       this.observer = new ResizeObserver(() => this.redraw());
       this.observer.observe(this.box);
       this.observer.observe(document.body); // what stands above may come and go: the timeline takes the room that is left
-      const dark = matchMedia("(prefers-color-scheme: dark)");
+      const dark = matchMedia("screen and (prefers-color-scheme: dark)");
       dark.addEventListener("change", () => {
         this.palette = T.colours(this.root);
         if (this.isReady) this.draw(); // at once: it may be for a page that is printed

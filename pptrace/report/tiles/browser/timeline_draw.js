@@ -832,7 +832,7 @@
     }
     ctx.textAlign = "right";
     ctx.fillStyle = c.soft;
-    ctx.fillText(view.alignment ? `${unit}, ranks aligned` : `${unit} from step ${view.step ?? "–"}`, view.left - 8, T.AXIS - 14);
+    ctx.fillText(view.alignment ? `${unit}, ranks aligned` : `${unit} from ${view.about.stepName ? "the start" : `step ${view.step ?? "–"}`}`, view.left - 8, T.AXIS - 14);
     if (view.alignment) {
       drawAlignedName(ctx, view, size, c);
       return;
@@ -844,9 +844,10 @@
       if (x1 - x0 < 1) continue;
       ctx.fillStyle = step === view.step ? c.accent : c.soft;
       ctx.fillRect(x0, 18, x1 - x0 - 1, step === view.step ? 2 : 1);
-      const text = `step ${step}`;
+      const text = view.about.stepName || `step ${step}`;
       const middle = (x0 + x1) / 2;
-      if (x1 - x0 > 46 && middle - last > 50) {
+      const width = ctx.measureText(text).width + 14;
+      if (x1 - x0 > width && middle - last > width) {
         ctx.textAlign = "center";
         ctx.fillText(text, middle, 9);
         last = middle;

@@ -82,7 +82,7 @@
       const title = `${view.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`;
       const known = `${SOURCES[source] || source}${clock && source !== "simulated" ? `, ${clock} clock` : ""}`;
       const ofPair = [...textOf("pair").matchAll(/(\d+)[A-Z_]+?(\d+)/g)].map(([, stage, number]) => `microbatch ${number} on stage ${stage}`);
-      return [title, ...lines(["both", ofPair.join(" and ")]), ...numbers("stage", "chunk", "step"), ...lines(["phase", textOf("phase")], ["known", known])];
+      return [title, ...lines(["both", ofPair.join(" and ")]), ...numbers("stage", "chunk", ...(view.about.stepName ? [] : ["step"])), ...lines(["phase", textOf("phase")], ["known", known])];
     }
     const [kind, peer] = [textOf("kind"), section.peer[bar]];
     const title = kind in MESSAGES ? `${MESSAGES[kind]} rank ${peer >= 0 ? peer : "?"}` : kind;

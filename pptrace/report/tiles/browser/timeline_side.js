@@ -145,7 +145,7 @@
       const step = this.about.steps.find(([, begin, end]) => bar.start >= begin && bar.start <= end);
       const [[, title], ...rest] = bar.lines;
       const source = bar.source === "measured" ? [] : [["source", T.sourceName(bar.source)]];
-      const from = [step ? `from step ${step[0]}` : "from", T.duration(bar.start - (step ? step[1] : 0))];
+      const from = [step && !this.about.stepName ? `from step ${step[0]}` : "from", T.duration(bar.start - (step ? step[1] : 0))];
       const rows = [...source, ["rank", String(bar.rank)], from, ...rest.filter(([name]) => name !== "rank" && name !== "from")];
       const keep = number
         ? this.button("×", "Let go of these details (K)", () => this.unkeep(bar))
