@@ -24,7 +24,6 @@ from instrument.launch.recording.graph_replays import GraphReplays
 from instrument.recorder import Range, Recorder
 from pptrace.marks import P2P, SpanKind
 
-
 _REGULAR = 2
 """Iterations in a row with which an optimizer has to end until the next one waits for it, if it did not end all so far."""
 

@@ -28,7 +28,7 @@ class _Message(NamedTuple):
     """What a rank's messages of one kind say about their other end."""
 
     kind: str
-    place: int
+    local_peer: int
     num_bytes: int
 
 
@@ -40,15 +40,15 @@ class _End(NamedTuple):
 
     def peer_in(self, members: Members) -> int:
         """The global rank of the peer, if they went through this group; −1 where the group has none."""
-        place = self.message.place
-        is_member = self.rank in members and place < len(members) and members[place] != self.rank
-        return members[place] if is_member else UNKNOWN
+        local_peer = self.message.local_peer
+        is_member = self.rank in members and local_peer < len(members) and members[local_peer] != self.rank
+        return members[local_peer] if is_member else UNKNOWN
 
     def other_in(self, members: Members) -> _End:
         """What the peer in this group says about them."""
-        kind, place, num_bytes = self.message
+        kind, local_peer, num_bytes = self.message
         opposite = next(other for other in P2P if other != kind)
-        return _End(members[place], _Message(opposite, members.index(self.rank), num_bytes))
+        return _End(members[local_peer], _Message(opposite, members.index(self.rank), num_bytes))
 
 
 Messages = Mapping[int, Counter[_Message]]
@@ -66,27 +66,29 @@ def with_peers_by_members(
         calls: by rank its communication (schema CALLS).
         distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
     """
-    rows = {rank: _by_place(table) for rank, table in calls.items()}
+    rows = {rank: _by_local_peer(table) for rank, table in calls.items()}
     messages = {rank: Counter(_messages_of(table[rows[rank]])) for rank, table in calls.items()}
-    by_place = [rank for rank, of_rank in messages.items() if of_rank]
-    if all(_has_both_ends(rank, _usual_group(distributed.get(rank, {})), messages) for rank in by_place):
+    named_locally = [rank for rank, of_rank in messages.items() if of_rank]
+    if all(_has_both_ends(rank, _usual_group(distributed.get(rank, {})), messages) for rank in named_locally):
         return calls, ()
-    groups = {rank: _groups_of(distributed.get(rank, {})) for rank in by_place}
-    possible = {end: others for rank in by_place for end, others in _other_ends(rank, groups[rank], messages).items()}
+    groups = {rank: _groups_of(distributed.get(rank, {})) for rank in named_locally}
+    possible = {
+        end: others for rank in named_locally for end, others in _other_ends(rank, groups[rank], messages).items()
+    }
     peers = _peers_of_all(possible)
     filled = {rank: _filled(rank, table, rows[rank], peers) for rank, table in calls.items()}
     line = (
-        f"peers of messages of rank {as_ranges(by_place)} are places in process groups that no call names: those of the "
+        f"peers of messages of rank {as_ranges(named_locally)} are places in process groups that no call names: those of the "
         "groups in which every message has both ends"
     )
     return filled, (line,)
 
 
-def _by_place(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def _by_local_peer(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mark the messages that name a place in a group, and not the group."""
     unnamed = (calls[["group_id", "description", "group_ranks"]] == "").to_numpy().all(axis=1)
-    by_place = ((calls["peer"] < 0) & (calls["local_peer"] >= 0)).to_numpy()
-    result: npt.NDArray[np.bool_] = unnamed & by_place & rows_among(calls["kind"], P2P)
+    named_locally = ((calls["peer"] < 0) & (calls["local_peer"] >= 0)).to_numpy()
+    result: npt.NDArray[np.bool_] = unnamed & named_locally & rows_among(calls["kind"], P2P)
     return result
 
 
@@ -160,7 +162,7 @@ def _filled(rank: int, calls: pd.DataFrame, rows: npt.NDArray[np.bool_], peers: 
     """The calls of a rank with global ranks instead of places."""
     if not rows.any():
         return calls
-    peer, place = calls["peer"].to_numpy(copy=True), calls["local_peer"].to_numpy(copy=True)
+    peer, local_peer = calls["peer"].to_numpy(copy=True), calls["local_peer"].to_numpy(copy=True)
     peer[rows] = [peers.get(_End(rank, message), UNKNOWN) for message in _messages_of(calls[rows])]
-    place[rows] = UNKNOWN
-    return calls.assign(peer=peer, local_peer=place)
+    local_peer[rows] = UNKNOWN
+    return calls.assign(peer=peer, local_peer=local_peer)
