@@ -253,8 +253,8 @@ def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: In
 def _comms(
     recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64, one_way: Mapping[str, Messages]
 ) -> pd.DataFrame:
-    """The messages of the ops, and those that are of none: of those that go ``one_way`` the ones within the pipeline are of the last step that began
-    before them.
+    """The messages of the ops, and those that are of none. Of these, those that go ``one_way`` within the pipeline are of the
+    last step that began before them.
     """
     run, microbatch = match.numbers()
     parts = []
