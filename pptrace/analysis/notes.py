@@ -276,12 +276,14 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
     ranks, numbers = (sorted(set(column)) for column in zip(*unknown, strict=True))
     of_steps = "" if len(numbers) == len(steps) else f" in step {as_ranges(numbers)}"
     why = "the other side of their messages is not in the traces"
-    if _losing(run).issuperset(numbers):
-        why = "the ranks on the other side of their messages lost kernels"
     lacking = run.comms[run.comms["rank"].isin(ranks) & (run.comms["match"] < 0)]
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
-    if run.framework == OP_TABLE and not is_group_known and not rows_among(lacking["kind"], P2P).any():
-        why = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
+    if _losing(run).issuperset(numbers):
+        why = "the ranks on the other side of their messages lost kernels"
+    elif len(lacking) and not rows_among(lacking["kind"], P2P).any():
+        why = "other members of their collectives have no trace, or are unknown"
+        if run.framework == OP_TABLE and not is_group_known:
+            why = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
     waits = (
         f"; nor is how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed"
         if (unknown_waits := _unknown_waits(steps))

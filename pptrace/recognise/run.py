@@ -21,6 +21,7 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
+from pptrace.recognise.groups.peers_by_members import with_peers_by_members
 from pptrace.recognise.infer.locate import Located, groups_of, locate
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.kernels_from_plan import match_calls
@@ -97,10 +98,11 @@ def recognise_ranks(
     ranks, captured = without_capturing_steps(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
+    ranks, peers = _with_peers(ranks)
     located = _located(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
-    warnings = [*_warnings_of_ranks(ranks), *cut, *captured, *left_out, *renumbered, *located.warnings]
+    warnings = [*_warnings_of_ranks(ranks), *cut, *captured, *left_out, *renumbered, *peers, *located.warnings]
     ops, repeated = with_repeated_steps(placed.ops, ranks)
     warnings += repeated
     placed, mesh = replace(placed, ops=ops), placed.mesh
@@ -127,6 +129,15 @@ def recognise_ranks(
         host_work={recognised.number: recognised.host_work for recognised in ranks},
         lacking=LackingRecords(steps_of_unmatched(comms, numbers), unlabelled),
     )
+
+
+def _with_peers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[RecognisedRank], tuple[str, ...]]:
+    """The ranks with the peers of messages that name places in groups; with a line about them."""
+    calls, lines = with_peers_by_members(
+        {recognised.number: recognised.calls for recognised in ranks},
+        {recognised.number: recognised.info.distributed for recognised in ranks},
+    )
+    return [replace(recognised, calls=calls[recognised.number]) for recognised in ranks] if lines else ranks, lines
 
 
 def _located(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]) -> Located:

@@ -271,11 +271,12 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
     call: Row = {"rank": 1, "kind": "all_reduce", "axis": "dp", "match": -1}
     other_side = "the other side of their messages is not in the traces"
     members = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
+    others = "other members of their collectives have no trace, or are unknown"
     unknown = replace(TWO, dp=None)
     for mesh, comms, framework, why in (
-        (unknown, [call], "pptrace", other_side),
+        (unknown, [call], "pptrace", others),
         (unknown, [call], OP_TABLE, members),
-        (TWO, [call], OP_TABLE, other_side),
+        (TWO, [call], OP_TABLE, others),
         (unknown, [call, message(1, 0)], OP_TABLE, other_side),
         (unknown, [call, message(0, 1), message(1, 0, match=4)], OP_TABLE, members),
     ):

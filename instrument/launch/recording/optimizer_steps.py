@@ -1,10 +1,10 @@
 """Step boundaries of a script that does not know pptrace: taken from its optimizers.
 
 A step ends when the optimizer has stepped. Where an iteration steps several optimizers, it ends with the last of them:
-the one seen last before the first steps again. A step of an optimizer inside that of another (wrappers) is part of it.
-Until an optimizer of torch's has stepped, and for ever where none does, the backward passes tell the steps: not every
-optimizer that a script makes is stepped, or stepped where Python sees it. A step that is captured into a CUDA graph is made by
-each replay of it.
+the one seen last before the first steps again, unless that one steps after some iterations alone. A step of an optimizer
+inside that of another (wrappers) is part of it. Until an optimizer of torch's has stepped, and for ever where none does, the
+backward passes tell the steps: not every optimizer that a script makes is stepped, or stepped where Python sees it. A step
+that is captured into a CUDA graph is made by each replay of it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,25 @@ from instrument.launch.recording.graph_replays import GraphReplays
 from instrument.recorder import Range, Recorder
 from pptrace.marks import P2P, SpanKind
 
+_REGULAR = 2
+"""Iterations in a row with which an optimizer has to end until the next one waits for it, if it did not end all so far."""
+
 
 class IterationRule:
-    """Decides, from the order in which optimizers step, after which of them an iteration ends."""
+    """Decides, from the order in which optimizers step, after which of them an iteration ends.
+
+    It is the last one of the iteration before; but the first, where that one stepped after some iterations alone, as the outer
+    optimizer of local training does: waiting for it would take in the passes of the next iteration.
+    """
 
     def __init__(self) -> None:
         self._first: int | None = None
         self._last: int | None = None  # of the iteration before: the one to wait for
         self._latest: int | None = None
         self._ended = False
+        self._latest_before: int | None = None  # that of the iteration before
+        self._num_same = 0  # iterations in a row with that one
+        self._num_iterations = 0
 
     @property
     def is_open(self) -> bool:
@@ -44,7 +54,11 @@ class IterationRule:
         if optimizer != self._first:
             return False
         late = not self._ended
-        self._last = self._latest
+        self._num_iterations += 1
+        self._num_same = self._num_same + 1 if self._latest == self._latest_before else 1
+        self._latest_before = self._latest
+        is_regular = self._num_same >= min(_REGULAR, self._num_iterations)
+        self._last = self._latest if is_regular else self._first
         self._ended = False
         return late
 

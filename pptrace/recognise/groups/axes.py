@@ -135,8 +135,14 @@ def _used(
 
 
 def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
+    """The pipelines of the groups of pp, else of messages: also where groups are of neighbours, as of libraries that make one for
+    each link.
+    """
     declared = sorted({group.ranks for group, axis in axes.items() if axis == "pp" and len(group.ranks) > 1})
-    return tuple(declared) or tuple(chain.ranks for chain in chains if chain.is_whole)
+    members = [rank for ranks in declared for rank in ranks]
+    are_links = all(len(ranks) == 2 for ranks in declared) and len(members) > len(set(members))
+    whole = tuple(chain.ranks for chain in chains if chain.is_whole)
+    return whole if are_links else tuple(declared) or whole
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:

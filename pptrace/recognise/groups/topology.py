@@ -259,6 +259,7 @@ def chains_of(
         if (axis := axes.get(group, UNKNOWN)) == "pp" or (axis in free and group not in rings)
         for edge in pairs
     }
+    links = {edge for edge in links if edge[::-1] in links} or links  # neighbours that train send both ways
     peers: dict[int, set[int]] = {}
     for source, target in links:
         peers.setdefault(source, set()).add(target)

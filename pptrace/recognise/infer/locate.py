@@ -19,6 +19,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
+from pptrace.recognise.groups.calls_by_members import with_groups_by_members
 from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
@@ -140,6 +141,9 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
     if not configured and len(worlds) == 1 and isinstance(world := worlds.pop(), int):
         calls, of_all = with_group_of_all(calls, world)
         members = calls, distributed, (*lines, *of_all)
+    elif configured:
+        calls, by_members = with_groups_by_members(calls, distributed)
+        members = calls, distributed, (*lines, *by_members)
     groups = find_groups(
         *members[:2],
         {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},

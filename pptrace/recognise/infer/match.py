@@ -169,8 +169,14 @@ def _by_run(row: Sequence[OrderedOp], sizes: Sequence[int]) -> list[list[Ordered
     return runs
 
 
-def with_matches(ranks: Sequence[RecognisedRank], matches: Sequence[Match]) -> tuple[RecognisedRank, ...]:
-    """The ranks with the ops and messages of the matches."""
+OneWay = Mapping[int, Mapping[str, Messages]]
+"""By rank the messages that were left out of its evidence, by kind."""
+
+
+def with_matches(
+    ranks: Sequence[RecognisedRank], matches: Sequence[Match], one_way: OneWay | None = None
+) -> tuple[RecognisedRank, ...]:
+    """The ranks with the ops and messages of the matches, and with messages that go ``one_way``, which are of no op."""
     by_rank = {recognised.number: recognised for recognised in ranks}
     for match in matches:
         # Steps have the numbers of their ranges, if each holds one run on every rank; else they are counted from 0.
@@ -186,7 +192,7 @@ def with_matches(ranks: Sequence[RecognisedRank], matches: Sequence[Match]) -> t
                 recognised,
                 framework=recognised.framework or "unlabelled",
                 ops=_ops(recognised, of_rank, match, steps, by_ranges),
-                comms=_comms(recognised, of_rank, match, steps),
+                comms=_comms(recognised, of_rank, match, steps, (one_way or {}).get(of_rank.rank, {})),
                 warnings=warnings_of_marks(recognised.warnings),
                 is_paired=of_rank.stage is None,
             )
@@ -244,8 +250,12 @@ def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: In
     return ops_table({name: values[order] for name, values in columns.items()})
 
 
-def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64) -> pd.DataFrame:
-    """The messages of the ops, and those that are of none."""
+def _comms(
+    recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64, one_way: Mapping[str, Messages]
+) -> pd.DataFrame:
+    """The messages of the ops, and those that are of none. Of these, those that go ``one_way`` within the pipeline are of the
+    last step that began before them.
+    """
     run, microbatch = match.numbers()
     parts = []
     for (direction, kind), group in of_rank.groups.items():
@@ -258,6 +268,12 @@ def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: 
         }
         parts.append(_messages(recognised, group.messages, row | named))
         parts.append(_messages(recognised, of_rank.others[direction, kind], row | dict.fromkeys(named, -1)))
+    begins = np.append(np.iinfo(np.int64).min, of_rank.forwards.start_ns[match.firsts])
+    for kind, messages in one_way.items():
+        step = np.append(-1, steps)[np.searchsorted(begins, messages.post_ns, side="right") - 1]
+        step = np.where(np.isin(messages.peer, match.chain), step, -1)
+        row = {"kind": kind, "direction": "", "peer": messages.peer, "step": step, "stage": -1, "microbatch": -1}
+        parts.append(_messages(recognised, messages, row))
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 

@@ -75,7 +75,9 @@ def ends(order: str) -> str:
         ("aaa", "a|a|a|"),
         ("ababab", "a|bab|ab|"),  # the first iteration cannot know of b yet
         ("abcabc", "a|bcabc|"),
-        ("aababab", "a|a|bab|ab|"),  # b comes later
+        ("aabababab", "a|a|ba|bab|ab|"),  # b comes later
+        ("aaaabaaaabaa", "a|a|a|a|ba|a|a|a|ba|a|"),  # an outer optimizer, which steps now and then
+        ("aabaabaab", "a|a|ba|a|ba|a|b"),
         ("ababaaa", "a|bab|a|a|a|"),  # b goes away: one end is late
     ],
 )

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.axes import MESH_ORDER
+from pptrace.model.tables import CALLS
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
@@ -29,6 +30,7 @@ from tests.recognise.kineto_calls import (
     SEND,
     Rank,
 )
+from tests.support.tables import table_of
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "process_group_descriptions.json"
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
@@ -433,3 +435,28 @@ def test_a_group_that_cannot_tile_the_ranks_is_no_axis(last: int, axis: str) -> 
     config = [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, last]}]
     groups = groups_of([Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config}) for rank in (0, last)])
     assert set(groups.axes.values()) == {axis}
+
+
+def test_groups_of_neighbours_are_links_of_one_pipeline() -> None:
+    pairs = [[0, 1], [1, 2], [2, 3]]
+    calls = {
+        rank: table_of(
+            CALLS,
+            [
+                {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 64, "clock": "host", **_named(index, pair)}
+                for index, pair in enumerate(pairs)
+                for peer in pair
+                if rank in pair and peer != rank
+                for kind in ("send", "recv")
+            ],
+            number=-1,
+        )
+        for rank in range(4)
+    }
+    groups = find_groups(calls, {rank: {"world_size": 4} for rank in range(4)}, dict.fromkeys(range(4), 2))
+    assert groups.pipelines == ((0, 1, 2, 3),)
+    assert groups.sizes["pp"] == 4
+
+
+def _named(index: int, ranks: Sequence[int]) -> dict[str, object]:
+    return {"group_id": str(index), "group_ranks": json.dumps(ranks), "group_size": len(ranks)}

@@ -28,7 +28,7 @@ SLOT = 10_000
 class Program:
     """Program of each rank of a pipeline: ``noise`` is the chance that something runs where something may, ``numbers`` whether
     autograd's nodes are numbered, as torch does it; ``receives_without_grad`` whether receives are under torch.no_grad and so
-    bear no numbers.
+    bear no numbers; ``sends_loss_to`` the place to which the last one sends a message after each step, −1 for none.
     """
 
     plan: Plan
@@ -43,6 +43,7 @@ class Program:
     receives_without_grad: bool = False
     buckets: bool = False
     order: tuple[int, ...] = ()
+    sends_loss_to: int = -1
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -111,9 +112,19 @@ class _Rank:
         for tensor in range(self.program.tensors):
             begin = start + 20 * tensor + (0 if kind.is_send else 200)
             is_numbered = kind.is_send or not self.program.receives_without_grad
-            self.operator(name, begin, begin + 10, self.next_number if is_numbered else -1)
-            self.peers[begin] = (name, self.order[self.place + away])
-            self.events.append(Event(Category.ANNOTATION, work, begin + 5, end, thread=MAIN_THREAD))
+            self.tensor(name, work, self.order[self.place + away], begin, end, is_numbered)
+
+    def tensor(self, name: str, work: str, peer: int, begin: int, end: int, is_numbered: bool = True) -> None:
+        self.operator(name, begin, begin + 10, self.next_number if is_numbered else -1)
+        self.peers[begin] = (name, peer)
+        self.events.append(Event(Category.ANNOTATION, work, begin + 5, end, thread=MAIN_THREAD))
+
+    def loss(self, start: int) -> None:
+        to, last = self.program.sends_loss_to, self.program.plan.pp - 1
+        if to >= 0 and self.place == last:
+            self.tensor("c10d::send", "gloo:send", self.order[to], start, start + 60)
+        elif self.place == to:
+            self.tensor("c10d::recv_", "gloo:recv", self.order[last], start + 20, start + 90)
 
     def between_steps(self, start: int) -> None:
         self.maybe_noise(start - 30 * SLOT, 40)
@@ -121,6 +132,7 @@ class _Rank:
             self.operator("c10d::barrier", start, start + 50)
 
     def after(self, start: int) -> None:
+        self.loss(start - 95)
         self.maybe_noise(start, 40)
         if self.program.optimizer:
             self.events.append(
@@ -209,6 +221,20 @@ def test_the_last_backward_of_ddp_ends_where_its_buckets_are_there() -> None:
     ops = found_ops(recognise(program.traces()))
     assert {end - start for (_, start, end), name in ops.items() if name.endswith("B3")} == {5100}
     assert len(ops) == len(program.truth)
+
+
+@pytest.mark.parametrize("to", [0, 1])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_messages_that_are_never_answered_are_of_no_op(name: str, to: int) -> None:
+    program = Program(build(name, 4, 6), 3, sends_loss_to=to)
+    run = recognise(program.traces())
+    assert check_never_wrong(program, run) == len(program.truth)
+    assert run.schedule.name == name
+    assert run.mesh.pipelines == ((0, 1, 2, 3),)
+    losses = run.comms[(run.comms["rank"] == 3) & (run.comms["peer"] == to)]
+    assert losses[["kind", "step", "microbatch"]].to_numpy().tolist() == [["send", step, -1] for step in range(3)]
+    assert (run.comms["match"] >= 0).all()
+    assert f"messages to ranks that never answer are of no op: 3 from rank 3 to rank {to}" in run.warnings
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])

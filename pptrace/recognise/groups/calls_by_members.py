@@ -1,0 +1,178 @@
+"""Find the groups of collectives that name none, as gloo's, by what other ranks do: all members of a group make its collectives.
+
+A rank that is in one group alone tells that group. Others have made as many of its calls; a group of which another member makes
+no such call is not meant. Calls of one kind and size that may be of several groups stay open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.marks import Collective
+from pptrace.model.tables import MESSAGES
+from pptrace.model.wording import counted
+from pptrace.recognise.groups.axes import configured_groups
+from pptrace.recognise.groups.topology import Group, ranks_of
+from pptrace.slices import rows_among
+
+_OF_ONE_SIZE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
+"""Kinds of which every member of a group calls with the same number of bytes."""
+_SEVERAL = 2
+"""Calls of a kind and size from which on a member without any is not one whose recording begins or ends elsewhere."""
+
+Signature: TypeAlias = tuple[str, int]
+"""Kind and bytes of a call; −1 bytes where members may have other sizes."""
+Members: TypeAlias = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What the calls of one rank may be of.
+
+    ``groups`` are the first group of each set of ranks that it is in, ``open`` the number of calls without a group, ``known`` the
+    number of those of a set of ranks; ``found`` is filled with what the open ones are of.
+    """
+
+    groups: dict[Members, Group]
+    open: dict[Signature, int]
+    known: dict[tuple[Signature, Members], int]
+    found: dict[Signature, Members]
+
+    def most(self, signature: Signature, members: Members) -> int:
+        """The most calls of these members that the rank can have made."""
+        return self.known.get((signature, members), 0) + self.open.get(signature, 0)
+
+    def assign(self, signature: Signature, members: Members) -> None:
+        """Take all open calls of a kind and size for those of one group."""
+        self.known[signature, members] = self.most(signature, members)
+        self.found[signature] = members
+        del self.open[signature]
+
+
+def with_groups_by_members(
+    calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Mapping[str, Any]]
+) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
+    """Fill in the group of collectives that name none, where the calls of its other members leave one; with a line about them.
+
+    Args:
+        calls: by rank its communication (schema CALLS).
+        distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
+    """
+    unnamed = {rank: _is_unnamed(table) for rank, table in calls.items()}
+    if not any(rows.any() for rows in unnamed.values()):
+        return calls, ()
+    signatures = _signatures(calls)
+    ranks = {
+        rank: _rank_of(table, signatures[rank], unnamed[rank], configured_groups(distributed.get(rank, {})))
+        for rank, table in calls.items()
+    }
+    while any(_assign_one(rank, ranks) for rank in sorted(ranks)):
+        pass
+    filled = {rank: _filled(table, signatures[rank], unnamed[rank], ranks[rank]) for rank, table in calls.items()}
+    num_filled = sum(int((filled[rank]["group_ranks"] != calls[rank]["group_ranks"]).sum()) for rank in calls)
+    if not num_filled:
+        return calls, ()
+    line = (
+        f"{counted(num_filled, 'collective')} without a recorded group are of the one whose members all make such calls"
+    )
+    return filled, (line,)
+
+
+def _is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Mark the collectives of a host that name neither their group nor its ranks."""
+    named = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy().any(axis=1)
+    on_host = (calls["clock"] == "host").to_numpy()
+    unnamed: npt.NDArray[np.bool_] = ~named & on_host & ~rows_among(calls["kind"], MESSAGES)
+    return unnamed
+
+
+def _signatures(calls: Mapping[int, pd.DataFrame]) -> dict[int, Sequence[Signature]]:
+    """By rank the kind and size of each call; of kinds of which some call tells no size the kind alone."""
+    without_size = {
+        kind for table in calls.values() for kind in table.loc[table["bytes"] < 0, "kind"].unique().tolist()
+    }
+    sized = [kind for kind in _OF_ONE_SIZE if kind not in without_size]
+    return {
+        rank: list(
+            zip(
+                table["kind"].astype(str).tolist(),
+                np.where(rows_among(table["kind"], sized), table["bytes"], -1).tolist(),
+                strict=True,
+            )
+        )
+        for rank, table in calls.items()
+    }
+
+
+def _rank_of(
+    calls: pd.DataFrame,
+    signatures: Sequence[Signature],
+    unnamed: npt.NDArray[np.bool_],
+    configured: Mapping[str, Group],
+) -> _Rank:
+    groups: dict[Members, Group] = {}
+    for group in configured.values():
+        groups.setdefault(group.ranks, group)
+    result = _Rank(groups if () not in groups else {}, {}, {}, {})
+    columns = (calls["group_id"].tolist(), calls["group_ranks"].tolist(), unnamed.tolist())
+    for signature, name, ranks, is_open in zip(signatures, *columns, strict=True):
+        if is_open:
+            result.open[signature] = result.open.get(signature, 0) + 1
+        else:
+            members = ranks_of(ranks) or (configured[name].ranks if name in configured else ())
+            result.known[signature, members] = result.known.get((signature, members), 0) + 1
+    return result
+
+
+def _assign_one(rank: int, ranks: Mapping[int, _Rank]) -> bool:
+    """Assign the open calls of each kind and size of a rank that can be of one group alone; return whether there were any."""
+    of_rank, is_changed = ranks[rank], False
+    for signature in list(of_rank.open):
+        possible = [members for members in of_rank.groups if rank in members and _may_be(signature, members, ranks)]
+        due = [members for members in possible if _is_due(rank, signature, members, ranks)]
+        chosen = due if len(due) == 1 else possible
+        if len(chosen) == 1:
+            of_rank.assign(signature, chosen[0])
+            is_changed = True
+    return is_changed
+
+
+def _may_be(signature: Signature, members: Members, ranks: Mapping[int, _Rank]) -> bool:
+    """Return whether all members that have a trace can have made such a call in their group."""
+    most = [ranks[member].most(signature, members) for member in members if member in ranks]
+    return min(most) > 0 or max(most) < _SEVERAL
+
+
+def _is_due(rank: int, signature: Signature, members: Members, ranks: Mapping[int, _Rank]) -> bool:
+    """Return whether all open calls are needed for those that other members have made in the group for sure."""
+    needed = max(_known_of_others(rank, signature, members, ranks), default=0)
+    return needed > 0 and ranks[rank].most(signature, members) == needed
+
+
+def _known_of_others(rank: int, signature: Signature, members: Members, ranks: Mapping[int, _Rank]) -> Iterator[int]:
+    for member in members:
+        if member != rank and member in ranks:
+            yield ranks[member].known.get((signature, members), 0)
+
+
+def _filled(
+    calls: pd.DataFrame, signatures: Sequence[Signature], unnamed: npt.NDArray[np.bool_], of_rank: _Rank
+) -> pd.DataFrame:
+    """The calls with the groups that were found."""
+    if not of_rank.found or len(of_rank.groups) == 1:
+        return calls
+    columns = {name: calls[name].tolist() for name in ("group_id", "description", "group_ranks", "group_size")}
+    for row, signature in enumerate(signatures):
+        if unnamed[row] and (members := of_rank.found.get(signature)) is not None:
+            group = of_rank.groups[members]
+            values = (group.id, group.description, json.dumps(list(members)), len(members))
+            for name, value in zip(columns, values, strict=True):
+                columns[name][row] = value
+    return calls.assign(**columns)
