@@ -31,6 +31,7 @@ from pptrace.recognise.messages.match import (
     messages_by_rank_pair,
     number_by_name,
     shifts_by_sizes,
+    turns,
     with_ends,
 )
 from pptrace.recognise.messages.messages_from_plan import PlannedMessage, planned_messages
@@ -195,7 +196,8 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     if calls.empty:
         return calls.copy()
     numbers = MatchNumbers(len(calls))
-    ordered = calls.assign(row=np.arange(len(calls))).sort_values("start_ns", kind="stable")
+    order = np.argsort(turns(calls, ("rank", "group", "kind", "peer")), kind="stable")
+    ordered = calls.assign(row=np.arange(len(calls))).iloc[order]
     is_p2p = rows_among(ordered["kind"], P2P)
     messages = ordered[is_p2p & (ordered["peer"] >= 0)]
     number_by_name(

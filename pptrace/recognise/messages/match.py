@@ -64,8 +64,9 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
         _match_messages(rows_where(p2p, in_block).assign(row=row[in_block]), numbers)
     if mesh is not None and not is_p2p.all():
         # Number the collectives of which all members are there
-        ordered = comms.assign(row=np.arange(len(comms)))[~is_p2p].sort_values("start_ns", kind="stable")
+        collectives = comms.assign(row=np.arange(len(comms)))[~is_p2p]
         of_group = ("rank", "axis", "group_size")
+        ordered = collectives.iloc[np.argsort(turns(collectives, (*of_group, "kind")), kind="stable")]
         index, first = distinct_of([ordered[name] for name in of_group])
         calls = ordered[list(of_group)].iloc[first].itertuples(index=False)
         members = [tuple(mesh.group_of(*call) or ()) for call in calls]
@@ -77,6 +78,21 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
         is_complete = (group >= 0) & (np.bincount(number)[number] == ordered["group_size"].to_numpy())
         numbers.give_groups(ordered["row"].to_numpy()[is_complete], number[is_complete])
     return comms.assign(match=numbers.of_row)
+
+
+def turns(calls: pd.DataFrame, of_group: Sequence[str]) -> Int64:
+    """When it is the turn of each call of a rank, ns: its start; of one whose kernel was not recorded, where a device ran others of
+    its group, after those that the host called before it, which may have run long after this call.
+
+    Rows of a rank are in the order of the host's calls; ``of_group`` are the columns that tell the calls which follow each other.
+    """
+    start: Int64 = calls["start_ns"].to_numpy()
+    is_untimed = has_posting_time_only(calls).to_numpy()
+    if not is_untimed.any():
+        return start
+    ran = np.where((calls["clock"] == "device").to_numpy(), start, start.min())
+    latest = pd.Series(ran).groupby(group_codes([calls[name] for name in of_group])).cummax().to_numpy()
+    return np.where(is_untimed, np.maximum(start, latest), start)
 
 
 def _blocks_of_steps(steps: Int64) -> list[tuple[int, int]]:

@@ -202,6 +202,21 @@ def test_collectives_are_matched_within_their_group_in_order() -> None:
         assert members["start_ns"].max() - members["start_ns"].min() < 40
 
 
+def test_a_collective_whose_kernel_was_not_recorded_comes_after_those_that_were_called_before_it() -> None:
+    """The host of rank 0 runs ahead: it has posted the last one while its device is at the first."""
+    ran = [
+        collective(rank, start) | {"clock": "device"}
+        for rank, starts in enumerate(((100, 200, 300), (110, 210, 310)))
+        for start in starts
+    ]
+    lost = [
+        collective(rank, start) | {"posted_ns": start + 5, "asked_ns": start + 5, "end_ns": start + 5}
+        for rank, start in ((0, 105), (1, 305))
+    ]
+    comms = match_comms(comms_of(*ran[:3], lost[0], *ran[3:], lost[1]), MESH)
+    assert comms["match"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
 def test_a_collective_that_lacks_a_member_is_not_matched() -> None:
     matched = match_comms(comms_of(collective(0, 10), collective(2, 10), collective(3, 12)), MESH)
     assert matched["match"].tolist()[0] == -1
