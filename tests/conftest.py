@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(os, "SCHED_BATCH"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell began it in the background; what tests start inherits that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # while tests are collected: what they import stays
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--own-cores") and worker and hasattr(os, "sched_setaffinity"):

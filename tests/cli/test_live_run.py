@@ -27,6 +27,8 @@ from tests.support.programs import pptrace_here as here
 pytestmark = pytest.mark.processes
 
 _STEPS, _SLOW_SINCE = 20, 13
+_TIMES = 3.0
+"""Factor by which ops of the slow rank take longer: far more than what a busy machine adds to them."""
 _SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
 _ARGUMENTS = (
     *("--steps", str(_STEPS), "--sleep-forward", "20", "--sleep-backward", "40"),
@@ -43,7 +45,7 @@ class _Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
-    """Two ranks, steps 2 to 4 profiled as well; the ops of rank 1 take twice as long from a step on."""
+    """Two ranks, steps 2 to 4 profiled as well; the ops of rank 1 take longer from a step on."""
     folder = tmp_path_factory.mktemp("live") / "run"
     seen: list[LiveStepFigures] = []
     over = threading.Event()
@@ -59,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
     follower = threading.Thread(target=follow)
     follower.start()
     try:
-        fault = str(Fault("slow", (1,), 2.0, since=_SLOW_SINCE))
+        fault = str(Fault("slow", (1,), _TIMES, since=_SLOW_SINCE))
         options = ("-n", "2", "--live", "--steps", "2:5", "--no-analyze", "-o", folder)
         ended = pptrace("run", *options, _SCRIPT, "--fault", fault, *_ARGUMENTS, forked=True)
     finally:
@@ -96,12 +98,15 @@ def test_every_step_is_one_line_of_json(lines: list[dict]) -> None:  # type: ign
 
 
 def test_a_slow_rank_is_named_within_three_steps(lines: list[dict]) -> None:  # type: ignore[type-arg]
-    named = {line["step"]: [slow["rank"] for slow in line["slow_ranks"]] for line in lines if line["slow_ranks"]}
-    assert set(named) <= set(range(_SLOW_SINCE, _STEPS))
-    assert min(named) <= _SLOW_SINCE + 2
-    assert all(ranks == [1] for ranks in named.values())
-    excesses = [slow["excess"] for line in lines for slow in line["slow_ranks"]]
-    assert median(excesses) == pytest.approx(1.0, abs=0.4)  # a busy machine: what all ranks wait for is in both sleeps
+    """Others only in steps that a busy machine made slow on them."""
+    computed = {line["step"]: [rank["compute_ns"] for rank in line["ranks"]] for line in lines if line["observed"]}
+    usual = [median(ranks) for ranks in zip(*(computed[n] for n in computed if n < _SLOW_SINCE), strict=True)]
+    named = [(line["step"], slow["rank"], slow["excess"]) for line in lines for slow in line["slow_ranks"]]
+    by_fault = [(step, excess) for step, rank, excess in named if rank == 1 and step >= _SLOW_SINCE]
+    assert by_fault[0][0] <= _SLOW_SINCE + 2
+    for step, rank, _ in named:
+        assert (rank == 1 and step >= _SLOW_SINCE) or computed[step][rank] > 1.1 * usual[rank]
+    assert median(excess for _, excess in by_fault) == pytest.approx(_TIMES - 1, rel=0.4)
 
 
 def test_records_agree_with_the_traces_of_the_same_steps(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
