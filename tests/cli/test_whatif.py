@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +34,26 @@ FIELDS = {
 }
 
 
-def test_the_json_has_the_fields_of_the_contract_best_first() -> None:
-    result = json.loads(pptrace_here("whatif", SAMPLE, "--json", "-").out)
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Outputs of one command for the sample: lines on a terminal, JSON, and a page. The best change is run as well."""
+
+    lines: list[str]
+    result: dict[str, Any]
+    page: str
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    folder = tmp_path_factory.mktemp("whatif")
+    files = ("--json", folder / "whatif.json", "--html", folder / "whatif.html")
+    lines = pptrace_here("whatif", SAMPLE, "--verify", *files).out.splitlines()
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("whatif.json", "whatif.html")]
+    return Outputs(lines, json.loads(texts[0]), texts[1])
+
+
+def test_the_json_has_the_fields_of_the_contract_best_first(outputs: Outputs) -> None:
+    result = outputs.result
     assert result["schema"] == "pptrace.whatif/1"
     assert result["replay_error"] == pytest.approx(
         abs(result["replay_span_ns"] - result["measured_span_ns"]) / result["measured_span_ns"]
@@ -47,8 +67,8 @@ def test_the_json_has_the_fields_of_the_contract_best_first() -> None:
     assert all(one["low_ns"] <= one["span_ns"] <= one["high_ns"] for one in scenarios)
 
 
-def test_the_text_begins_with_whether_something_is_sure_to_help_and_the_replay_of_the_run() -> None:
-    lines = pptrace_here("whatif", SAMPLE).out.splitlines()
+def test_the_text_begins_with_whether_something_is_sure_to_help_and_the_replay_of_the_run(outputs: Outputs) -> None:
+    lines = outputs.lines
     assert lines[0] == "Nothing here is sure to help: the interval of each change includes no gain"
     assert lines[1].startswith("replay of the run as it was: ")
     assert lines[2].startswith("! ranks waited for a core "), "what all of it hangs on comes first"
@@ -97,27 +117,11 @@ def test_a_run_whose_backwards_are_split_is_advised_no_other_schedule_that_split
 
 
 def test_all_options_together_are_one_scenario() -> None:
-    options = (
-        "--schedule",
-        "gpipe",
-        "--microbatches",
-        "8",
-        "--microbatch-size",
-        "0.5",
-        "--ideal",
-        "jitter",
-        "--link-speed",
-        "2",
-    )
-    result = json.loads(pptrace_here("whatif", SAMPLE, *options, "--json", "-").out)
-    assert len(result["scenarios"]) == 1
-    one = result["scenarios"][0]
-    assert (one["schedule"], one["num_microbatches"], one["microbatch_size"], one["ideal"]) == (
-        "gpipe",
-        8,
-        0.5,
-        ["jitter"],
-    )
+    of_run = ("--schedule", "gpipe", "--microbatches", "8", "--microbatch-size", "0.5")
+    options = (*of_run, "--ideal", "jitter", "--link-speed", "2")
+    (one,) = json.loads(pptrace_here("whatif", SAMPLE, *options, "--json", "-").out)["scenarios"]
+    found = tuple(one[name] for name in ("schedule", "num_microbatches", "microbatch_size", "ideal"))
+    assert found == ("gpipe", 8, 0.5, ["jitter"])
 
 
 def test_schedules_with_commas_between_them_are_a_scenario_each_and_an_ideal_counts_once() -> None:
@@ -133,18 +137,16 @@ def test_ranks_in_the_order_of_today_are_no_change() -> None:
     assert result["scenarios"][0]["span_ns"] == result["today"]["span_ns"]
 
 
-def test_the_best_change_is_run_in_real_processes_and_no_other() -> None:
-    scenarios = json.loads(pptrace_here("whatif", SAMPLE, "--verify", "--json", "-").out)["scenarios"]
+def test_the_best_change_is_run_in_real_processes_and_no_other(outputs: Outputs) -> None:
+    scenarios = outputs.result["scenarios"]
     best = scenarios[0]
     assert not best["ideal"]
     assert best["verified_span_ns"] > 0.9 * best["low_ns"]
     assert [one["name"] for one in scenarios if one["verified_span_ns"] is not None] == [best["name"]]
 
 
-def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
-    file = tmp_path / "whatif.html"
-    pptrace_here("whatif", SAMPLE, "--html", file)
-    page = file.read_text(encoding="utf-8")
+def test_a_page_shows_the_table_and_both_replays(outputs: Outputs) -> None:
+    page = outputs.page
     views = re.findall(r'<div class="timeline" data-view="(.*?)"', page)
     assert len(views) == 2
     assert len(set(views)) == 1, "on one scale"

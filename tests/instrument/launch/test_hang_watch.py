@@ -68,38 +68,55 @@ def reduce_on_devices(folder: Path, *ranks: int) -> Job:
     return job
 
 
+class Time:
+    """The monotonic clock, which goes on with the machine's and jumps when a test waits."""
+
+    def __init__(self) -> None:
+        self._ahead_ns, self._monotonic_ns = 0, time.monotonic_ns
+
+    def now_ns(self) -> int:
+        return self._monotonic_ns() + self._ahead_ns
+
+    def wait(self, seconds: float) -> None:
+        self._ahead_ns += round(seconds * 1e9)
+
+
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "_LEAST_WAIT_S", 0.2)
+def passing(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The time of logs and watch, with waits that are too long for a busy machine to make one."""
+    clock = Time()
+    monkeypatch.setattr(time, "monotonic_ns", clock.now_ns)
+    monkeypatch.setattr(hang_watch, "_LEAST_WAIT_S", 200.0)
     monkeypatch.setattr(hang_watch, "_SETTLE_S", 0.001)
+    return clock
 
 
-def test_a_short_wait_is_no_hang_and_a_long_one_is(tmp_path: Path) -> None:
+def test_a_short_wait_is_no_hang_and_a_long_one_is(tmp_path: Path, passing: Time) -> None:
     job = Job(tmp_path)
     for rank in (0, 1):
         job.post(rank, "all_reduce", 0)
     assert job.verdict() is None
-    time.sleep(0.25)
+    passing.wait(250)
     assert job.verdict() == ("late", (2,))
 
 
-def test_a_rank_is_late_only_where_others_wait_longer_than_they_often_do(tmp_path: Path) -> None:
+def test_a_rank_is_late_only_where_others_wait_longer_than_they_often_do(tmp_path: Path, passing: Time) -> None:
     job = Job(tmp_path)
     for rank in (0, 1):
         for sequence in range(4):
             job.post(rank, "all_reduce", sequence)
-            time.sleep(0.1)
+            passing.wait(100)
             job.finish(rank)
     for sequence in range(4):
         job.post(2, "all_reduce", sequence)
         job.finish(2)
     for rank in (0, 1):
         job.post(rank, "all_reduce", 4)
-    time.sleep(0.22)
+    passing.wait(220)
     assert job.verdict() is None
     assert "the ranks still move" in job.watch.diagnose({}).reason
     assert job.verdict(usual=False) == ("late", (2,))
-    time.sleep(0.2)
+    passing.wait(200)
     assert job.verdict() == ("late", (2,))
 
 
@@ -119,17 +136,17 @@ def test_calls_that_failed_with_a_rank_that_was_killed_are_waits_for_it(tmp_path
 
 
 def test_a_late_rank_beside_another_cause_is_named_only_where_others_wait_longer_than_they_often_do(
-    tmp_path: Path,
+    tmp_path: Path, passing: Time
 ) -> None:
     job = Job(tmp_path)
     for sequence in range(4):
         for rank in range(3):
             job.post(rank, "all_reduce", sequence)
-        time.sleep(0.1)
+        passing.wait(100)
         for rank in range(3):
             job.finish(rank)
     job.post(0, "all_reduce", 4)
-    time.sleep(0.22)
+    passing.wait(220)
     ends = {1: KILLED}
     for usual, guilty in ((True, (1,)), (False, (1, 2))):
         diagnosis = job.watch.diagnose(ends, usual=usual)
@@ -139,9 +156,11 @@ def test_a_late_rank_beside_another_cause_is_named_only_where_others_wait_longer
     assert job.verdict_at_end({1: KILLED, 2: KILLED}) == ("missing", (1, 2))
 
 
-def test_a_rank_that_was_stopped_or_killed_holds_up_the_calls_that_all_have_queued(tmp_path: Path) -> None:
+def test_a_rank_that_was_stopped_or_killed_holds_up_the_calls_that_all_have_queued(
+    tmp_path: Path, passing: Time
+) -> None:
     job = reduce_on_devices(tmp_path, 0, 1, 2)
-    time.sleep(0.25)
+    passing.wait(250)
     assert job.verdict() is None
     assert job.verdict(stopped={2}) == ("late", (2,))
     assert job.verdict_at_end({2: KILLED}) == ("missing", (2,))
@@ -154,10 +173,10 @@ def test_a_rank_that_is_stopped_for_an_instant_is_none_that_a_signal_stopped() -
     assert stayed_stopped(before, {0: stopped, 1: stopped, 2: running, 3: stopped}) == {0}
 
 
-def test_a_rank_that_was_stopped_in_a_call_is_said_to_be_in_it(tmp_path: Path) -> None:
+def test_a_rank_that_was_stopped_in_a_call_is_said_to_be_in_it(tmp_path: Path, passing: Time) -> None:
     job = reduce_on_devices(tmp_path, 0, 1, 2)
     job.post(2, "recv", 0, peer=0)
-    time.sleep(0.25)
+    passing.wait(250)
     diagnosis = with_locations(job.watch.diagnose({}, stopped={2}), {2: "stopped by a signal (in recv)"})
     assert sentence(diagnosis).startswith("late: rank 2 is stopped by a signal (in recv), in recv #0 from rank 0; ")
 
@@ -183,16 +202,16 @@ def test_a_rank_that_aborts_is_gone_only_where_it_waited_for_none(
     assert reduce_on_devices(tmp_path, *waiting).verdict_at_end(ends) == verdict
 
 
-def test_ranks_of_another_node_are_not_known(tmp_path: Path) -> None:
+def test_ranks_of_another_node_are_not_known(tmp_path: Path, passing: Time) -> None:
     job = Job(tmp_path, world_size=6)
     job.logs[0].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
     for rank in (1, 2):
         job.logs[rank].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
-    time.sleep(0.25)
+    passing.wait(250)
     assert job.verdict() is None
 
 
-def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_path: Path) -> None:
+def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_path: Path, passing: Time) -> None:
     job = Job(tmp_path)
     for rank in range(3):
         job.post(rank, UNHOOKED, 6)
@@ -200,7 +219,7 @@ def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_pat
     assert job.verdict() is None
     for rank in (0, 1):
         job.post(rank, UNHOOKED, 9)
-    time.sleep(0.25)
+    passing.wait(250)
     assert job.watch.any_waits()
     assert job.verdict() == ("late", (2,))
     assert verdict_of(job.watch.diagnose({2: KILLED})) == ("missing", (2,))
@@ -221,20 +240,22 @@ def test_a_rank_that_lost_a_connection_in_a_collective_of_cpp_waited_in_it(tmp_p
     assert (hang.verdict, hang.ranks, set(hang.hops)) == ("missing", (2,), {0, 1})
 
 
-def test_a_script_that_goes_from_function_to_function_moves_and_a_loop_in_one_does_not(tmp_path: Path) -> None:
+def test_a_script_that_goes_from_function_to_function_moves_and_a_loop_in_one_does_not(
+    tmp_path: Path, passing: Time
+) -> None:
     job, motion = Job(tmp_path), PythonMotion(CallLog(call_log_path(tmp_path, 0)))
 
     def elsewhere() -> None:
         motion.look()
 
     motion.look()
-    time.sleep(0.1)
+    passing.wait(100)
     for _ in range(3):
         motion.look()
-    assert not job.watch.has_moved([0], 0.1)
+    assert not job.watch.has_moved([0], 100)
     elsewhere()
-    assert job.watch.has_moved([0, 1], 0.1)
-    assert not job.watch.has_moved([1], 0.1)
+    assert job.watch.has_moved([0, 1], 100)
+    assert not job.watch.has_moved([1], 100)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -254,13 +275,13 @@ def test_no_collection_runs_while_the_frames_of_the_script_are_read(
     assert seen == [False]
 
 
-def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path) -> None:
+def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path, passing: Time) -> None:
     job = Job(tmp_path)
     job.watch.stalled_s()
-    time.sleep(0.1)
-    assert job.watch.stalled_s() > 0.09
+    passing.wait(100)
+    assert job.watch.stalled_s() > 90
     job.post(1, "barrier", 0)
-    assert job.watch.stalled_s() < 0.09
+    assert job.watch.stalled_s() < 90
     assert job.watch.any_waits()
     job.finish(1)
     assert not job.watch.any_waits()
