@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -47,30 +47,26 @@ GLOO = {  # gloo reduce-scatters by an all-reduce
     Collective.BROADCAST: "gloo:broadcast",
 }
 
+VALIDATED = OptimizerSync.POST_VALIDATION
 MIXES = {
     "gqa-full-dropout-validated": Mix(
-        pp=2,
-        tp=2,
-        kv_heads=1,
-        ahead=2,
-        recompute=Recompute.FULL,
-        dropout=0.1,
-        clip=1e6,
-        sync=OptimizerSync.POST_VALIDATION,
+        pp=2, tp=2, kv_heads=1, ahead=2, recompute=Recompute.FULL, dropout=0.1, clip=1e6, sync=VALIDATED
     ),
-    "rolled-back": Mix(pp=2, tp=2, sequence=True, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
-    "tp-sp-overlap-buckets": Mix(tp=2, dp=2, sequence=True, overlap=True, bucket_bytes=1000),
-    "tp-ulysses-zero1-clip": Mix(tp=2, cp=2, sequence=True, ulysses=2, zero=1, bucket_bytes=1000, clip=0.3),
-    "ring-selective-zero3": Mix(cp=2, dp=2, zero=3, recompute=Recompute.SELECTIVE),
-    "pp-ulysses-selective": Mix(
-        pp=2, cp=2, ulysses=2, schedule="interleaved-1f1b", recompute=Recompute.SELECTIVE, kv_heads=1
-    ),
-    "gathered-selective-gqa": Mix(
-        pp=2, cp=2, exchange=KeyExchange.ALL_GATHER, layout=Layout.CONTIGUOUS, recompute=Recompute.SELECTIVE, kv_heads=1
-    ),
+    "rolled-back": Mix(pp=2, tp=2, sequence=True, clip=0.3, sync=VALIDATED),
     "encoder": Mix(pp=2, tp=2, sequence=True, encoder=(1, 8), tied=False, kv_heads=1, ahead=2),
-    "dualpipe": Mix(pp=2, dp=2, schedule="dualpipe", ahead=2),
-    "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),
+    "tp-sp-overlap-buckets": Mix(tp=2, dp=2, sequence=True, overlap=True, bucket_bytes=1000),
+    "tp-ulysses-selective-zero1-clip": Mix(
+        tp=2, cp=2, sequence=True, ulysses=2, recompute=Recompute.SELECTIVE, zero=1, bucket_bytes=1000, clip=0.3
+    ),
+    "ring-selective-zero3": Mix(cp=2, dp=2, zero=3, recompute=Recompute.SELECTIVE),
+    "gathered-selective-gqa": replace(
+        Mix(pp=2, cp=2, schedule="interleaved-1f1b", recompute=Recompute.SELECTIVE, kv_heads=1),
+        exchange=KeyExchange.ALL_GATHER,
+        layout=Layout.CONTIGUOUS,
+    ),
+    "dualpipe-bfloat16-zero1": Mix(
+        pp=2, dp=2, schedule="dualpipe", ahead=2, zero=1, bfloat16=True, tied=False, bucket_bytes=5000
+    ),
 }
 MIXES |= {
     f"pp{pp}-tp{tp}-cp{cp}-dp{dp}": Mix(
