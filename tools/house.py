@@ -8,6 +8,7 @@ that it imports.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import re
@@ -222,4 +223,6 @@ def dialect_of(path: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[1])
+    main(parser.parse_args().checkout)

@@ -12,6 +12,8 @@ from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES,
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
 from pptrace.analysis.whole_run import EARLY_RECEIVES, INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 
+NOT_HIDDEN = "communication that no compute hides"
+
 
 @dataclass(frozen=True, slots=True)
 class PartWords:
@@ -61,7 +63,7 @@ WORDS: Mapping[str, PartWords] = {
         "communication",
         "exposed communication",
         advice="overlap it with compute, or send fewer bytes",
-        takes="goes to communication that no compute hides",
+        takes=f"goes to {NOT_HIDDEN}",
         look="overlap it with compute, or send fewer bytes",
     ),
     "host": PartWords(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.findings.steps import finding_of
-from pptrace.analysis.part_words import IDLE_WORDS
+from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN
 from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typical_of
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, is_noise
 from pptrace.model.device_idle import SyncSummary
@@ -162,7 +162,7 @@ def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     words = {
         WITH_WAITING: (
             "communication",
-            "Communication: {:.1%} of the step is communication that no compute hides, with the waiting in it",
+            f"Communication: {{:.1%}} of the step is {NOT_HIDDEN}, with the waiting in it",
             "how much of it is waiting for other ranks is not known, whose traces are missing or whose clocks do not compare; "
             "record all ranks (--profile-ranks all), and see the warnings",
         ),

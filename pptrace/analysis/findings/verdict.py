@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call, place_of_pauses
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
-from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import (
+    IDLE_WORDS,
+    NOT_HIDDEN,
+    OUTSIDE_WORDS,
+    in_brackets,
+    place_of_part,
+    words_of_part,
+)
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
@@ -296,7 +303,7 @@ def _rest_name(step: StepReport, num_ranks: int) -> str:
 
 _LAUNCHED = "devices idle though work was launched"
 _GAPS = "copies and gaps between kernels"
-_WITH_WAITING = "communication that no compute hides, with the waiting in it"
+_WITH_WAITING = f"{NOT_HIDDEN}, with the waiting in it"
 
 
 def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:

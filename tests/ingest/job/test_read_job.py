@@ -82,7 +82,7 @@ def test_a_rank_beyond_any_job_is_not_believed(write: Write, op: Op, size: objec
 
 
 def test_traces_of_jobs_of_other_sizes_are_refused(write: Write, op: Op) -> None:
-    """Where ranks alone tell them from each other, the report of both would be of no run."""
+    """One report of both would be of no run, where ranks alone tell them from each other."""
     paths = [
         write([op()], f"{rank}.json", {"distributedInfo": {"rank": rank, "world_size": size}})
         for rank, size in ((0, 8), (3, 8), (1, 2))
