@@ -33,7 +33,7 @@ Members: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _DistinctCalls:
+class DistinctCalls:
     """A rank's calls by what they say of themselves: ``number`` has for each call that of its row of ``first_calls``."""
 
     number: Int64
@@ -42,7 +42,7 @@ class _DistinctCalls:
     is_unnamed: Sequence[bool]
 
     @classmethod
-    def of(cls, calls: pd.DataFrame, unnamed: npt.NDArray[np.bool_], sized: Sequence[str]) -> _DistinctCalls:
+    def of(cls, calls: pd.DataFrame, unnamed: npt.NDArray[np.bool_], sized: Sequence[str]) -> DistinctCalls:
         """The calls of a rank, the sizes of those of some kinds alone."""
         sizes = np.where(rows_among(calls["kind"], sized), calls["bytes"], -1)
         number, first = distinct_of([calls["kind"], sizes, unnamed, *(calls[name] for name in GROUP_COLUMNS)])
@@ -50,18 +50,19 @@ class _DistinctCalls:
         signatures = zip(first_calls["kind"].astype(str).tolist(), sizes[first].tolist(), strict=True)
         return cls(number, first_calls, tuple(signatures), unnamed[first].tolist())
 
-    def with_groups(self, calls: pd.DataFrame, of_rank: _Rank) -> pd.DataFrame:
-        """The calls with the groups that were found."""
-        if not of_rank.found or len(of_rank.groups) == 1:
+    def with_groups(self, calls: pd.DataFrame, found: Int64, groups: Sequence[Group]) -> pd.DataFrame:
+        """The calls with the groups that were found: ``found`` has for each call the index of its group, −1 for none."""
+        if (found < 0).all():
             return calls
-        columns = {name: self.first_calls[name].tolist() for name in GROUP_COLUMNS}
-        for row, signature in enumerate(self.signatures):
-            if self.is_unnamed[row] and (members := of_rank.found.get(signature)) is not None:
-                group = of_rank.groups[members]
-                values = (group.id, group.description, json.dumps(list(members)), len(members))
+        number, first = distinct_of([self.number, found])
+        columns = {name: self.first_calls[name].iloc[self.number[first]].tolist() for name in GROUP_COLUMNS}
+        for row, index in enumerate(found[first].tolist()):
+            if index >= 0:
+                group = groups[index]
+                values = (group.id, group.description, json.dumps(list(group.ranks)), len(group.ranks))
                 for column, value in zip(columns.values(), values, strict=True):
                     column[row] = value
-        return calls.assign(**{name: pd.Series(values).array[self.number] for name, values in columns.items()})
+        return calls.assign(**{name: pd.Series(values).array[number] for name, values in columns.items()})
 
 
 @dataclass(slots=True)
@@ -97,17 +98,17 @@ def with_groups_by_members(
         calls: by rank its communication (schema CALLS).
         distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
     """
-    unnamed = {rank: _is_unnamed(table) for rank, table in calls.items()}
+    unnamed = {rank: is_unnamed(table) for rank, table in calls.items()}
     if not any(rows.any() for rows in unnamed.values()):
         return calls, ()
-    sized = _kinds_with_sizes(calls.values())
-    distinct = {rank: _DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
+    sized = kinds_with_sizes(calls.values())
+    distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
     ranks = {
         rank: _rank_of(of_rank, configured_groups(distributed.get(rank, {}))) for rank, of_rank in distinct.items()
     }
     while any(_assign_one(rank, ranks) for rank in sorted(ranks)):
         pass
-    filled = {rank: distinct[rank].with_groups(table, ranks[rank]) for rank, table in calls.items()}
+    filled = {rank: _filled(table, distinct[rank], ranks[rank]) for rank, table in calls.items()}
     num_filled = sum(int((filled[rank]["group_ranks"] != calls[rank]["group_ranks"]).sum()) for rank in calls)
     if not num_filled:
         return calls, ()
@@ -117,7 +118,7 @@ def with_groups_by_members(
     return filled, (line,)
 
 
-def _is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mark the collectives of a host that name neither their group nor its ranks."""
     named = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy().any(axis=1)
     on_host = (calls["clock"] == "host").to_numpy()
@@ -125,13 +126,13 @@ def _is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return unnamed
 
 
-def _kinds_with_sizes(calls: Iterable[pd.DataFrame]) -> Sequence[str]:
+def kinds_with_sizes(calls: Iterable[pd.DataFrame]) -> Sequence[str]:
     """Kinds of which sizes tell calls: those of which no call lacks its size."""
     without = {kind for table in calls for kind in table.loc[table["bytes"] < 0, "kind"].unique().tolist()}
     return [kind for kind in _OF_ONE_SIZE if kind not in without]
 
 
-def _rank_of(calls: _DistinctCalls, configured: Mapping[str, Group]) -> _Rank:
+def _rank_of(calls: DistinctCalls, configured: Mapping[str, Group]) -> _Rank:
     groups: dict[Members, Group] = {}
     for group in configured.values():
         groups.setdefault(group.ranks, group)
@@ -178,3 +179,15 @@ def _known_of_others(rank: int, signature: Signature, members: Members, ranks: M
     for member in members:
         if member != rank and member in ranks:
             yield ranks[member].known.get((signature, members), 0)
+
+
+def _filled(calls: pd.DataFrame, distinct: DistinctCalls, of_rank: _Rank) -> pd.DataFrame:
+    """The calls with the groups that were found."""
+    if not of_rank.found or len(of_rank.groups) == 1:
+        return calls
+    members = list(of_rank.groups)
+    index = [
+        members.index(of_rank.found[signature]) if unnamed and signature in of_rank.found else -1
+        for signature, unnamed in zip(distinct.signatures, distinct.is_unnamed, strict=True)
+    ]
+    return distinct.with_groups(calls, np.array(index)[distinct.number], list(of_rank.groups.values()))
