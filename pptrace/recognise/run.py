@@ -24,7 +24,7 @@ from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
 from pptrace.recognise.groups.peers_by_members import with_peers_by_members
 from pptrace.recognise.infer.locate import Located, groups_of, locate
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
-from pptrace.recognise.messages.kernels_from_plan import match_calls
+from pptrace.recognise.messages.kernels_from_plan import match_between, match_calls
 from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
 from pptrace.recognise.messages.messages_from_plan import (
     drop_half_matched,
@@ -167,7 +167,7 @@ def _matched_comms(
     if not len(calls):
         return matched, lines
     calls = match_calls(calls, first=int(matched["match"].max()) + 1 if len(matched) else 0)[list(COMMS)]
-    return pd.concat([matched, calls], ignore_index=True) if len(matched) else calls, lines
+    return match_between(matched, calls) if len(matched) else calls, lines
 
 
 def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:
