@@ -173,14 +173,19 @@ def _sure(
         (rank, ranks): calls.is_open & may_be & (calls.num_possible == 1)
         for rank, calls in of_ranks.items()
         for ranks, may_be in calls.may_be.items()
+        if len(calls.may_be) > 1  # else what names no group is known to be of the only one
     }
     is_changed = True
     while is_changed:  # until each has its other sides among them
         is_changed = False
         for ranks, rank, other in pairs:
             partners = _partners(of_ranks[rank], of_ranks[other], ranks)
-            named = of_ranks[other].may_be.get(ranks, False) & ~of_ranks[other].is_open
-            answered = np.append(sure.get((other, ranks), False) | named, False)[partners.only]
+            others = of_ranks[other]
+            others_sure = sure.get((other, ranks), others.num_possible == 1)
+            named = others.may_be.get(ranks, False) & ~others.is_open
+            answered = np.append(others_sure | named, False)[partners.only]
+            if (rank, ranks) not in sure:
+                continue
             lone = sure[rank, ranks] & ~(answered & (partners.count == 1))
             sure[rank, ranks] &= ~lone
             is_changed |= bool(lone.any())

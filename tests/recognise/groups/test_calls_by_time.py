@@ -106,3 +106,16 @@ def test_calls_while_another_member_was_not_recorded_stay_open() -> None:
     filled, _ = with_groups_by_time(calls, job(DP_AND_TP, 4), lambda _, other: True)
     assert filled[0]["group_ranks"].tolist()[:3] == ["", "", ""]
     found(calls, truth, DP_AND_TP)
+
+
+def test_ranks_in_one_group_alone_stay_as_they_are() -> None:
+    calls, _ = ran([[0, 1]], 2, 0, 20_000_000)
+    assert with_groups_by_time(calls, job([], 2), lambda _, other: True) == (calls, ())
+
+
+def test_the_other_side_of_a_call_may_be_in_one_group_alone() -> None:
+    calls, truth = ran([[0, 1, 2], [0, 2]], 3, 0, 20_000_000)
+    filled, _ = with_groups_by_time(calls, job([[0, 2]], 3), lambda _, other: True)
+    assert set(filled[1]["group_ranks"]) == {""}
+    assert [group for group in filled[0]["group_ranks"] if group] != []
+    assert all(group in ("", right) for group, right in zip(filled[0]["group_ranks"], truth[0], strict=True))
