@@ -18,13 +18,14 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY
 from pptrace.model.traces import InputFormat, Trace
+from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
 from pptrace.recognise.groups.peers_by_members import with_peers_by_members
 from pptrace.recognise.infer.locate import Located, groups_of, locate
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
-from pptrace.recognise.messages.kernels_from_plan import match_calls
+from pptrace.recognise.messages.kernels_from_plan import match_between, match_calls
 from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
 from pptrace.recognise.messages.messages_from_plan import (
     drop_half_matched,
@@ -49,6 +50,7 @@ from pptrace.recognise.steps.common_steps import (
     without_capturing_steps,
 )
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
+from pptrace.slices import rows_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,9 @@ def recognise_ranks(
         from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
 
         schedule_info = schedule_of_partial(placed, schedule)
+    if not rows_among(ops["kind"], COMPUTE_KINDS).any():
+        distributed = {recognised.number: recognised.info.distributed for recognised in ranks}
+        warnings += line_of_broadcast_links(located.calls, distributed)
     comms, lines = _matched_comms(replace(located, placed=placed), schedule_info, spanned)
     numbers = [recognised.number for recognised in ranks]
     warnings += lines
@@ -167,7 +172,7 @@ def _matched_comms(
     if not len(calls):
         return matched, lines
     calls = match_calls(calls, first=int(matched["match"].max()) + 1 if len(matched) else 0)[list(COMMS)]
-    return pd.concat([matched, calls], ignore_index=True) if len(matched) else calls, lines
+    return match_between(matched, calls) if len(matched) else calls, lines
 
 
 def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:

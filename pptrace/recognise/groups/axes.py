@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
+from pptrace.marks import P2P
 from pptrace.model.wording import listed
 from pptrace.recognise.groups.topology import (
     UNKNOWN,
@@ -233,7 +234,13 @@ def _axes(
     ]
     assignments.assign(around, "cp", "its ring of sends and receives, which go one way around")
     open_groups = [group for group in uses if group not in axes and group not in rings and group.is_named]
-    families = _families(open_groups, world, uses)
+    # The ranks of a pipeline differ in nothing but their stages: groups of some of them alone are of no other axis.
+    within = [
+        (group, chain) for chain in chains(axes) for group in open_groups if _is_within(group, uses[group], chain)
+    ]
+    ends = [group for group, chain in within if set(group.ranks) == chain.ends and any(uses[group].kinds.values())]
+    assignments.assign(ends, "embd", "its ranks, both ends of a pipeline")
+    families = _families([group for group in open_groups if group not in dict(within)], world, uses)
     world_groups = families.pop("world", [])
     unused = []
     used = [(family, merge_usage(uses[group] for group in family)) for family in families.values()]
@@ -256,6 +263,12 @@ def _axes(
     for group in uses:
         axes.setdefault(group, "world" if group in world_groups or _is_world(group, world) else UNKNOWN)
     return assignments
+
+
+def _is_within(group: Group, use: Use, chain: Chain) -> bool:
+    """Return whether a group makes collectives alone, between some ranks of a pipeline of three or more."""
+    is_part = len(group.ranks) > 1 and set(group.ranks) < set(chain.ranks)
+    return is_part and chain.is_whole and not any(use.kinds[kind] for kind in P2P)
 
 
 def _assign_by_rank_lists(

@@ -7,7 +7,7 @@ no such call is not meant. Calls of one kind and size that may be of several gro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import Collective
-from pptrace.model.tables import MESSAGES
+from pptrace.model.tables import MESSAGES, Int64
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.axes import configured_groups
-from pptrace.recognise.groups.topology import Group, ranks_of
-from pptrace.slices import rows_among
+from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group, ranks_of
+from pptrace.slices import distinct_of, rows_among
 
 _OF_ONE_SIZE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
 """Kinds of which every member of a group calls with the same number of bytes."""
@@ -30,6 +30,39 @@ _SEVERAL = 2
 Signature: TypeAlias = tuple[str, int]
 """Kind and bytes of a call; −1 bytes where members may have other sizes."""
 Members: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctCalls:
+    """A rank's calls by what they say of themselves: ``number`` has for each call that of its row of ``first_calls``."""
+
+    number: Int64
+    first_calls: pd.DataFrame
+    signatures: Sequence[Signature]
+    is_unnamed: Sequence[bool]
+
+    @classmethod
+    def of(cls, calls: pd.DataFrame, unnamed: npt.NDArray[np.bool_], sized: Sequence[str]) -> DistinctCalls:
+        """The calls of a rank, the sizes of those of some kinds alone."""
+        sizes = np.where(rows_among(calls["kind"], sized), calls["bytes"], -1)
+        number, first = distinct_of([calls["kind"], sizes, unnamed, *(calls[name] for name in GROUP_COLUMNS)])
+        first_calls = calls[["kind", *GROUP_COLUMNS]].iloc[first]
+        signatures = zip(first_calls["kind"].astype(str).tolist(), sizes[first].tolist(), strict=True)
+        return cls(number, first_calls, tuple(signatures), unnamed[first].tolist())
+
+    def with_groups(self, calls: pd.DataFrame, found: Int64, groups: Sequence[Group]) -> pd.DataFrame:
+        """The calls with the groups that were found: ``found`` has for each call the index of its group, −1 for none."""
+        if (found < 0).all():
+            return calls
+        number, first = distinct_of([self.number, found])
+        columns = {name: self.first_calls[name].iloc[self.number[first]].tolist() for name in GROUP_COLUMNS}
+        for row, index in enumerate(found[first].tolist()):
+            if index >= 0:
+                group = groups[index]
+                values = (group.id, group.description, json.dumps(list(group.ranks)), len(group.ranks))
+                for column, value in zip(columns.values(), values, strict=True):
+                    column[row] = value
+        return calls.assign(**{name: pd.Series(values).array[number] for name, values in columns.items()})
 
 
 @dataclass(slots=True)
@@ -65,17 +98,17 @@ def with_groups_by_members(
         calls: by rank its communication (schema CALLS).
         distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
     """
-    unnamed = {rank: _is_unnamed(table) for rank, table in calls.items()}
+    unnamed = {rank: is_unnamed(table) for rank, table in calls.items()}
     if not any(rows.any() for rows in unnamed.values()):
         return calls, ()
-    signatures = _signatures(calls)
+    sized = kinds_with_sizes(calls.values())
+    distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
     ranks = {
-        rank: _rank_of(table, signatures[rank], unnamed[rank], configured_groups(distributed.get(rank, {})))
-        for rank, table in calls.items()
+        rank: _rank_of(of_rank, configured_groups(distributed.get(rank, {}))) for rank, of_rank in distinct.items()
     }
     while any(_assign_one(rank, ranks) for rank in sorted(ranks)):
         pass
-    filled = {rank: _filled(table, signatures[rank], unnamed[rank], ranks[rank]) for rank, table in calls.items()}
+    filled = {rank: _filled(table, distinct[rank], ranks[rank]) for rank, table in calls.items()}
     num_filled = sum(int((filled[rank]["group_ranks"] != calls[rank]["group_ranks"]).sum()) for rank in calls)
     if not num_filled:
         return calls, ()
@@ -85,7 +118,7 @@ def with_groups_by_members(
     return filled, (line,)
 
 
-def _is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mark the collectives of a host that name neither their group nor its ranks."""
     named = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy().any(axis=1)
     on_host = (calls["clock"] == "host").to_numpy()
@@ -93,41 +126,27 @@ def _is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return unnamed
 
 
-def _signatures(calls: Mapping[int, pd.DataFrame]) -> dict[int, Sequence[Signature]]:
-    """By rank the kind and size of each call; of kinds of which some call tells no size the kind alone."""
-    without_size = {
-        kind for table in calls.values() for kind in table.loc[table["bytes"] < 0, "kind"].unique().tolist()
-    }
-    sized = [kind for kind in _OF_ONE_SIZE if kind not in without_size]
-    return {
-        rank: list(
-            zip(
-                table["kind"].astype(str).tolist(),
-                np.where(rows_among(table["kind"], sized), table["bytes"], -1).tolist(),
-                strict=True,
-            )
-        )
-        for rank, table in calls.items()
-    }
+def kinds_with_sizes(calls: Iterable[pd.DataFrame]) -> Sequence[str]:
+    """Kinds of which sizes tell calls: those of which no call lacks its size."""
+    without = {kind for table in calls for kind in table.loc[table["bytes"] < 0, "kind"].unique().tolist()}
+    return [kind for kind in _OF_ONE_SIZE if kind not in without]
 
 
-def _rank_of(
-    calls: pd.DataFrame,
-    signatures: Sequence[Signature],
-    unnamed: npt.NDArray[np.bool_],
-    configured: Mapping[str, Group],
-) -> _Rank:
+def _rank_of(calls: DistinctCalls, configured: Mapping[str, Group]) -> _Rank:
     groups: dict[Members, Group] = {}
     for group in configured.values():
         groups.setdefault(group.ranks, group)
     result = _Rank(groups if () not in groups else {}, {}, {}, {})
-    columns = (calls["group_id"].tolist(), calls["group_ranks"].tolist(), unnamed.tolist())
-    for signature, name, ranks, is_open in zip(signatures, *columns, strict=True):
+    counts = np.bincount(calls.number, minlength=len(calls.signatures)).tolist()
+    columns = (calls.first_calls["group_id"].tolist(), calls.first_calls["group_ranks"].tolist())
+    for signature, is_open, count, name, ranks in zip(
+        calls.signatures, calls.is_unnamed, counts, *columns, strict=True
+    ):
         if is_open:
-            result.open[signature] = result.open.get(signature, 0) + 1
+            result.open[signature] = result.open.get(signature, 0) + count
         else:
             members = ranks_of(ranks) or (configured[name].ranks if name in configured else ())
-            result.known[signature, members] = result.known.get((signature, members), 0) + 1
+            result.known[signature, members] = result.known.get((signature, members), 0) + count
     return result
 
 
@@ -162,17 +181,13 @@ def _known_of_others(rank: int, signature: Signature, members: Members, ranks: M
             yield ranks[member].known.get((signature, members), 0)
 
 
-def _filled(
-    calls: pd.DataFrame, signatures: Sequence[Signature], unnamed: npt.NDArray[np.bool_], of_rank: _Rank
-) -> pd.DataFrame:
+def _filled(calls: pd.DataFrame, distinct: DistinctCalls, of_rank: _Rank) -> pd.DataFrame:
     """The calls with the groups that were found."""
     if not of_rank.found or len(of_rank.groups) == 1:
         return calls
-    columns = {name: calls[name].tolist() for name in ("group_id", "description", "group_ranks", "group_size")}
-    for row, signature in enumerate(signatures):
-        if unnamed[row] and (members := of_rank.found.get(signature)) is not None:
-            group = of_rank.groups[members]
-            values = (group.id, group.description, json.dumps(list(members)), len(members))
-            for name, value in zip(columns, values, strict=True):
-                columns[name][row] = value
-    return calls.assign(**columns)
+    members = list(of_rank.groups)
+    index = [
+        members.index(of_rank.found[signature]) if unnamed and signature in of_rank.found else -1
+        for signature, unnamed in zip(distinct.signatures, distinct.is_unnamed, strict=True)
+    ]
+    return distinct.with_groups(calls, np.array(index)[distinct.number], list(of_rank.groups.values()))

@@ -6,8 +6,8 @@ a rank through the one in which all of them have it, else each through its own.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.tables import UNKNOWN
+from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.model.wording import as_ranges
 from pptrace.recognise.groups.axes import configured_groups
 from pptrace.recognise.groups.topology import axis_of_description
-from pptrace.slices import rows_among
+from pptrace.slices import distinct_of, rows_among
 
 Members = tuple[int, ...]
 
@@ -51,8 +51,39 @@ class _End(NamedTuple):
         return _End(members[local_peer], _Message(opposite, members.index(self.rank), num_bytes))
 
 
-Messages = Mapping[int, Counter[_Message]]
-"""By rank its messages that name a place in an unnamed group."""
+Messages = Mapping[int, Mapping[_Message, int]]
+"""By rank its messages that name a place in an unnamed group: how many say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DistinctMessages:
+    """A rank's messages that name a place in an unnamed group: ``rows`` marks them among its calls, ``number`` has for each that
+    of what it says.
+    """
+
+    rows: npt.NDArray[np.bool_]
+    number: Int64
+    distinct: Sequence[_Message]
+
+    @classmethod
+    def of(cls, calls: pd.DataFrame) -> _DistinctMessages:
+        rows = _by_local_peer(calls)
+        columns = [calls[name][rows] for name in ("kind", "local_peer", "bytes")]
+        number, first = distinct_of(columns)
+        distinct = map(_Message, *(column.iloc[first].tolist() for column in columns))
+        return cls(rows, number, tuple(distinct))
+
+    def counted(self) -> dict[_Message, int]:
+        return dict(zip(self.distinct, np.bincount(self.number).tolist(), strict=True))
+
+    def with_peers(self, rank: int, calls: pd.DataFrame, peers: Mapping[_End, int]) -> pd.DataFrame:
+        """The calls of the rank with global ranks instead of places."""
+        if not self.distinct:
+            return calls
+        peer, local_peer = calls["peer"].to_numpy(copy=True), calls["local_peer"].to_numpy(copy=True)
+        peer[self.rows] = np.array([peers.get(_End(rank, message), UNKNOWN) for message in self.distinct])[self.number]
+        local_peer[self.rows] = UNKNOWN
+        return calls.assign(peer=peer, local_peer=local_peer)
 
 
 def with_peers_by_members(
@@ -66,8 +97,8 @@ def with_peers_by_members(
         calls: by rank its communication (schema CALLS).
         distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
     """
-    rows = {rank: _by_local_peer(table) for rank, table in calls.items()}
-    messages = {rank: Counter(_messages_of(table[rows[rank]])) for rank, table in calls.items()}
+    unnamed = {rank: _DistinctMessages.of(table) for rank, table in calls.items()}
+    messages = {rank: of_rank.counted() for rank, of_rank in unnamed.items()}
     named_locally = [rank for rank, of_rank in messages.items() if of_rank]
     if all(_has_both_ends(rank, _usual_group(distributed.get(rank, {})), messages) for rank in named_locally):
         return calls, ()
@@ -76,7 +107,7 @@ def with_peers_by_members(
         end: others for rank in named_locally for end, others in _other_ends(rank, groups[rank], messages).items()
     }
     peers = _peers_of_all(possible)
-    filled = {rank: _filled(rank, table, rows[rank], peers) for rank, table in calls.items()}
+    filled = {rank: unnamed[rank].with_peers(rank, table, peers) for rank, table in calls.items()}
     line = (
         f"peers of messages of rank {as_ranges(named_locally)} are places in process groups that no call names: those of the "
         "groups in which every message has both ends"
@@ -90,11 +121,6 @@ def _by_local_peer(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     named_locally = ((calls["peer"] < 0) & (calls["local_peer"] >= 0)).to_numpy()
     result: npt.NDArray[np.bool_] = unnamed & named_locally & rows_among(calls["kind"], P2P)
     return result
-
-
-def _messages_of(calls: pd.DataFrame) -> Iterable[_Message]:
-    columns = (calls["kind"].astype(str).tolist(), calls["local_peer"].tolist(), calls["bytes"].tolist())
-    return map(_Message, *columns)
 
 
 def _groups_of(distributed: Mapping[str, Any]) -> Sequence[Members]:
@@ -132,7 +158,7 @@ def _other_ends(rank: int, groups: Sequence[Members], messages: Messages) -> dic
         result[end] = {
             other
             for other in others
-            if of_all or other.rank not in messages or messages[other.rank][other.message] == count
+            if of_all or other.rank not in messages or messages[other.rank].get(other.message, 0) == count
         }
     return result
 
@@ -156,13 +182,3 @@ def _peers_of_all(possible: dict[_End, set[_End]]) -> dict[_End, int]:
                 sure += [other] * len(possible[other])
     peers = {end: {other.rank for other in others} for end, others in possible.items()}
     return {end: ranks.pop() for end, ranks in peers.items() if len(ranks) == 1}
-
-
-def _filled(rank: int, calls: pd.DataFrame, rows: npt.NDArray[np.bool_], peers: Mapping[_End, int]) -> pd.DataFrame:
-    """The calls of a rank with global ranks instead of places."""
-    if not rows.any():
-        return calls
-    peer, local_peer = calls["peer"].to_numpy(copy=True), calls["local_peer"].to_numpy(copy=True)
-    peer[rows] = [peers.get(_End(rank, message), UNKNOWN) for message in _messages_of(calls[rows])]
-    local_peer[rows] = UNKNOWN
-    return calls.assign(peer=peer, local_peer=local_peer)

@@ -228,6 +228,16 @@ class Chain:
     edges: frozenset[tuple[int, int]]
     is_whole: bool
 
+    @property
+    def ends(self) -> set[int]:
+        """The two ranks with one neighbour each, if the messages form a line."""
+        peers: dict[int, set[int]] = {}
+        for source, target in self.edges:
+            peers.setdefault(source, set()).add(target)
+            peers.setdefault(target, set()).add(source)
+        last = {rank for rank, others in peers.items() if len(others) == 1}
+        return last if len(last) == 2 and max(map(len, peers.values())) == 2 else set()
+
     def runs_along(self, group: Group, world: int | None) -> bool:
         """Return whether the group is the pipeline that these ranks are of: all talk to their neighbours in it alone, as in a
         ring.

@@ -8,8 +8,8 @@ forward, and which a program runs between its ops, no rank knows alone: :mod:`pp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -90,12 +90,13 @@ def find_host_order(events: Events) -> pd.DataFrame:
 class Messages:
     """Sends or receives of one rank in the order of their posting.
 
-    ``row`` is the row in the rank's calls; ``peer`` the global rank, -1 if unknown. ``ready_ns`` is when the host knew a
-    receive to be complete, or was done with its posting where nothing tells that.
+    ``row`` is the row in the rank's calls; ``peer`` the global rank and ``num_bytes`` the size, -1 if unknown. ``ready_ns`` is
+    when the host knew a receive to be complete, or was done with its posting where nothing tells that.
     """
 
     row: Int64
     peer: Int64
+    num_bytes: Int64
     post_ns: Int64
     ready_ns: Int64
 
@@ -103,7 +104,7 @@ class Messages:
         return len(self.row)
 
     def where(self, chosen: Bools | Int64) -> Messages:
-        return Messages(self.row[chosen], self.peer[chosen], self.post_ns[chosen], self.ready_ns[chosen])
+        return Messages(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Evidence:
         )
 
 
-def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Sequence[int]) -> Evidence:
+def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Int64) -> Evidence:
     """The evidence of a rank.
 
     Args:
@@ -170,7 +171,8 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Seque
         index = np.flatnonzero((calls["kind"] == kind).to_numpy())
         index = index[np.argsort(posted[index], kind="stable")].astype(np.int64)
         ready = np.where(on_host[index], calls["end_ns"].to_numpy()[index], posted[index])
-        return Messages(index, np.asarray(peers, dtype=np.int64)[index], posted[index], ready)
+        num_bytes = calls["bytes"].to_numpy()[index]
+        return Messages(index, peers[index], num_bytes, posted[index], ready)
 
     bounds = np.isin(what, [What.BOUND.value, What.OPTIMIZER.value, What.STEP.value])
     return Evidence(

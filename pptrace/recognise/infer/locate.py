@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
+from pptrace.clock.same_host import pairs_of_same_host_name, same_host_spread
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.calls_by_members import with_groups_by_members
+from pptrace.recognise.groups.calls_by_time import with_groups_by_time
 from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
@@ -143,7 +146,9 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         members = calls, distributed, (*lines, *of_all)
     elif configured:
         calls, by_members = with_groups_by_members(calls, distributed)
-        members = calls, distributed, (*lines, *by_members)
+        facts = {recognised.number: recognised.info.metadata for recognised in ranks}
+        calls, by_time = with_groups_by_time(calls, distributed, partial(_have_one_clock, facts))
+        members = calls, distributed, (*lines, *by_members, *by_time)
     groups = find_groups(
         *members[:2],
         {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},
@@ -151,6 +156,12 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         no_pipeline=no_pipeline,
     )
     return members, groups
+
+
+def _have_one_clock(facts: Mapping[int, Mapping[str, Any]], rank: int, other: int) -> bool:
+    """Return whether two ranks read one clock, as far as their recorders or the names of their hosts tell."""
+    pair = (rank, other)
+    return same_host_spread(pair, facts) is not None or bool(pairs_of_same_host_name(pair, facts)[0, 1])
 
 
 def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,6 @@ Which ranks form a pipeline, and in which order, tell the peers of their message
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -14,19 +13,20 @@ import numpy as np
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.tables import COMPUTE_KINDS, What
+from pptrace.model.tables import COMPUTE_KINDS, Int64, What
 from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
-from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
-from pptrace.recognise.infer.evidence import Evidence, Messages, MismatchError, Result, evidence_of, outcome_of
+from pptrace.recognise.groups.topology import call_keys, global_peer
+from pptrace.recognise.infer.evidence import Evidence, MismatchError, Result, evidence_of, first_match, outcome_of
 from pptrace.recognise.infer.locate import Located, groups_of, locate
-from pptrace.recognise.infer.match import Match, OneWay, RankMatch, with_matches
+from pptrace.recognise.infer.match import Match, RankMatch, with_matches
 from pptrace.recognise.infer.match_chain import match_chain
 from pptrace.recognise.infer.match_checks import contradiction_of_chunks
 from pptrace.recognise.infer.match_lone_rank import match_alone
+from pptrace.recognise.infer.one_way import Separated, separations
 from pptrace.recognise.infer.stages import StageAssignment
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.slices import rows_among
+from pptrace.slices import distinct_of, rows_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,56 +52,52 @@ def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int 
         if not len(recognised.host):
             continue
         calls, rank = recognised.calls, recognised.number
-        of_call = [groups.of_call[key_of(rank, key)] for key in zip(*(calls[n] for n in GROUP_COLUMNS), strict=True)]
-        peers = [
-            global_peer(peer, index, group if group.id or group.ranks else groups.unnamed[rank])
-            for peer, index, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
-        ]
+        peers = _peers_of(rank, calls, groups)
         evidence[rank] = evidence_of(rank, recognised.host, calls, peers)
     if not evidence or any(len(recognised.ops) and not len(recognised.host) for recognised in ranks):
         return JointMatch(tuple(ranks))
     world = num_ranks or groups.world_size or max(len(ranks), *(recognised.number + 1 for recognised in ranks))
-    evidence, one_way, unanswered = _without_one_way(evidence)
+    ways = separations(evidence)
+    evidence = dict(ways[0].evidence)
     if len(evidence) == len(ranks) == 1:
         return _match_each_alone(ranks, evidence)
-    pipelines, cut = _match_complete_steps(evidence, lambda parts: _find_pipelines(parts, groups, world))
-    if not isinstance(pipelines, MismatchError):
-        matched = with_matches(ranks, pipelines, one_way)
-        chains = tuple(match.chain for match in pipelines)
-        return JointMatch(matched, chains, (*_notes(pipelines, matched), *unanswered, *cut))
+    joint = outcome_of(
+        lambda options: first_match(lambda way: _match_jointly(ranks, way, groups, world), options), ways
+    )
+    if isinstance(joint, JointMatch):
+        return joint
     if world > len(ranks) or not groups.world_size:
         alone = _match_each_alone(ranks, evidence)
         if alone.notes and not alone.refused:
             return alone
-    problem = f"not one stage of a pipeline on each rank: {pipelines}"
+    problem = f"not one stage of a pipeline on each rank: {joint}"
     return JointMatch(tuple(ranks), notes=(problem,), refused=frozenset(evidence))
 
 
-def _without_one_way(evidence: Mapping[int, Evidence]) -> tuple[dict[int, Evidence], OneWay, tuple[str, ...]]:
-    """The ranks without messages that go from one to another and never back, as losses to the first rank do; and these, with a
-    line about them.
+def _peers_of(rank: int, calls: pd.DataFrame, groups: Groups) -> Int64:
+    """The global rank of the peer of each call, −1 where it is unknown."""
+    key, keys = call_keys(rank, calls)
+    ends = [key, calls["peer"].to_numpy(), calls["local_peer"].to_numpy()]
+    number, first = distinct_of(ends)
+    peers = []
+    for index, peer, local_peer in zip(*(column[first].tolist() for column in ends), strict=True):
+        group = groups.of_call[keys[index]]
+        peers.append(global_peer(peer, local_peer, group if group.is_named else groups.unnamed[rank]))
+    return np.array(peers, dtype=np.int64)[number]
 
-    Neighbours in a pipeline that trains send both ways. Nothing is left out where a message names no peer, or all go one way.
+
+def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups: Groups, num_ranks: int) -> JointMatch:
+    """The pipelines that all ranks with messages form.
+
+    Raises:
+        MismatchError: they form none.
     """
-    links: Counter[tuple[int, int]] = Counter()
-    for rank, of_rank in evidence.items():
-        links.update((rank, peer) for peer in of_rank.sends.peer.tolist())
-        links.update((peer, rank) for peer in of_rank.recvs.peer.tolist() if peer not in evidence)
-    unanswered = {link: count for link, count in links.items() if link[::-1] not in links}
-    if any(peer < 0 for link in links for peer in link) or not unanswered or len(unanswered) == len(links):
-        return dict(evidence), {}, ()
-    result: dict[int, Evidence] = {}
-    one_way: dict[int, dict[str, Messages]] = {}
-    for rank, of_rank in evidence.items():
-        sends = np.array([(rank, peer) not in unanswered for peer in of_rank.sends.peer.tolist()], dtype=np.bool_)
-        recvs = np.array([(peer, rank) not in unanswered for peer in of_rank.recvs.peer.tolist()], dtype=np.bool_)
-        if sends.any() or recvs.any():
-            result[rank] = replace(of_rank, sends=of_rank.sends.where(sends), recvs=of_rank.recvs.where(recvs))
-        one_way[rank] = {"send": of_rank.sends.where(~sends), "recv": of_rank.recvs.where(~recvs)}
-    (source, target), count = next(iter(unanswered.items()))
-    more = f" and of {counted(len(unanswered) - 1, 'more pair')}" if len(unanswered) > 1 else ""
-    line = f"messages to ranks that never answer are of no op: {count} from rank {source} to rank {target}{more}"
-    return result, one_way, (line,)
+    pipelines, cut = _match_complete_steps(separated.evidence, lambda parts: _find_pipelines(parts, groups, num_ranks))
+    if isinstance(pipelines, MismatchError):
+        raise pipelines
+    matched = with_matches(ranks, pipelines, separated.one_way)
+    chains = tuple(match.chain for match in pipelines)
+    return JointMatch(matched, chains, (*_notes(pipelines, matched), *separated.lines, *cut))
 
 
 def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:

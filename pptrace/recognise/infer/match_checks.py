@@ -239,7 +239,7 @@ def _num_planned_messages(ops: pd.DataFrame, last: int) -> dict[str, int]:
 
 def _backwards_match_forwards(recognised: RecognisedRank, ops: pd.DataFrame) -> bool:
     """Return whether each backward runs the nodes of the forward of its stage and microbatch, as far as nodes are numbered."""
-    evidence = evidence_of(recognised.number, recognised.host, recognised.calls, [-1] * len(recognised.calls))
+    evidence = evidence_of(recognised.number, recognised.host, recognised.calls, np.full(len(recognised.calls), -1))
     forwards, backwards = ops[ops["kind"] == "F"], ops[ops["kind"] == "B"]
 
     def rows_of(ops_of_kind: pd.DataFrame, rows: Rows) -> Ops:

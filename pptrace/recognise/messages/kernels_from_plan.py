@@ -221,6 +221,22 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     return calls.assign(match=np.where(numbers.of_row >= 0, numbers.of_row + first, -1))
 
 
+def match_between(matched: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """The rows of both tables (schema COMMS), with messages matched of which each table has one end, as those of a pipeline's
+    rank to one without ops: in their order, if their sizes agree. Their ranks may count steps differently.
+    """
+    both = pd.concat([matched, calls], ignore_index=True)
+    numbers = MatchNumbers(len(both))
+    is_open = rows_among(both["kind"], P2P) & ((both["match"] < 0) & (both["peer"] >= 0)).to_numpy()
+    messages = both[is_open].assign(row=np.flatnonzero(is_open)).sort_values("start_ns", kind="stable")
+    for ends in messages_by_rank_pair(with_ends(messages)):
+        is_call = [end["row"] >= len(matched) for end in ends]
+        if all(of_end.all() or not of_end.any() for of_end in is_call) and is_call[0][0] != is_call[1][0]:
+            _number(ends, numbers, exact=True)
+    first = int(both["match"].max()) + 1
+    return both.assign(match=np.where(numbers.of_row >= 0, numbers.of_row + first, both["match"]))
+
+
 def _number(sides: Sequence[Slice], numbers: MatchNumbers, exact: bool = False) -> None:
     """Give the i-th calls of all sides one number, as far as their orders belong together: of the run, else of each step."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -96,3 +98,16 @@ def test_calls_that_name_their_group_stay_as_they_are() -> None:
     filled, _ = with_groups_by_members(calls, job(ALL, ENDS))
     assert filled[0] is named
     assert set(filled[2]["group_ranks"]) == {"[0, 2]"}
+
+
+def test_calls_cost_columns_and_no_objects() -> None:
+    num_calls = 100_000
+    one = made(GRADIENTS, LOSS)
+    calls = {rank: one.iloc[np.arange(num_calls) % 16].reset_index(drop=True) for rank in (0, 2)}
+    calls[1] = calls[0][calls[0]["bytes"] == LOSS[1]]
+    tracemalloc.start()
+    filled, _ = with_groups_by_members(calls, job(ALL, ENDS))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert set(filled[0]["group_ranks"]) == {"[0, 2]", "[0, 1, 2]"}
+    assert peak < 100 * sum(map(len, calls.values()))

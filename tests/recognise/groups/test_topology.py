@@ -460,3 +460,28 @@ def test_groups_of_neighbours_are_links_of_one_pipeline() -> None:
 
 def _named(index: int, ranks: Sequence[int]) -> dict[str, object]:
     return {"group_id": str(index), "group_ranks": json.dumps(ranks), "group_size": len(ranks)}
+
+
+@pytest.mark.parametrize(("members", "axis"), [((0, 3), "embd"), ((0, 1, 2), "unknown"), ((1, 2), "unknown")])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_some_ranks_of_one_pipeline_are_no_replicas(members: Sequence[int], axis: str, replicas: int) -> None:
+    """Gradients of tied embeddings are summed over both ends."""
+    world = 4 * replicas
+
+    def call(kind: str, name: int, ranks: Sequence[int], peer: int = -1) -> dict[str, object]:
+        group = {"group_id": str(name), "group_ranks": json.dumps(list(ranks)), "group_size": len(ranks)}
+        return {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 4096, "clock": "host", "backward": 0, **group}
+
+    calls = {}
+    for rank in range(world):
+        first = rank // 4 * 4
+        peers = [peer for peer in (rank - 1, rank + 1) if first <= peer < first + 4]
+        rows = [call(kind, 0, range(world), peer) for peer in peers for kind in ("send", "recv")]
+        if rank - first in members:
+            rows.append(call("all_reduce", 1 + first, [first + member for member in members]))
+        calls[rank] = table_of(CALLS, rows, number=-1)
+    groups = find_groups(calls, {rank: {"world_size": world} for rank in calls}, dict.fromkeys(calls, 1))
+    assert groups.pipelines == tuple(tuple(range(first, first + 4)) for first in range(0, world, 4))
+    assert {group_axis for group, group_axis in groups.axes.items() if len(group.ranks) == len(members)} == {axis}
+    assert groups.sizes == {"pp": 4} | (dict.fromkeys(("tp", "cp", "dp"), 1) if replicas == 1 else {})
+    assert not any("multiply up" in line for line in groups.evidence)

@@ -28,7 +28,7 @@ SLOT = 10_000
 class Program:
     """Program of each rank of a pipeline: ``noise`` is the chance that something runs where something may, ``numbers`` whether
     autograd's nodes are numbered, as torch does it; ``receives_without_grad`` whether receives are under torch.no_grad and so
-    bear no numbers; ``sends_loss_to`` the place to which the last one sends a message after each step, −1 for none.
+    bear no numbers; ``sends_loss_to`` the place to which the last one sends ``loss_bytes`` after each step, −1 for none.
     """
 
     plan: Plan
@@ -44,6 +44,7 @@ class Program:
     buckets: bool = False
     order: tuple[int, ...] = ()
     sends_loss_to: int = -1
+    loss_bytes: int = 4
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -60,7 +61,7 @@ class _Rank:
         self.program, self.run, self.place, self.order = program, run, index, order
         self.random = random.Random(f"{program.seed} {index}")
         self.events: list[Event] = []
-        self.peers: dict[int, tuple[str, int]] = {}
+        self.peers: dict[int, tuple[str, int, int]] = {}
         self.next_number = 100
         self.made: dict[int, int] = {}
 
@@ -114,17 +115,19 @@ class _Rank:
             is_numbered = kind.is_send or not self.program.receives_without_grad
             self.tensor(name, work, self.order[self.place + away], begin, end, is_numbered)
 
-    def tensor(self, name: str, work: str, peer: int, begin: int, end: int, is_numbered: bool = True) -> None:
+    def tensor(
+        self, name: str, work: str, peer: int, begin: int, end: int, is_numbered: bool = True, size: int = 2048
+    ) -> None:
         self.operator(name, begin, begin + 10, self.next_number if is_numbered else -1)
-        self.peers[begin] = (name, peer)
+        self.peers[begin] = (name, peer, size)
         self.events.append(Event(Category.ANNOTATION, work, begin + 5, end, thread=MAIN_THREAD))
 
     def loss(self, start: int) -> None:
-        to, last = self.program.sends_loss_to, self.program.plan.pp - 1
+        to, last, size = self.program.sends_loss_to, self.program.plan.pp - 1, self.program.loss_bytes
         if to >= 0 and self.place == last:
-            self.tensor("c10d::send", "gloo:send", self.order[to], start, start + 60)
+            self.tensor("c10d::send", "gloo:send", self.order[to], start, start + 60, size=size)
         elif self.place == to:
-            self.tensor("c10d::recv_", "gloo:recv", self.order[last], start + 20, start + 90)
+            self.tensor("c10d::recv_", "gloo:recv", self.order[last], start + 20, start + 90, size=size)
 
     def between_steps(self, start: int) -> None:
         self.maybe_noise(start - 30 * SLOT, 40)
@@ -160,9 +163,10 @@ class _Rank:
         )
         rows = []
         for index, (start, code) in enumerate(zip(events.start_ns.tolist(), events.name_id.tolist(), strict=True)):
-            name, peer = self.peers.get(start, ("", -1))
+            name, peer, size = self.peers.get(start, ("", -1, -1))
             if peer >= 0 and events.names[code] == name:
-                rows.append(row | {"event": index, "dst" if name == "c10d::send" else "src": peer})
+                end = "dst" if name == "c10d::send" else "src"
+                rows.append(row | {"event": index, end: peer, "in_bytes": size, "out_bytes": size})
         args = make_table(COMM_ARGS, {name: [one[name] for one in rows] for name in COMM_ARGS})
         return replace(trace, events=replace(events, comm_args=args))
 
@@ -235,6 +239,27 @@ def test_messages_that_are_never_answered_are_of_no_op(name: str, to: int) -> No
     assert losses[["kind", "step", "microbatch"]].to_numpy().tolist() == [["send", step, -1] for step in range(3)]
     assert (run.comms["match"] >= 0).all()
     assert f"messages to ranks that never answer are of no op: 3 from rank 3 to rank {to}" in run.warnings
+
+
+@pytest.mark.parametrize("pp", [2, 3])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_that_go_the_way_of_gradients_are_told_by_their_size(name: str, pp: int, seed: int) -> None:
+    program = Program(build(name, pp, 6), 3, seed, noise=0.3, sends_loss_to=pp - 2)
+    run = recognise(program.traces())
+    assert check_never_wrong(program, run) == len(program.truth)
+    assert run.schedule.name == name
+    losses = run.comms[(run.comms["bytes"] == 4) & (run.comms["kind"] == "send")]
+    assert losses[["rank", "step", "microbatch"]].to_numpy().tolist() == [[pp - 1, step, -1] for step in range(3)]
+    assert (run.comms.loc[run.comms["axis"] == "pp", "match"] >= 0).all()
+    line = f"messages of a size that never comes back are of no op: 3 of 4 bytes from rank {pp - 1} to rank {pp - 2}"
+    assert line in run.warnings
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_losses_of_the_size_of_gradients_are_never_taken_for_them(name: str) -> None:
+    program = Program(build(name, 2, 6), 3, sends_loss_to=0, loss_bytes=2048)
+    check_never_wrong(program, recognise(program.traces()))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])

@@ -1,0 +1,210 @@
+"""Find the groups of collectives that name none, as gloo's, by when they ran, of ranks that read one clock of one host.
+
+No member of a group is through a collective in which all wait for all before the last one has begun it. So a call is of no group
+of which another member is in no such call meanwhile; and a call of another rank that is the only one which can be its other side
+is of no other group. Calls that may still be of several groups stay open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.clock.bounds import ALL_TO_ALL
+from pptrace.clock.result import READING_NS
+from pptrace.model.tables import Int64
+from pptrace.model.wording import counted
+from pptrace.recognise.groups.axes import configured_groups
+from pptrace.recognise.groups.calls_by_members import DistinctCalls, Members, Signature, is_unnamed, kinds_with_sizes
+from pptrace.recognise.groups.topology import Group, ranks_of
+
+_Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of one kind and size of a rank in order of start: their rows in its table, and the groups that each may be of.
+
+    ``ended_ns`` is when the last of the calls up to each one ended; ``span`` when the first call of the rank began and the last
+    ended.
+    """
+
+    row: Int64
+    start_ns: Int64
+    end_ns: Int64
+    ended_ns: Int64
+    span: tuple[int, int]
+    is_open: _Bools
+    may_be: Mapping[Members, _Bools]
+
+    @property
+    def num_possible(self) -> Int64:
+        """The number of groups that each call may be of."""
+        count: Int64 = np.sum([*self.may_be.values()], axis=0, dtype=np.int64)
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Partners:
+    """For each call of a rank those of another one that may be its other side: how many, and the only one where it is one.
+
+    ``is_outside`` marks calls while which the other rank may not have been recorded.
+    """
+
+    count: Int64
+    only: Int64
+    is_outside: _Bools
+
+
+def with_groups_by_time(
+    calls: Mapping[int, pd.DataFrame],
+    distributed: Mapping[int, Mapping[str, Any]],
+    have_one_clock: Callable[[int, int], bool],
+) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
+    """Fill in the group of collectives that name none, where other ranks were in no call of any other; with a line about them.
+
+    Args:
+        calls: by rank its communication (schema CALLS).
+        distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
+        have_one_clock: whether two ranks read one clock of one host.
+    """
+    unnamed = {rank: is_unnamed(table) & table["kind"].isin(ALL_TO_ALL).to_numpy() for rank, table in calls.items()}
+    if not any(rows.any() for rows in unnamed.values()):
+        return calls, ()
+    sized = kinds_with_sizes(calls.values())
+    distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
+    groups = {rank: _groups_of(distributed.get(rank, {})) for rank in calls}
+    found = {rank: np.full(len(table), -1) for rank, table in calls.items()}
+    members = list(dict.fromkeys(ranks for of_rank in groups.values() for ranks in of_rank))
+    number = {ranks: index for index, ranks in enumerate(members)}
+    signatures = {
+        signature: None
+        for of_rank in distinct.values()
+        for signature, is_open in zip(of_rank.signatures, of_rank.is_unnamed, strict=True)
+        if is_open
+    }
+    for signature in signatures:
+        of_ranks = {rank: _calls_of(calls[rank], distinct[rank], signature, groups[rank]) for rank in calls}
+        for rank, ranks, rows in _sure(of_ranks, have_one_clock):
+            found[rank][rows] = number[ranks]
+    num_found = sum(int((of_rank >= 0).sum()) for of_rank in found.values())
+    if not num_found:
+        return calls, ()
+    filled = {
+        rank: distinct[rank].with_groups(table, found[rank], [groups[rank].get(ranks, _NO_GROUP) for ranks in members])
+        for rank, table in calls.items()
+    }
+    line = (
+        f"{counted(num_found, 'collective')} without a recorded group are of the one whose members, by the clock of their host, "
+        "were in such a call together"
+    )
+    return filled, (line,)
+
+
+_NO_GROUP = Group("", "", (), -1)
+
+
+def _groups_of(distributed: Mapping[str, Any]) -> Mapping[Members, Group]:
+    """The first group of each set of ranks that a rank is in; none where one does not tell its ranks."""
+    groups: dict[Members, Group] = {}
+    for group in configured_groups(distributed).values():
+        groups.setdefault(group.ranks, group)
+    return {} if () in groups else groups
+
+
+def _calls_of(
+    calls: pd.DataFrame, distinct: DistinctCalls, signature: Signature, groups: Mapping[Members, Group]
+) -> _Calls:
+    codes = [code for code, other in enumerate(distinct.signatures) if other == signature]
+    row = np.flatnonzero(np.isin(distinct.number, codes) & (calls["clock"] == "host").to_numpy())
+    row = row[np.argsort(calls["start_ns"].to_numpy()[row], kind="stable")]
+    start, end = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
+    by_name = {group.id: group.ranks for group in groups.values()}
+    names = zip(distinct.first_calls["group_id"], distinct.first_calls["group_ranks"], strict=True)
+    known = [ranks_of(ranks) or by_name.get(name, ()) for name, ranks in names]
+    open_codes = [code for code in codes if distinct.is_unnamed[code]]
+    number = distinct.number[row]
+    is_open = np.isin(number, open_codes)
+    may_be = {
+        ranks: is_open | np.isin(number, [code for code in codes if code not in open_codes and known[code] == ranks])
+        for ranks in groups
+    }
+    span = (int(start.min()), int(end.max())) if len(calls) else (0, -1)
+    return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, may_be)
+
+
+def _partners(calls: _Calls, others: _Calls, ranks: Members) -> _Partners:
+    """The other sides, on one other rank, that calls in a group of these ranks may have."""
+    possible = others.may_be.get(ranks)
+    if possible is None:  # another rank's groups are not known
+        nothing = np.zeros(len(calls.row), dtype=np.int64)
+        return _Partners(nothing, nothing, np.ones(len(calls.row), dtype=np.bool_))
+    begin, end = others.span
+    low = np.searchsorted(others.ended_ns, calls.start_ns - READING_NS)
+    high = np.maximum(np.searchsorted(others.start_ns, calls.end_ns + READING_NS, side="right"), low)
+    before = np.append(0, np.cumsum(possible))
+    only = np.searchsorted(before, before[low] + 1) - 1
+    return _Partners(before[high] - before[low], only, (calls.start_ns < begin) | (calls.end_ns > end))
+
+
+def _sure(
+    of_ranks: Mapping[int, _Calls], have_one_clock: Callable[[int, int], bool]
+) -> Iterator[tuple[int, Members, Int64]]:
+    """(rank, ranks of the group, rows) of open calls that can be of one group alone; none where a call can be of none."""
+    groups = list(dict.fromkeys(ranks for calls in of_ranks.values() for ranks in calls.may_be))
+    pairs = [
+        (ranks, rank, other)
+        for ranks in groups
+        for rank in ranks
+        for other in ranks
+        if rank != other and rank in of_ranks and other in of_ranks and have_one_clock(rank, other)
+    ]
+    pairs = [pair for pair in pairs if pair[0] in of_ranks[pair[1]].may_be]
+    while sum(_narrow(of_ranks[rank], of_ranks[other], ranks) for ranks, rank, other in pairs):
+        pass
+    if any((calls.num_possible[calls.is_open] == 0).any() for calls in of_ranks.values() if calls.may_be):
+        return  # the clocks, or what was recorded, contradict every group
+    sure = {
+        (rank, ranks): calls.is_open & may_be & (calls.num_possible == 1)
+        for rank, calls in of_ranks.items()
+        for ranks, may_be in calls.may_be.items()
+        if len(calls.may_be) > 1  # else what names no group is known to be of the only one
+    }
+    is_changed = True
+    while is_changed:  # until each has its other sides among them
+        is_changed = False
+        for ranks, rank, other in pairs:
+            partners = _partners(of_ranks[rank], of_ranks[other], ranks)
+            others = of_ranks[other]
+            others_sure = sure.get((other, ranks), others.num_possible == 1)
+            named = others.may_be.get(ranks, False) & ~others.is_open
+            answered = np.append(others_sure | named, False)[partners.only]
+            if (rank, ranks) not in sure:
+                continue
+            lone = sure[rank, ranks] & ~(answered & (partners.count == 1))
+            sure[rank, ranks] &= ~lone
+            is_changed |= bool(lone.any())
+    for (rank, ranks), chosen in sure.items():
+        yield rank, ranks, of_ranks[rank].row[chosen]
+
+
+def _narrow(calls: _Calls, others: _Calls, ranks: Members) -> bool:
+    """Take the group of these ranks from calls without another side on a member, and other groups from the only other sides of
+    calls that are of this one; return whether there were any.
+    """
+    partners = _partners(calls, others, ranks)
+    may_be = calls.may_be[ranks]
+    impossible = may_be & (partners.count == 0) & ~partners.is_outside
+    may_be &= ~impossible
+    taken = may_be & (calls.num_possible == 1) & (partners.count == 1) & ~partners.is_outside
+    is_changed = bool(impossible.any())
+    for other_ranks, of_others in others.may_be.items():
+        if other_ranks != ranks:
+            is_changed |= bool(of_others[partners.only[taken]].any())
+            of_others[partners.only[taken]] = False
+    return is_changed

@@ -1,0 +1,103 @@
+"""Messages of a pipeline's ranks that are of no op: what goes one way and is never answered, as losses for the first rank do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+from pptrace.model.wording import counted
+from pptrace.recognise.infer.evidence import Evidence, Messages
+from pptrace.recognise.infer.match import OneWay
+from pptrace.slices import distinct_of
+
+_Link: TypeAlias = tuple[int, int, int]
+"""Source, target and bytes of messages."""
+_Links: TypeAlias = Mapping[_Link, int]
+"""How many messages there are of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """The evidence of the ranks without messages that are of no op; these messages, and a line about each kind of them."""
+
+    evidence: Mapping[int, Evidence]
+    one_way: OneWay
+    lines: tuple[str, ...]
+
+
+def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
+    """The ways to tell messages of no op from outputs and gradients, the likeliest first.
+
+    Neighbours in a pipeline that trains send both ways. So what goes from one rank to another and never back is of no op. Between
+    neighbours the same may hold for messages of one size, such as losses next to gradients; or each output has a tensor without
+    a gradient. Nothing is left out where a message names no peer or, of these, no size, or where all go one way.
+    """
+    links = _links_of(evidence)
+    if any(peer < 0 for link in links for peer in link[:2]):
+        return (Separated(evidence, {}, ()),)
+    pairs = {link[:2] for link in links}
+    unanswered = [link for link in links if link[1::-1] not in pairs]
+    if len(unanswered) == len(links):
+        return (Separated(evidence, {}, ()),)
+    lines = _lines("messages to ranks that never answer", links, unanswered, "")
+    by_peer = _without(evidence, unanswered, lines)
+    answered = {link[:2] for link in links if (link[1], link[0], link[2]) in links}
+    sizes = [link for link in links if link[:2] in answered and (link[1], link[0], link[2]) not in links]
+    if not sizes or min(link[2] for link in links) < 0:
+        return (by_peer,)
+    more = _lines("messages of a size that never comes back", links, sizes, f" of {sizes[0][2]} bytes")
+    return by_peer, _without(evidence, [*unanswered, *sizes], (*lines, *more))
+
+
+def _links_of(evidence: Mapping[int, Evidence]) -> _Links:
+    """What the ranks send, and what they receive from ranks without evidence."""
+    links: Counter[_Link] = Counter()
+    for rank, of_rank in evidence.items():
+        for kind, messages in (("send", of_rank.sends), ("recv", of_rank.recvs)):
+            number, distinct = _distinct_links(rank, kind, messages)
+            for link, count in zip(distinct, np.bincount(number).tolist(), strict=True):
+                if kind == "send" or link[0] not in evidence:
+                    links[link] += count
+    return links
+
+
+def _distinct_links(rank: int, kind: str, messages: Messages) -> tuple[Int64, list[_Link]]:
+    """(index of the link of each message, the links)."""
+    number, first = distinct_of([messages.peer, messages.num_bytes])
+    ends = zip(messages.peer[first].tolist(), messages.num_bytes[first].tolist(), strict=True)
+    return number, [(rank, peer, size) if kind == "send" else (peer, rank, size) for peer, size in ends]
+
+
+def _lines(what: str, links: _Links, left_out: Sequence[_Link], each: str) -> tuple[str, ...]:
+    """A line about messages that are left out; none without any."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for link in left_out:
+        counts[link[:2]] += links[link]
+    if not counts:
+        return ()
+    (source, target), count = next(iter(counts.items()))
+    more = f" and of {counted(len(counts) - 1, 'more pair')}" if len(counts) > 1 else ""
+    return (f"{what} are of no op: {count}{each} from rank {source} to rank {target}{more}",)
+
+
+def _without(evidence: Mapping[int, Evidence], links: Collection[_Link], lines: tuple[str, ...]) -> Separated:
+    """The evidence without messages of some links; ranks of which none is left have no evidence."""
+    if not links:
+        return Separated(evidence, {}, ())
+    result: dict[int, Evidence] = {}
+    one_way: dict[int, dict[str, Messages]] = {}
+    for rank, of_rank in evidence.items():
+        parts: dict[str, Messages] = {}
+        one_way[rank] = {}
+        for kind, messages in (("send", of_rank.sends), ("recv", of_rank.recvs)):
+            number, distinct = _distinct_links(rank, kind, messages)
+            is_left_out = np.array([link in links for link in distinct], dtype=np.bool_)[number]
+            parts[kind], one_way[rank][kind] = messages.where(~is_left_out), messages.where(is_left_out)
+        if len(parts["send"]) or len(parts["recv"]):
+            result[rank] = replace(of_rank, sends=parts["send"], recvs=parts["recv"])
+    return Separated(result, one_way, lines)

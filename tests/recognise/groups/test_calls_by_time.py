@@ -1,0 +1,121 @@
+"""A collective that names no group is of the one whose members were in it together, by the one clock of their host."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import combinations
+
+import pandas as pd
+import pytest
+
+from pptrace.model.tables import CALLS
+from pptrace.recognise.groups.calls_by_time import with_groups_by_time
+from tests.support.tables import table_of
+
+Groups = Sequence[Sequence[int]]
+DP_AND_TP: Groups = [[0, 1], [2, 3], [0, 2], [1, 3]]
+SECOND = 1_000_000_000
+
+
+def job(groups: Groups, world: int) -> dict[int, dict[str, object]]:
+    return {
+        rank: {
+            "pg_config": [
+                {"pg_name": str(index), "pg_desc": "undefined", "ranks": list(ranks), "pg_size": len(ranks)}
+                for index, ranks in enumerate((range(world), *groups))
+                if rank in ranks
+            ]
+        }
+        for rank in range(world)
+    }
+
+
+def ran(
+    turn: Groups, world: int, seed: int, late_ns: int, turns: int = 8, kind: str = "all_reduce"
+) -> tuple[dict[int, pd.DataFrame], dict[int, list[str]]]:
+    """The calls of ranks that compute before each collective, some up to ``late_ns`` longer; and the group of each call."""
+    chance = random.Random(seed)
+    now = [SECOND] * world
+    rows: dict[int, list[dict[str, object]]] = {rank: [] for rank in range(world)}
+    truth: dict[int, list[str]] = {rank: [] for rank in range(world)}
+    for ranks in list(turn) * turns:
+        starts = {rank: now[rank] + 100_000 + chance.randrange(late_ns + 1) for rank in ranks}
+        for rank, start in starts.items():
+            end = max(starts.values()) + 100_000 + chance.randrange(50_000)
+            row = {"kind": kind, "bytes": 4, "clock": "host", "start_ns": start, "end_ns": end, "peer": -1}
+            rows[rank].append(row)
+            truth[rank].append(str(list(ranks)))
+            now[rank] = end
+    return {rank: table_of(CALLS, of_rank) for rank, of_rank in rows.items()}, truth
+
+
+def found(calls: dict[int, pd.DataFrame], truth: dict[int, list[str]], groups: Groups, one_clock: bool = True) -> int:
+    """How many calls have a group; each has the right one."""
+    filled, lines = with_groups_by_time(calls, job(groups, len(calls)), lambda _, other: one_clock)
+    count = 0
+    for rank, table in filled.items():
+        for group, right in zip(table["group_ranks"], truth[rank], strict=True):
+            assert group in ("", right)
+            count += group != ""
+    assert bool(lines) == bool(count)
+    return count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_collectives_of_equal_size_are_of_the_group_whose_members_were_in_them_together(seed: int) -> None:
+    turn = [[0, 1], [2, 3], [0, 2], [1, 3]]
+    calls, truth = ran(turn, 4, seed, late_ns=20_000_000)
+    assert found(calls, truth, DP_AND_TP) > 16
+    assert found(*ran([[0, 2], [1, 3]], 4, seed, 20_000_000), DP_AND_TP) > 16
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_group_of_three_of_four_ranks_after_another_is_never_wrong(seed: int) -> None:
+    triples = [list(ranks) for ranks in combinations(range(4), 3)]
+    found(*ran(triples, 4, seed, 20_000_000), [*triples, *DP_AND_TP])
+
+
+def test_ranks_that_are_always_together_leave_the_group_open() -> None:
+    calls, truth = ran([[0, 2], [1, 3]], 4, 0, late_ns=0)
+    assert found(calls, truth, DP_AND_TP) == 0
+
+
+def test_ranks_of_several_clocks_leave_the_group_open() -> None:
+    calls, truth = ran([[0, 2], [1, 3]], 4, 0, 20_000_000)
+    assert found(calls, truth, DP_AND_TP, one_clock=False) == 0
+
+
+def test_a_clock_that_contradicts_every_group_leaves_all_open() -> None:
+    calls, truth = ran([[0, 2], [1, 3]], 4, 0, 20_000_000, turns=40)
+    shifted = calls | {
+        rank: calls[rank].assign(start_ns=calls[rank]["start_ns"] + SECOND, end_ns=calls[rank]["end_ns"] + SECOND)
+        for rank in (2, 3)
+    }
+    assert found(shifted, truth, DP_AND_TP) == 0
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_collectives_that_some_may_leave_early_stay_open(kind: str) -> None:
+    assert found(*ran([[0, 2], [1, 3]], 4, 0, 20_000_000, kind=kind), DP_AND_TP) == 0
+
+
+def test_calls_while_another_member_was_not_recorded_stay_open() -> None:
+    calls, truth = ran([[0, 2], [1, 3]], 4, 0, 20_000_000)
+    calls, truth = calls | {2: calls[2].iloc[3:]}, truth | {2: truth[2][3:]}
+    filled, _ = with_groups_by_time(calls, job(DP_AND_TP, 4), lambda _, other: True)
+    assert filled[0]["group_ranks"].tolist()[:3] == ["", "", ""]
+    found(calls, truth, DP_AND_TP)
+
+
+def test_ranks_in_one_group_alone_stay_as_they_are() -> None:
+    calls, _ = ran([[0, 1]], 2, 0, 20_000_000)
+    assert with_groups_by_time(calls, job([], 2), lambda _, other: True) == (calls, ())
+
+
+def test_the_other_side_of_a_call_may_be_in_one_group_alone() -> None:
+    calls, truth = ran([[0, 1, 2], [0, 2]], 3, 0, 20_000_000)
+    filled, _ = with_groups_by_time(calls, job([[0, 2]], 3), lambda _, other: True)
+    assert set(filled[1]["group_ranks"]) == {""}
+    assert [group for group in filled[0]["group_ranks"] if group] != []
+    assert all(group in ("", right) for group, right in zip(filled[0]["group_ranks"], truth[0], strict=True))
