@@ -170,7 +170,7 @@ def _by_run(row: Sequence[OrderedOp], sizes: Sequence[int]) -> list[list[Ordered
 
 
 OneWay = Mapping[int, Mapping[str, Messages]]
-"""By rank the messages that were left out of its evidence, by kind."""
+"""Messages that were left out of the evidence, by rank and kind."""
 
 
 def with_matches(

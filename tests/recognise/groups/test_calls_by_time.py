@@ -51,7 +51,7 @@ def ran(
 
 
 def found(calls: dict[int, pd.DataFrame], truth: dict[int, list[str]], groups: Groups, one_clock: bool = True) -> int:
-    """How many calls have a group; each has the right one."""
+    """Number of calls with a group; each has the right one."""
     filled, lines = with_groups_by_time(calls, job(groups, len(calls)), lambda _, other: one_clock)
     count = 0
     for rank, table in filled.items():

@@ -32,7 +32,7 @@ def made(sent: Sequence[Sent], world: int, times: int = 4) -> dict[int, pd.DataF
 
 
 def job(groups: Sequence[Ranks], world: int, **described: str) -> dict[int, dict[str, object]]:
-    """What the profilers write about the default group and these groups: each those that its rank is in."""
+    """Facts that profilers write about the default group and these groups: each those that its rank is in."""
     entries = [
         ("default_pg", range(world)),
         *((described.get(f"of{index}", "undefined"), ranks) for index, ranks in enumerate(groups)),
