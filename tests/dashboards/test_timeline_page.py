@@ -280,6 +280,15 @@ def test_keys_are_answered_where_the_link_was_clicked_and_escape_closes_what_lie
     assert view(timeline) == near, "the choice of steps has keys of its own"
 
 
+def test_a_timeline_that_was_left_is_drawn_no_more(timeline: Any) -> None:
+    timeline.evaluate(f"() => {{ {STATE}.draw = () => (window.isDrawnAgain = true); }}")
+    timeline.click("#to-hang")
+    timeline.wait_for_selector("#no-hang")
+    timeline.emulate_media(color_scheme="dark")
+    timeline.emulate_media(color_scheme="light")
+    assert timeline.evaluate("() => window.isDrawnAgain") is None
+
+
 def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
     visit: Callable[[str], Any], serve: Serve
 ) -> None:

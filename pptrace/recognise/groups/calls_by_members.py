@@ -67,7 +67,7 @@ class DistinctCalls:
 
 @dataclass(slots=True)
 class _Rank:
-    """What the calls of one rank may be of.
+    """Groups that the calls of one rank may be of.
 
     ``groups`` are the first group of each set of ranks that it is in, ``open`` the number of calls without a group, ``known`` the
     number of those of a set of ranks; ``found`` is filled with what the open ones are of.

@@ -25,7 +25,7 @@ Members = tuple[int, ...]
 
 
 class _Message(NamedTuple):
-    """What a rank's messages of one kind say about their other end."""
+    """Facts that a rank's messages of one kind tell about their other end."""
 
     kind: str
     local_peer: int
@@ -45,14 +45,14 @@ class _End(NamedTuple):
         return members[local_peer] if is_member else UNKNOWN
 
     def other_in(self, members: Members) -> _End:
-        """What the peer in this group says about them."""
+        """Facts that the peer in this group tells about them."""
         kind, local_peer, num_bytes = self.message
         opposite = next(other for other in P2P if other != kind)
         return _End(members[local_peer], _Message(opposite, members.index(self.rank), num_bytes))
 
 
 Messages = Mapping[int, Mapping[_Message, int]]
-"""By rank its messages that name a place in an unnamed group: how many say the same."""
+"""Messages by rank that name a place in an unnamed group, and how many say the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pptrace.slices import distinct_of
 _Link: TypeAlias = tuple[int, int, int]
 """Source, target and bytes of messages."""
 _Links: TypeAlias = Mapping[_Link, int]
-"""How many messages there are of each."""
+"""Numbers of messages of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
 
 
 def _links_of(evidence: Mapping[int, Evidence]) -> _Links:
-    """What the ranks send, and what they receive from ranks without evidence."""
+    """Messages that the ranks send, and those that they receive from ranks without evidence."""
     links: Counter[_Link] = Counter()
     for rank, of_rank in evidence.items():
         for kind, messages in (("send", of_rank.sends), ("recv", of_rank.recvs)):

@@ -81,7 +81,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
 
 
 def turns(calls: pd.DataFrame, of_group: Sequence[str]) -> Int64:
-    """When it is the turn of each call of a rank, ns: its start.
+    """Time at which it is the turn of each call of a rank, ns: its start.
 
     A call whose kernel was not recorded, where a device ran others of its group, comes after those that the host called before
     it: they may have run long after this call.

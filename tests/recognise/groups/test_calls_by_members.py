@@ -27,7 +27,7 @@ def made(*calls: Call, **named: object) -> pd.DataFrame:
 
 
 def job(*groups: Sequence[int]) -> dict[int, dict[str, object]]:
-    """What the profilers of three ranks write about these groups: each those that it is in."""
+    """Facts that the profilers of three ranks write about these groups: each those that it is in."""
     entries = [
         {"pg_name": str(index), "pg_desc": "undefined", "ranks": list(ranks), "pg_size": len(ranks)}
         for index, ranks in enumerate(groups)

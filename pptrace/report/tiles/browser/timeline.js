@@ -1176,14 +1176,24 @@
       };
       this.mini.addEventListener("pointerdown", jump);
       this.mini.addEventListener("pointermove", jump);
-      this.observer = new ResizeObserver(() => this.redraw());
+      this.observer = new ResizeObserver(() => (this.isShown() ? this.redraw() : stop()));
       this.observer.observe(this.box);
       this.observer.observe(document.body); // what stands above may come and go: the timeline takes the room that is left
       const dark = matchMedia("screen and (prefers-color-scheme: dark)");
-      dark.addEventListener("change", () => {
+      const recolour = () => {
+        if (!this.isShown()) return stop();
         this.palette = T.colours(this.root);
         if (this.isReady) this.draw(); // at once: it may be for a page that is printed
-      });
+      };
+      const stop = () => {
+        this.observer.disconnect();
+        dark.removeEventListener("change", recolour);
+      };
+      dark.addEventListener("change", recolour);
+    }
+
+    isShown() {
+      return this.root.isConnected && this.root.timeline === this;
     }
 
     /* In a page that has more than the timeline, the wheel is the page's until the timeline was clicked. */
