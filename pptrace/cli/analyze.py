@@ -22,7 +22,6 @@ from pptrace.cli.progress_bars import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
 from pptrace.workflow.load import load
-from pptrace.workflow.reopen import reopen
 
 if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
@@ -99,6 +98,8 @@ def command(paths: tuple[Path, ...], **given: Any) -> None:
     with _engine(options) as engine, reading_bar() as on_progress:
         arguments = (paths, options.schedule, options.step, options.jobs, on_progress)
         if options.is_reopened:
+            from pptrace.workflow.reopen import reopen  # without the cache it is not needed
+
             analysis = reopen(*arguments, as_recorded=options.as_recorded).analysis
         else:
             analysis = load(*arguments, not options.no_cache, engine, options.as_recorded)

@@ -26,7 +26,7 @@ def _joined(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
     joined: dict[Any, Any] = {}
     for name in names:
         parts = [table[name] for table in tables]
-        whole = _concatenated([part.array for part in parts])
+        whole = _concatenated(parts)
         if whole is not None:
             joined[name] = whole
             continue
@@ -40,14 +40,14 @@ def _joined(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
     return pd.DataFrame(joined, copy=False)
 
 
-def _concatenated(parts: Sequence[Any]) -> npt.NDArray[np.int64] | pd.Categorical[Any] | None:
+def _concatenated(parts: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64] | pd.Categorical[Any] | None:
     """Integers, or texts with the same categories, one behind the other; None of other columns."""
     first = parts[0].dtype
     if isinstance(first, pd.CategoricalDtype):
-        categories = first.categories
-        if not all(isinstance(part, pd.Categorical) and categories.equals(part.categories) for part in parts):
+        texts: list[Any] = [part.array for part in parts]
+        if not all(isinstance(part, pd.Categorical) and first.categories.equals(part.categories) for part in texts):
             return None
-        codes = np.concatenate([part.codes for part in parts])
+        codes = np.concatenate([part.codes for part in texts])
         return pd.Categorical.from_codes(codes, dtype=first, validate=False)
     if any(part.dtype != np.int64 for part in parts):
         return None

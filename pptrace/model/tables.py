@@ -188,7 +188,8 @@ def empty_table(schema: Schema) -> pd.DataFrame:
 @cache
 def _empty(columns: tuple[tuple[str, str], ...]) -> pd.DataFrame:
     """Cached: a small trace has more empty tables than others."""
-    return make_table(dict(columns), {name: [] for name, _ in columns})
+    no_rows = {name: np.empty(0, "int64" if dtype == "int64" else object) for name, dtype in columns}
+    return make_table(dict(columns), no_rows)
 
 
 COMPUTE_KINDS = tuple(str(kind) for kind in Kind if kind.is_compute)

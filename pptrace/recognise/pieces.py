@@ -77,7 +77,7 @@ class _NamedRanges:
         self._events = events
         has_module_name = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
         modules = np.flatnonzero((events.category == Category.PYTHON) & has_module_name[events.name_id])
-        annotations = np.flatnonzero((events.category == Category.ANNOTATION) & may_be_part(events)[events.name_id])
+        annotations = np.flatnonzero(_may_be_part(events))
         self._of_threads = [(True, *part) for part in events.rows_by_thread(modules).items()]
         self._of_threads += [(False, *part) for part in events.rows_by_thread(annotations).items()]
 
@@ -135,9 +135,15 @@ def _with_accumulations(events: Events, nodes: Rows, ranges: Rows) -> Rows:
     return filled
 
 
-def may_be_part(events: Events) -> npt.NDArray[np.bool_]:
-    """Mask of names, whether a range of it may name a part of the model."""
-    return np.array([not (_NO_PART.match(name) or read_label(name)) for name in events.names], dtype=np.bool_)
+def _may_be_part(events: Events) -> Bool:
+    """Mark the ranges that may name a part of the model."""
+    is_range = events.category == Category.ANNOTATION
+    may_name = np.zeros(len(events.names), dtype=np.bool_)
+    for number in np.unique(events.name_id[is_range]).tolist():
+        name = events.names[number]
+        may_name[number] = not (_NO_PART.match(name) or read_label(name))
+    are_parts: Bool = is_range & may_name[events.name_id]
+    return are_parts
 
 
 def _level_of_parts(events: Events, ranges: Rows, intervals: NestedIntervals) -> int:
@@ -261,7 +267,7 @@ def pieces_of(events: Events, work: DeviceWork) -> Pieces:
     else:
         computes = np.array([*map(_may_compute, events.names)], dtype=np.bool_)
         is_operator = (events.category == Category.CPU_OP) & computes[events.name_id]
-        is_part = (events.category == Category.ANNOTATION) & may_be_part(events)[events.name_id]
+        is_part = _may_be_part(events)
         if not is_operator.any() and not any(name.startswith(PART) for name in events.names):
             return Pieces()
         is_node = events.named(_NODE)[events.name_id] & is_part.any()

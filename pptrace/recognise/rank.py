@@ -23,7 +23,6 @@ from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.idle import times_between_operators
 from pptrace.recognise.device.lost_launches import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
-from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
 from pptrace.recognise.ops.label_steps import RankTables
@@ -140,6 +139,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         if marked.framework:
             return _recognised_rank(trace, work, marked, calls)
     from pptrace.recognise.infer.evidence import find_host_order  # ranks with marks need none of what infers ops
+    from pptrace.recognise.ops.from_labels import tables_from_labels
 
     labelled = tables_from_labels(trace, work, calls)
     recognised = _recognised_rank(trace, work, labelled if marked is None else marked.joined_with(labelled), calls)

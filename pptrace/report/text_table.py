@@ -90,13 +90,14 @@ def render_table(table: ReportTable, width: int) -> RenderableType:
     title = {"title": f"\n{table.title}", "title_justify": "left", "title_style": "bold"}
     drawn = Table(**title, header_style="dim", box=None, pad_edge=False)  # type: ignore[arg-type]
     for at in shown:
-        is_number = at in columns.numbers
+        is_number, needed_width = at in columns.numbers, columns.least(at, number_width)
         drawn.add_column(
             Text(table.columns[at]),
             justify="right" if is_number else "left",
             no_wrap=is_number or (fits and at not in columns.prose),
             overflow="fold",
-            min_width=columns.least(at, number_width),
+            min_width=needed_width,
+            width=needed_width if fits and at not in columns.prose | columns.bars else None,  # rich need not measure it
         )
     names: dict[str, None] = {}
     for row in table.rows:

@@ -22,7 +22,6 @@ from pptrace.analysis.links.answer import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
-from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.questions import (
     ASKED_FIRST,
     QUESTIONS,
@@ -89,6 +88,7 @@ from pptrace.workflow.planned_steps import planned_steps
 if TYPE_CHECKING:
     from pptrace.analysis.experts.answer import ExpertsOfRun
     from pptrace.analysis.experts.routing import Routing
+    from pptrace.analysis.op_slack import OpSlack
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,8 @@ class Analysis:
     @cached_property
     def op_slack(self) -> OpSlack:
         """Slack and critical path of every row of ``data.ops``, found when they are first asked for."""
+        from pptrace.analysis.op_slack import slack_of_ops  # no report needs it
+
         return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 

@@ -109,3 +109,10 @@ def test_columns_of_one_value_are_joined_whether_the_values_are_the_same_or_not(
     joined = join_adjacent(parts)["bytes"].to_numpy()
     assert joined.tolist() == [values[0]] * 3 + [values[1]] * 3
     assert (joined.strides == (0,)) == (values[0] == values[1]), "one value takes no memory"
+
+
+def test_columns_of_tables_that_are_no_parts_of_one_are_joined_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [with_categories(ops(count)) for count in (3, 4)]
+    expected = pd.concat(tables, ignore_index=True)
+    monkeypatch.delattr(pd, "concat")  # takes twice as long for columns of a small trace
+    pd.testing.assert_frame_equal(join_adjacent(tables), expected)

@@ -77,7 +77,7 @@ def with_named_ranges(ops: pd.DataFrame, events: Events, work: DeviceWork) -> pd
 
 def _with_ranges(ops: pd.DataFrame, events: Events, kind: str, launches: LaunchIndex | None) -> pd.DataFrame:
     rows = found_ranges(events, kind)
-    if kind != GARBAGE_COLLECTION:  # for which all threads stand still
+    if len(rows) and kind != GARBAGE_COLLECTION:  # for which all threads stand still
         rows = rows[np.isin(events.thread[rows], working_threads(events))]
         rows = rows[~events.intervals_of(rows).are_inside_another()]
     if not len(rows):
