@@ -81,7 +81,8 @@ class CallLog:
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, FILE_BYTES)
+            allocate = getattr(os, "posix_fallocate", None)  # macOS has none
+            allocate(fd, 0, FILE_BYTES) if allocate else os.ftruncate(fd, FILE_BYTES)
             self._map = mmap.mmap(fd, FILE_BYTES)
         finally:
             os.close(fd)
