@@ -67,9 +67,17 @@ def read_versions() -> dict[str, str | None]:
 
 def read_backend() -> str | None:
     """The default process group's backend; null before there is one."""
+    import torch
     import torch.distributed as dist
 
-    return str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else None
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    if (name := str(dist.get_backend())) != "undefined":
+        return name
+    of_device = dict(part.split(":") for part in str(dist.get_backend_config()).split(",") if ":" in part)
+    return of_device.get(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )  # the script named none: each device has its own
 
 
 def read_rank() -> tuple[int, int] | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -56,10 +58,19 @@ def record_path(run_dir: Path, rank: int) -> Path:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace ``path`` whole: a reader sees the old or the new content, never a part."""
+    """Replace ``path`` whole: a reader sees the old or the new content, never a part.
+
+    Raises:
+        OSError: it cannot be written; ``filename`` is ``path``, also where the disk is full.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    try:
+        scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        scratch.replace(path)
+    except OSError as err:
+        with suppress(OSError):
+            scratch.unlink()
+        raise OSError(err.errno, err.strerror, str(path)) from err
 
 
 def read_record(path: Path) -> RankRecord | None:
@@ -84,7 +95,10 @@ def spawned_records(control_dir: Path) -> list[RankRecord]:
 
 
 class RecordWriter:
-    """Keeps a rank's record and writes it down at every change; usable from any thread."""
+    """Keeps a rank's record and writes it down at every change; usable from any thread.
+
+    A change that cannot be written, as on a full disk, ends nothing: a line says so once, and the next change tries again.
+    """
 
     def __init__(self, run_dir: Path, record: RankRecord, folder: Path | None = None) -> None:
         """``folder`` is where the record goes, if not into the run directory."""
@@ -92,6 +106,7 @@ class RecordWriter:
         self._path = record_path(folder or run_dir, record.rank)
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self._is_reported = False
         self.record = record
         self.update()
 
@@ -100,7 +115,16 @@ class RecordWriter:
             return
         with self._lock:
             self.record = replace(self.record, **changes)
-            write_json(self._path, asdict(self.record))
+            try:
+                write_json(self._path, asdict(self.record))
+            except OSError as err:
+                self._report(err)
+
+    def _report(self, err: OSError) -> None:
+        if not self._is_reported:
+            line = f"pptrace: {err.filename}: cannot be written ({err.strerror}); the script goes on"
+            print(line, file=sys.stderr, flush=True)
+        self._is_reported = True
 
     def add_facts(self, **facts: Any) -> None:
         self.update(facts={**self.record.facts, **facts})

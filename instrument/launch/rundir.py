@@ -30,6 +30,7 @@ from instrument.launch.record import (
     write_json,
 )
 from pptrace.environment import read_environment
+from pptrace.errors import PptraceError
 
 RUN_SCHEMA = "pptrace.run/1"
 _MERGED = ("versions", "environment", "mesh", "plan", "profile_ranks")
@@ -73,12 +74,22 @@ class RunDirectory:
             self._write(Status.RUNNING, None, None, ())
 
     def finish(self, end: RunEnd, records: Sequence[RankRecord], hang: Mapping[str, object] | None = None) -> None:
+        """Write ``run.json`` and remove what the ranks wrote for it.
+
+        Raises:
+            PptraceError: it cannot be written, as on a full disk.
+        """
         self._clock["stop"] = sample_clock().as_json()
-        self._write(end.status, end.exit_code, _now(), records, hang)
         for record in records:
-            record_path(self._options.run_dir, record.rank).unlink(missing_ok=True)
             for scratch in self._options.run_dir.glob(f".rank{record.rank}.*"):  # of a rank killed while it wrote
                 scratch.unlink(missing_ok=True)
+        try:
+            self._write(end.status, end.exit_code, _now(), records, hang)
+        except OSError as err:
+            why = f"cannot be written ({err.strerror}); expected room for the end of the run"
+            raise PptraceError(f"{self._path}: {why}: traces that are in the directory stay") from None
+        for record in records:
+            record_path(self._options.run_dir, record.rank).unlink(missing_ok=True)
 
     def _write(
         self,

@@ -247,7 +247,12 @@ class Rank:
 
             per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             choice = RankChoice(config.run_dir, record.rank, self._world_size, per_host, config.budget)
-        calls = CallLog(call_log_path(config.control_dir, record.local_rank))
+        calls: CallLog | None = None
+        try:
+            calls = CallLog(call_log_path(config.control_dir, record.local_rank))
+        except OSError as err:
+            line = f"pptrace: no calls are noted, should the run hang: their file cannot be made ({err.strerror})"
+            print(line, file=sys.stderr, flush=True)
         traced = TracedSession(
             process,
             config.window,
@@ -256,7 +261,7 @@ class Rank:
             counter,
             hold,
             with_hooks=config.hooks,
-            logs=(calls,),
+            logs=() if calls is None else (calls,),
             agreed=AgreedStart(config.control_dir),
             live=config.live,
             choice=choice,
@@ -265,7 +270,7 @@ class Rank:
         traced.open()
         if self._world_size == 1 and self._record_started is not None:
             traced.record_started(partial(self._record_started, config))
-        if config.hooks:
+        if config.hooks and calls is not None:
             PythonMotion(calls).start()
         return traced
 

@@ -78,7 +78,8 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
     conflicts = find_conflicts(ranks)
     waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
     if not waits.edges:
-        return Diagnosis(None, _IN_TRANSFER if waits.in_transfer else "no rank waits for another", rank_calls)
+        quiet = _UNRECORDED if any(rank.may_wait for rank in ranks) else "no rank waits for another"
+        return Diagnosis(None, _IN_TRANSFER if waits.in_transfer else quiet, rank_calls)
     causes = [*_mismatches(conflicts, waits)]
     causes += _by_presence(Verdict.MISSING, rank_calls, waits, causes)
     causes += _rings(rank_calls, waits, causes)
@@ -90,6 +91,9 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
 
 _IN_TRANSFER = (
     "every rank has made the calls that others wait in: they are in transfer, or the network or a device is stuck"
+)
+_UNRECORDED = (
+    "no rank waits for another in a collective; ranks may wait in messages, which gloo's recorder does not keep"
 )
 _UNTRACED_RANKS = (
     "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"

@@ -93,7 +93,7 @@ def hang_text(report: HangResult) -> str:
     """The verdict in one sentence, and lines of who waits in which call."""
     if report.hang is None:
         seen = f" (read {rank_text(report.ranks)})" if report.ranks else ""
-        return f"no hang: {report.reason}{seen}"
+        return f"no hang found: {report.reason}{seen}"
     return "\n".join([str(report.hang["detail"]), *(f"  {line}" for line in lines(report.hang))])
 
 

@@ -112,7 +112,16 @@ def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
         os.utime(tmp_path / f"a_dump_{rank}", ns=(BEGIN_NS + 10**8, BEGIN_NS + 10**8))
     assert verdict(tmp_path) is None
     write(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 1, "completed")], groups)
-    assert pptrace_here("hang", tmp_path).out == "no hang: no rank waits for another (read ranks 0 and 1)\n"
+    assert pptrace_here("hang", tmp_path).out == "no hang found: no rank waits for another (read ranks 0 and 1)\n"
+
+
+def test_of_gloo_s_dumps_no_collective_that_is_open_proves_no_rank_to_be_free(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"a_dump_{rank}", [entry("gloo:all_reduce", 1, "completed")], {"0 default_pg": [0, 1]})
+    assert pptrace_here("hang", tmp_path).out == (
+        "no hang found: no rank waits for another in a collective; ranks may wait in messages, which gloo's recorder "
+        "does not keep (read ranks 0 and 1)\n"
+    )
 
 
 def test_what_holds_no_dump_ends_in_one_line(tmp_path: Path) -> None:

@@ -174,11 +174,13 @@ class TraceProfiler:
         try:
             with by_pptrace():
                 self._profile.export_chrome_trace(str(raw))
+            if not raw.exists():  # Kineto raises nothing
+                raise OSError(f"torch's profiler wrote no file into {raw.parent}; is there room left on that disk?")
             _compress(raw, packed)
             packed.replace(self.path)
         finally:
-            raw.unlink(missing_ok=True)
-            packed.unlink(missing_ok=True)
+            for part in (raw, raw.with_name(f"{raw.name}.tmp"), packed):  # the second is what Kineto writes first
+                part.unlink(missing_ok=True)
             self._profile = None
 
     def discard(self) -> None:

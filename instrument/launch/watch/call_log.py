@@ -72,12 +72,17 @@ def call_log_path(control_dir: Path, local_rank: int) -> Path:
 
 
 class CallLog:
-    """Watches the calls of this process (:class:`instrument.adapters.calls.CallObserver`) and keeps the last ones in ``path``."""
+    """Watches the calls of this process (:class:`instrument.adapters.calls.CallObserver`) and keeps the last ones in ``path``.
+
+    Raises:
+        OSError: there is no room for the file, all of which is taken at once: a later write to its pages would end the process.
+    """
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(fd, FILE_BYTES)
+            allocate = getattr(os, "posix_fallocate", None)  # macOS has none
+            allocate(fd, 0, FILE_BYTES) if allocate else os.ftruncate(fd, FILE_BYTES)
             self._map = mmap.mmap(fd, FILE_BYTES)
         finally:
             os.close(fd)

@@ -131,6 +131,21 @@ def test_the_log_of_a_process_that_answers_nothing_can_be_read(tmp_path: Path, e
         process.communicate()
 
 
+def test_a_log_for_which_there_is_no_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """A file with holes would be made, and end the process at a later write to its pages."""
+    script = (
+        "import resource, sys; from pathlib import Path; from instrument.launch.watch.call_log import CallLog\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: CallLog(Path(sys.argv[1]))\n"
+        "except OSError as err: print(err.strerror)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "log")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "File too large\n")
+    log = tmp_path / "full"
+    CallLog(log)
+    assert log.stat().st_blocks * 512 >= log.stat().st_size
+
+
 def test_what_is_no_call_log_is_none(tmp_path: Path) -> None:
     (tmp_path / "torn").write_bytes(b"PPTCALLS")
     assert (read_call_log(tmp_path / "torn", 0), read_last_event(tmp_path / "torn")) == (None, 0)

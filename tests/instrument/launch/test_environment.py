@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from instrument.launch.facts import read_device_id, read_network_ports
+from instrument.launch.facts import read_backend, read_device_id, read_network_ports
 from instrument.launch.recording.core_wait import CoreWait
 from pptrace.environment import read_environment
 from pptrace.workflow.load import load
@@ -102,3 +102,17 @@ def test_ranks_have_equal_ids_of_gpus_exactly_if_they_share_one(
     assert [each is not None and len(each) == 8 for each in ids] == [is_known] * 3
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name=name))
     assert read_device_id() is None
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "named", "backend"), [(False, "undefined", "gloo"), (True, "undefined", "nccl"), (True, "mpi", "mpi")]
+)
+def test_a_backend_that_the_script_did_not_name_is_that_of_its_device(
+    monkeypatch: pytest.MonkeyPatch, has_cuda: bool, named: str, backend: str
+) -> None:
+    """``init_process_group()`` without one has a backend for each type of device, and torch calls them together undefined."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: named)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert read_backend() == backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from instrument.launch.rundir import RunDirectory, RunEnd, Status, collect_recor
 from instrument.launch.watch.monitor import find_causes, progress_line
 from instrument.launch.window import StepWindow
 from instrument.launch.worker import WorkerConfig
+from pptrace.errors import PptraceError
 
 RECORD = RankRecord(rank=3, local_rank=1, host="here", pid=os.getpid())
 
@@ -29,6 +31,43 @@ def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_record(record_path(tmp_path, 3)) == writer.record
     assert writer.record.facts == {"mesh": {"pp": 2}}
     assert [path.name for path in tmp_path.iterdir()] == ["rank3.facts.json"]
+
+
+def test_a_record_that_cannot_be_written_ends_no_script_and_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    writer = RecordWriter(tmp_path, RECORD)
+    fill_disk(monkeypatch)
+    writer.update(steps_seen=3)
+    writer.update(state=State.OK)
+    assert capfd.readouterr().err.splitlines() == [
+        f"pptrace: {record_path(tmp_path, 3)}: cannot be written (No space left on device); the script goes on"
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["rank3.facts.json"]
+    monkeypatch.undo()
+    writer.update(exit_code=0)
+    assert read_record(record_path(tmp_path, 3)) == writer.record
+    assert writer.record.steps_seen == 3
+
+
+def test_a_full_disk_at_the_end_of_a_run_is_one_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(RunOptions(command=("train.py",), run_dir=tmp_path / "run"))
+    directory.begin()
+    fill_disk(monkeypatch)
+    with pytest.raises(PptraceError, match=r"run\.json: cannot be written \(No space left on device\)"):
+        directory.finish(RunEnd(Status.OK, 0), [RECORD])
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be made, and nothing be written into them."""
+
+    def write(path: Path, text: str, **_: object) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', '{"state": "asleep"}'])

@@ -50,3 +50,22 @@ def test_cupti_is_torn_down_where_that_is_safe_unless_the_user_says_otherwise(
     if chosen is not None:
         monkeypatch.setenv("TEARDOWN_CUPTI", chosen)
     assert TraceProfiler(tmp_path / "trace.json.gz").settings["cupti_teardown"] == tears
+
+
+def test_a_trace_for_which_the_disk_has_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what Kineto writes first: the record of the rank needs the room."""
+
+    def export(path: str) -> None:
+        Path(f"{path}.tmp").write_text("half of a trace")  # and no error, as Kineto does
+
+    imitation = SimpleNamespace(
+        add_metadata_json=lambda *_: None, stop_trace=lambda: None, export_chrome_trace=export, profiler=None
+    )
+    monkeypatch.setattr(module.TraceProfiler, "_new_profile", lambda self: imitation)
+    recorder = TraceProfiler(tmp_path / "trace.json.gz")
+    monkeypatch.setattr(recorder, "_profile", imitation, raising=False)
+    with pytest.raises(OSError, match="is there room left"):
+        recorder.stop({})
+    assert not list(tmp_path.iterdir())
