@@ -62,7 +62,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|go|os|re|collections|pathlib|click|types|enum|contextlib)\..*"),
     (
         r"py:.*",
-        r"(Path|FilePath|Batch|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Program|Int8|Int32|Int64|COMM_ARGS|FigureKind|Sizes|Milliseconds|Predictions|WhatIf|Study|Change|Comparison|tuple\[[~.\w]+)",
+        r"(Path|FilePath|Batch|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Program|Int8|Int32|Int64|COMM_ARGS|FigureKind|Sizes|Milliseconds|OpSlack|Predictions|WhatIf|Study|Change|Comparison|tuple\[[~.\w]+)",
     ),
     (r"py:.*", rf"pptrace\.({_ROOMS}).*"),
     (r"py:.*", r"instrument\.(?!session|recorder|mesh|pipeline\.(runtime|p2p)\.).*"),

@@ -67,8 +67,7 @@ if __name__ == "__main__":
 def test_ranks_that_a_script_spawns_are_those_of_the_run(fate: str, tmp_path: Path) -> None:
     script, run_dir = tmp_path / "spawn.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    options = ("--steps", "2:5", "--no-analyze", "-o", run_dir)
-    ended = pptrace("run", *options, script, fate, timeout_s=120, forked=True)
+    ended = pptrace("run", "--steps", "2:5", "--no-analyze", "-o", run_dir, script, fate, timeout_s=120)
     run = json.loads((run_dir / "run.json").read_text())
     assert run["world_size"] == 2
     assert [(rank["rank"], rank["trace"]) for rank in run["ranks"]] == [(0, "rank0.json.gz"), (1, "rank1.json.gz")]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pandas as pd
 
@@ -118,10 +118,11 @@ def read_each(
             traces += [(file, trace) for trace in result]
     if len(failures) == len(results):
         raise failures[0] if failures else TraceError("no trace files are given; expected one per rank")
+    _require_one_run([(trace.info, trace.info.metadata) for _, trace in traces])
     claimed = [_claimed_rank(file, trace.info)[0] for file, trace in traces]
     used, left_out = one_recording([trace.info for _, trace in traces], claimed)
     traces = [traces[number] for number in used]
-    _require_one_run([trace.info for _, trace in traces])
+    _require_one_run([(trace.info, trace.info.distributed) for _, trace in traces])
     ranked, rank_warnings = _with_ranks(traces)
     failure_warnings = (f"{failure} (left out; read the other {len(ranked)})" for failure in failures)
     return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *left_out, *rank_warnings))
@@ -239,13 +240,11 @@ def _claimed_rank(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
     return next((rank for rank in alternatives if rank is not None and rank < limit), None), doubt
 
 
-def _require_one_run(infos: Sequence[TraceInfo]) -> None:
+def _require_one_run(facts: Sequence[tuple[TraceInfo, Mapping[str, Any]]]) -> None:
     """Refuse traces of different runs. A rank that failed early may lack these facts, so only those that have them count."""
-    facts = [(name, noun, [info.metadata for info in infos]) for name, noun in _OF_RUN.items()]
-    facts.append(("world_size", _OF_RUN["world_size"], [info.distributed for info in infos]))
-    for name, noun, of_traces in facts:
+    for name, noun in _OF_RUN.items():
         by_value: dict[str, TraceInfo] = {}
-        for info, known in zip(infos, of_traces, strict=True):
+        for info, known in facts:
             if known.get(name):
                 by_value.setdefault(repr(known[name]), info)
         if len(by_value) > 1:

@@ -283,7 +283,7 @@ def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:
     assert result.scenarios[-1].ideal
     best = next(one for one in result.scenarios if not one.ideal)
     (today, now), (name, then) = pictures(study, changes, result)
-    assert (today, name) == ("as it was", best.name)
+    assert (today, name) == ("step 2 as it was, replayed", f"predicted step of {best.name}")
     assert (now.makespan_ns, then.makespan_ns) == (result.measured_span_ns, best.span_ns)
 
 
