@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -119,7 +120,10 @@ def test_torchs_own_checkpoints_are_found_where_they_run_again(reentrant: bool, 
     ranges = union([start for start, _ in times], [end for _, end in times])
     assert len(parts.recompute) == len(layers)
     assert length(intersect(parts.recompute, ranges)) >= 0.9 * length(parts.recompute)
-    assert length(intersect(parts.recompute, ranges)) >= 0.6 * length(ranges)  # not the last operators, nor Python
+    covered = [length(intersect(parts.recompute, union([start], [end]))) / (end - start) for start, end in times]
+    assert (
+        median(covered) >= 0.6
+    )  # not the last operators, nor Python, nor the time in which another process has the core
 
 
 def launched(number: int, call: float, start: float, end: float) -> list[dict[str, Any]]:
