@@ -1,7 +1,7 @@
 """Choose one recording of ranks that were recorded several times, one after the other.
 
 torch.profiler writes a file of each rank for each turn of its schedule (``repeat``), torchtitan a folder for each iteration that
-it profiles, and what an earlier run wrote may lie beside. Such files are of one rank each, and no ranks of their own.
+it profiles, and an earlier run may have written into the folder. Such files are of one rank each, and no ranks of their own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _recorded_together(infos: Sequence[TraceInfo], of_rank: Sequence[Sequence[in
 
 
 def _overlap(first: Int64, last: Int64, at: int) -> Int64:
-    """For how long each recording was made beside one of them, ns; 0 and less where it was not."""
+    """Time for which each recording overlaps one of them, ns; 0 and less where it does not."""
     overlap: Int64 = np.minimum(last, last[at]) - np.maximum(first, first[at]) + 1
     return overlap
 

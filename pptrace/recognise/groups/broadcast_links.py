@@ -1,4 +1,4 @@
-"""Pipelines that send by broadcasts in groups of two ranks, as early DeepSpeed did: told, since their ops are not recognised."""
+"""Pipelines that send by broadcasts in groups of two ranks, as early DeepSpeed did, and whose ops are unknown: a line on them."""
 
 from __future__ import annotations
 

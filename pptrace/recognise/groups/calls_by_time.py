@@ -107,6 +107,8 @@ def with_groups_by_time(
 
 
 _NO_GROUP = Group("", "", (), -1)
+_NEAR = 4
+"""Places in the order of a group to each side of a member whose calls are compared with its: groups may have a thousand."""
 
 
 def _groups_of(distributed: Mapping[str, Any]) -> Mapping[Members, Group]:
@@ -160,9 +162,8 @@ def _sure(
     pairs = [
         (ranks, rank, other)
         for ranks in groups
-        for rank in ranks
-        for other in ranks
-        if rank != other and rank in of_ranks and other in of_ranks and have_one_clock(rank, other)
+        for rank, other in _neighbours(ranks)
+        if rank in of_ranks and other in of_ranks and have_one_clock(rank, other)
     ]
     pairs = [pair for pair in pairs if pair[0] in of_ranks[pair[1]].may_be]
     while sum(_narrow(of_ranks[rank], of_ranks[other], ranks) for ranks, rank, other in pairs):
@@ -191,6 +192,13 @@ def _sure(
             is_changed |= bool(lone.any())
     for (rank, ranks), chosen in sure.items():
         yield rank, ranks, of_ranks[rank].row[chosen]
+
+
+def _neighbours(ranks: Members) -> Iterator[tuple[int, int]]:
+    """Pairs of members that are compared: of a small group all, of a large one those near each other in its order."""
+    for place, rank in enumerate(ranks):
+        near = {ranks[(place + step) % len(ranks)] for step in range(-_NEAR, _NEAR + 1)}
+        yield from ((rank, other) for other in sorted(near - {rank}))
 
 
 def _narrow(calls: _Calls, others: _Calls, ranks: Members) -> bool:

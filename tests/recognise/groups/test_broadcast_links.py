@@ -1,4 +1,4 @@
-"""A pipeline that sends by broadcasts in groups of two is told; replicas that broadcast, and other pipelines, are not."""
+"""A pipeline that sends by broadcasts in groups of two is named in a line; replicas and other pipelines are not."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_steps_whose_work_ends_before_their_ranges_now_more_now_less_are_those_o
 
 
 def test_steps_of_a_host_ahead_begin_with_their_compute_where_a_stream_of_communication_is_the_busiest() -> None:
-    """Gradients of each step are reduced beside the next one's compute, for longer than that: a stream of its own."""
+    """Gradients of each step are reduced during the next one's compute, for longer than that: a stream of its own."""
     made, free, reduced = Rank(0), 0, 0
     for step in range(STEPS):
         begin = step * HOST
