@@ -58,6 +58,12 @@ def test_the_last_recording_that_most_ranks_have_is_read(record: Callable[..., P
     assert result.warnings[0].startswith("6 files of other recordings of ranks 0 to 2, ")
 
 
+def test_a_rank_that_was_recorded_at_other_times_alone_has_no_trace(record: Callable[..., Path]) -> None:
+    paths = [record(f"{turn}/rank{rank}.json", turn, rank) for turn in (0, 1, 2) for rank in (0, 1)]
+    paths += [record(f"{turn}/rank2.json", turn, 2) for turn in (5, 6)]
+    assert names(read_traces(open_inputs(paths), 1)) == {rank: f"2/rank{rank}.json" for rank in (0, 1)}
+
+
 @pytest.mark.parametrize("suffix", [".pt.trace.json", ".trace.json.gz"])
 def test_files_of_one_worker_without_a_rank_are_recordings_of_one_process(
     record: Callable[..., Path], suffix: str
