@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.clock import Clock
 from pptrace.intervals import intersect
@@ -20,8 +21,7 @@ from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
 
-@dataclass(frozen=True, slots=True)
-class RankRows:
+class RankRows(Struct, frozen=True):
     """Rows of one rank in order of step: its F/B/I/W ops, by start within the step, its other ranges, its communication."""
 
     ops: Slice
@@ -55,8 +55,7 @@ class RowsByRank:
         return RankRows(*(parts.get(rank, none) for parts, none in self._parts))
 
 
-@dataclass(frozen=True, slots=True)
-class StepsOfRank:
+class StepsOfRank(Struct, frozen=True):
     """The steps of a rank: those of the report, those whose times compare with the other ranks', and all that it is in, with a
     pipeline or without. ``none_compare``: of no rank there is a step that compares.
     """
@@ -67,8 +66,7 @@ class StepsOfRank:
     none_compare: bool = False
 
 
-@dataclass(frozen=True)
-class AlignedRun:
+class AlignedRun(Struct, frozen=True, dict=True):
     """All measured data on one clock: tagged ops, comms with transfer starts, both of them by rank as well, and each rank's lane.
 
     ``predicted`` are the predictions of ranks that wrote some down. ``lacking`` are the ranks with a trace of whose

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream
@@ -20,8 +22,7 @@ _FRESH_NS = 10**9
 _UNRECORDED = "outside of any collective (gloo's recorder keeps no messages: it may wait in one)"
 
 
-@dataclass(frozen=True, slots=True)
-class DumpedRanks:
+class DumpedRanks(Struct, frozen=True):
     """The dumps of a run, the ranks whose file cannot be read with the reason, and lines about files that are left out.
 
     ``is_all`` says whether these are all dumps that the run left: a rank without one is then missing.

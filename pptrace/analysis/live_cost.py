@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import median
+
+from msgspec import Struct
 
 WARM_UP = 2
 """First steps, which are left out."""
 _LEVEL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCost:
+class LiveCost(Struct, frozen=True):
     """``share`` of a step by which observed steps are longer than the unobserved ones between them, with its 95 % interval (None
     of fewer than six), from ``num_pairs`` unobserved steps.
     """
@@ -30,8 +30,7 @@ class LiveCost:
         return f"{self.share:+.2%} of a step (95 % interval {self.low:+.2%} to {self.high:+.2%}, {steps})"
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCosts:
+class LiveCosts(Struct, frozen=True):
     """The cost of observing: ``measured`` by the steps in between, and ``own``, the share of a step that ranks counted as theirs
     (ranges and records; the median). None: not known.
     """

@@ -5,17 +5,15 @@ Samples of what ops cost in each stage, and whether they are of two groups, whic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.intervals import lengths_within
 from pptrace.model.tables import Int64
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
+class OpCost(Struct, frozen=True):
     """Compute in the ops of one ``kind`` and ``stage``, ns, over all microbatches, steps and replicas; percentiles are of ops.
 
     ``slowest_rank`` is the rank with the largest median, ``slowest_ns`` that median, among ``num_ranks``.
@@ -88,16 +86,14 @@ _MOST_BETWEEN = 0.04
 """Share of all ops in the middle third between both medians, at most: of one group a sixth of them are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpGroup:
+class OpGroup(Struct, frozen=True):
     """The ops of one of two groups: how many, and their median, ns."""
 
     count: int
     median_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpSample:
+class OpSample(Struct, frozen=True):
     """The compute in ops of a ``stage`` and ``kind``, ns, ascending: all ops, or of many as many quantiles.
 
     ``groups`` are the two that the costs fall into, cheap ops first; () where they are one.

@@ -11,10 +11,10 @@ all windows at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.critical_path import Bindings, Walks, arrivals, bindings_of
@@ -120,8 +120,7 @@ def meetings_of(sides: Slice) -> Slice:
     return Slice(columns | {f"{side}_{name}": ends[side][name] for side in _SIDES for name in _OF_SIDE})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _RankOrder:
+class _RankOrder(Struct, frozen=True, eq=False):
     """Ops of each window and rank in the order of their starts: ``op`` numbers them, ``first`` is the first of each of these.
 
     ``start`` and ``end`` are keys, which ascend: times within the window, after those of all earlier windows and ranks.
@@ -196,8 +195,7 @@ _CELLS = 1 << 19
 """Ops of windows that are gone through together: more would take much memory."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpSlack:
+class OpSlack(Struct, frozen=True, eq=False):
     """``slack_ns`` and ``on_critical_path`` (1, 0) of each row of the run's ops, −1 where unknown."""
 
     slack_ns: Int64

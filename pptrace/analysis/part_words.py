@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.stragglers.alike import LONG_OPS, SLOW_RANK
@@ -15,8 +17,7 @@ from pptrace.analysis.whole_run import EARLY_RECEIVES, INTERACTION, LATE_OPS, OU
 NOT_HIDDEN = "communication that no compute hides"
 
 
-@dataclass(frozen=True, slots=True)
-class PartWords:
+class PartWords(Struct, frozen=True):
     """``label`` heads a row or a bar, ``phrase`` is the part in a sentence; ``detail`` says more, "" if there is no more.
     ``advice`` is what to do about it first, behind which the verdict sets ": saves …": it has no colon. Of a cause that may be a
     finding, ``takes`` says where a share of the step goes to, ``takes_at`` the same where most of it is at one place, and

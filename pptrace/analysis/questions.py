@@ -13,7 +13,7 @@ all: of one that is not, no other file of the folder is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.matrix.step_matrix import StepMatrix
@@ -44,8 +46,7 @@ ASKED_FIRST = ("experts", "early_receives")
 """The questions whose answers other figures need."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuestionInputs:
+class QuestionInputs(Struct, frozen=True, eq=False):
     """The input of a question: the report so far, and what each rank answered, in order of their numbers.
 
     ``costs`` are those of whole steps; ``experts`` are None in a run without experts, ``early`` in one without messages.

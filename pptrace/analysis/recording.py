@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, RecordingReport, Report
@@ -117,8 +118,7 @@ def _most_gain(steps: Sequence[StepReport], typical: StepReport) -> int | None:
     return max(sum(lengths) // len(lengths) - sum(computes) // len(computes), 0) if lengths and computes else None
 
 
-@dataclass(frozen=True, slots=True)
-class UnrecordedSteps:
+class UnrecordedSteps(Struct, frozen=True):
     """Lengths of steps that were not recorded, ns: of those before the recording, and of those after it; ``recorded`` are those
     of the recorded ones, from start to start as the others. ``is_detached``: the recorder left nothing on that slows later steps.
     """

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.analysis.links.types import CollectiveSpeed, Interconnect, LateRank, Link
@@ -38,8 +40,7 @@ KERNELS_MISSING = "kernels are missing in the traces"
 """Reason why what recording cost is not taken out."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRank:
+class RecordedRank(Struct, frozen=True):
     """Figures of one rank in a recorded step, as in ``steps[].ranks[]``."""
 
     rank: int  #: global rank
@@ -49,8 +50,7 @@ class RecordedRank:
     host: HostIdle | None  #: reasons why the device was idle; null as there
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedStep:
+class RecordedStep(Struct, frozen=True):
     """Figures of one step as it was recorded, as in ``steps[]``."""
 
     step: int  #: number of the training step
@@ -61,16 +61,14 @@ class RecordedStep:
     ranks: tuple[RecordedRank, ...]  #: one entry per rank
 
 
-@dataclass(frozen=True, slots=True)
-class AsRecorded:
+class AsRecorded(Struct, frozen=True):
     """The report's main figures as they were recorded, where its own are those of the run without its recording."""
 
     verdict: str  #: first sentence of the report
     steps: tuple[RecordedStep, ...]  #: one entry per step
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
+class AuditEntry(Struct, frozen=True):
     """Kind of damage or distortion of a recording, as ``pptrace doctor PATH`` prints it."""
 
     kind: str  #: name of the kind
@@ -81,8 +79,7 @@ class AuditEntry:
     cure: str  #: way to record without it
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingReport:
+class RecordingReport(Struct, frozen=True):
     """Effects of recording on a run. Lengths of steps are of the typical step: the median."""
 
     #: step while it was recorded; null where the trace shows no step that begins and ends on all ranks

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.whole_run import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 
 
-@dataclass(frozen=True, slots=True)
-class InputInfo:
+class InputInfo(Struct, frozen=True):
     """A file that was read."""
 
     path: str  #: file as it was given or found
@@ -26,8 +27,7 @@ class InputInfo:
     warnings: tuple[str, ...]  #: losses and oddities of this file; empty where there are none
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleCandidate:
+class ScheduleCandidate(Struct, frozen=True):
     """A schedule that fits what the ranks with a trace show."""
 
     name: str  #: name of the catalogue
@@ -39,8 +39,7 @@ class ScheduleCandidate:
     pp_ranks: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleSummary:
+class ScheduleSummary(Struct, frozen=True):
     """The plan that a run followed."""
 
     name: str  #: name of the catalogue, ``custom`` for a plan that is none of them, ``unknown`` for no plan
@@ -56,8 +55,7 @@ class ScheduleSummary:
     candidates: tuple[ScheduleCandidate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ClockSummary:
+class ClockSummary(Struct, frozen=True):
     """Relation of the ranks' clocks."""
 
     #: ``single-rank``, ``same-host``, ``one-file``, ``same-session``, ``message-bounds``, ``op-order`` or ``none``
@@ -70,8 +68,7 @@ class ClockSummary:
     uncertainty_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSummary:
+class PhaseSummary(Struct, frozen=True):
     """A phase of a rank in a step: ``warmup``, ``steady`` or ``cooldown``. The three cover the window without overlap: it is
     cut at the start of the first steady op and at the end of the last one.
     """
@@ -83,8 +80,7 @@ class PhaseSummary:
     bubble_ns: int | None  #: bubble of the rank in it; null as the rank's ``bubble_ns``
 
 
-@dataclass(frozen=True, slots=True)
-class CommSummary:
+class CommSummary(Struct, frozen=True):
     """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes)."""
 
     #: ``pp``, ``tp``, ``cp``, ``dp``, ``ep``, several joined by ``-`` (``dp-cp``), ``embd``, ``mirror``, ``world`` or ``unknown``
@@ -116,8 +112,7 @@ class CommSummary:
     free_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpPart:
+class OpPart(Struct, frozen=True):
     """One half of an overlapped pair."""
 
     kind: str  #: ``F`` or ``B``
@@ -126,8 +121,7 @@ class OpPart:
     microbatch: int | None  #: number within the step; null where it is not known
 
 
-@dataclass(frozen=True, slots=True)
-class OpSummary:
+class OpSummary(Struct, frozen=True):
     """An op; of an overlapped pair ``stage``, ``chunk`` and ``microbatch`` are its forward's."""
 
     kind: str  #: ``F``, ``B`` (full backward), ``I`` (input gradient), ``W`` (weight gradient) or ``OVERLAP_F_B``
@@ -140,8 +134,7 @@ class OpSummary:
     parts: tuple[OpPart, ...] = ()  #: forward and backward of an ``OVERLAP_F_B``; left out of other kinds
 
 
-@dataclass(frozen=True, slots=True)
-class RankIdeal:
+class RankIdeal(Struct, frozen=True):
     """The bubble of one pipeline rank of the plan with F = I = W and free messages."""
 
     ratio: float  #: bubble / compute, within the pipeline's window
@@ -155,8 +148,7 @@ class RankIdeal:
     cooldown_ratio: float  #: length of the cooldown / compute
 
 
-@dataclass(frozen=True, slots=True)
-class RankStep:
+class RankStep(Struct, frozen=True):
     """One rank in a step: ``window_ns`` = ``compute_ns`` + ``exposed_comm_ns`` + ``bubble_ns``, to the nanosecond, wherever
     none of them is null.
     """
@@ -241,8 +233,7 @@ _RARE = ("straggler", "host", INTERACTION)
 """Causes that are left out where a step has none of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Struct, frozen=True):
     """A training step."""
 
     step: int  #: number of the training step
@@ -357,8 +348,7 @@ def alike_steps(steps: Sequence[StepReport]) -> list[StepReport]:
     return [replace(step, period_ns=None, outside=None) for step in known]
 
 
-@dataclass(frozen=True, slots=True)
-class CommTotal:
+class CommTotal(Struct, frozen=True):
     """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s."""
 
     axis: str  #: axis, as in a step's ``comms``
@@ -378,8 +368,7 @@ class CommTotal:
     busbw_gbps: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class HostWindow:
+class HostWindow(Struct, frozen=True):
     """Time of a host without a device, on its own clock; the three parts sum to its length."""
 
     first_ns: int  #: start of its first operator or communication
@@ -389,8 +378,7 @@ class HostWindow:
     rest_ns: int  #: neither of them: Python and input between operators
 
 
-@dataclass(frozen=True, slots=True)
-class RankDevice:
+class RankDevice(Struct, frozen=True):
     """The whole trace of a rank, on its own clock, so that a trace without any pipeline still gets an answer."""
 
     rank: int  #: global rank
@@ -404,8 +392,7 @@ class RankDevice:
     on_host: HostWindow | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedStep:
+class MarkedStep(Struct, frozen=True):
     """A training step as its mark shows it on one rank, whether there is a pipeline or not."""
 
     rank: int  #: global rank
@@ -421,8 +408,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Fact that a person should know about a run."""
 
     #: ``info`` (what the schedule itself costs; a long step that may have been the only one), ``warning`` (time to win back) or
@@ -437,8 +423,7 @@ class Finding:
     gain_high_ns: int | None = None  #: upper end of it; null as ``gain_low_ns``
 
 
-@dataclass(frozen=True, slots=True)
-class MissingEvidence:
+class MissingEvidence(Struct, frozen=True):
     """Kinds of findings for which the run is too short, or has nothing to compare with: that there is no such finding says
     nothing about them.
     """

@@ -8,11 +8,12 @@ Ranks that waited for a processor core: what other work on their machine, or mor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.result import Finding, RankDevice, StepReport
 from pptrace.analysis.stragglers.alike import LONG_OPS
@@ -34,8 +35,7 @@ _MOST_RANKS, _MOST_KERNELS = 32, 5_000
 """Ranks of a host that are compared, each with each, and kernels of each that are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDevice:
+class SharedDevice(Struct, frozen=True):
     """Ranks that share a GPU. ``by_chance`` is how many of their kernels would overlap one of another rank by chance, where that
     none does is how it is known; None where their recorders wrote which GPU they had. ``busy_share`` is the part of the time in
     which they keep it busy, all together; None where that is not known.

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median, median_low
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.intervals import lengths_within
@@ -53,8 +53,7 @@ OpKind = tuple[str, int]
 """Kind and stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpTimes:
+class OpTimes(Struct, frozen=True):
     """The ops of one kind and stage of a rank in a step: how many, and the median of what they computed, ns."""
 
     count: int
@@ -83,8 +82,7 @@ def op_times(data: AlignedRun) -> dict[int, dict[int, OpTimesByKind]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRank:
+class SlowRank(Struct, frozen=True):
     """A rank that is named in a step. ``since`` is the first step that stood out, ``excess`` how much longer its ops take in
     this one (0.3: 30 % longer), ``than`` is ``before`` or ``those of its replicas``.
     """
@@ -96,8 +94,7 @@ class SlowRank:
     than: str
 
 
-@dataclass(slots=True)
-class _Past:
+class _Past(Struct):
     """Times of a rank's ops in the steps before, ns."""
 
     ops: dict[OpKind, deque[float]] = field(default_factory=dict)
@@ -118,8 +115,7 @@ class _Past:
             self.ops.setdefault(kind, deque(maxlen=PAST_STEPS)).append(times.median_ns)
 
 
-@dataclass(slots=True)
-class _Alarm:
+class _Alarm(Struct):
     """The last steps of one comparison of a rank: which of them stood out."""
 
     recent: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))

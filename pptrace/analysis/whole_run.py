@@ -6,12 +6,13 @@ Parts of a step's time, as types; each field is the JSON field of the same name,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from msgspec import Struct
+from msgspec.structs import replace
 
-@dataclass(frozen=True, slots=True)
-class Waterfall:
+
+class Waterfall(Struct, frozen=True):
     """Parts of a step's span, which sum to it exactly, as its causes, each at all of its places; of several pipelines, of the
     longest.
     """
@@ -34,15 +35,14 @@ class Waterfall:
         """The parts of a step with these causes; None where they are not known. With ``knows_host`` no host's part is 0."""
         if ideal_ns is None or causes is None:
             return None
-        sums: dict[str, int] = dict.fromkeys(cls.__slots__, 0) | {"compute": ideal_ns}
+        sums: dict[str, int] = dict.fromkeys(cls.__struct_fields__, 0) | {"compute": ideal_ns}
         for cause in causes:
             sums[cause.cause] += cause.ns
         parts = cls(**sums)
         return parts if knows_host or parts.host else replace(parts, host=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Bubble:
+class Bubble(Struct, frozen=True):
     """The bubble of a step, over all ranks of all pipelines."""
 
     #: bubble / compute; null where the bubble of a rank is or a rank of the pipelines has no trace, and without a pipeline
@@ -68,8 +68,7 @@ INTERACTION = "interaction"
 """The cause of what several causes add together, and none of them alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """A part of a step beyond its compute spread evenly; a cause with several places has an entry for each."""
 
     #: ``structural``, ``imbalance``, ``straggler``, ``jitter``, ``communication``, ``host``, ``interaction`` or ``unexplained``
@@ -91,8 +90,7 @@ OUTSIDE = "outside "
 """Before the name of a part outside the pipeline, among all parts of a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutsidePart:
+class OutsidePart(Struct, frozen=True):
     """A part of a step's period outside the pipeline (:mod:`pptrace.analysis.steps.outside_pipeline`)."""
 
     part: str  #: name of the part: ``gradient_sync``, ``optimizer``, ``data``, …
@@ -100,8 +98,7 @@ class OutsidePart:
     ns: int  #: its time
 
 
-@dataclass(frozen=True, slots=True)
-class PathOps:
+class PathOps(Struct, frozen=True):
     """Time of a stage's ops of one kind on a critical path."""
 
     stage: int  #: stage; of an overlapped pair that of its forward
@@ -109,8 +106,7 @@ class PathOps:
     ns: int  #: their time
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalPath:
+class CriticalPath(Struct, frozen=True):
     """The chain of ops, transfers and idle times that ends with a step's last op."""
 
     span_ns: int  #: span of the step
@@ -122,8 +118,7 @@ class CriticalPath:
     ops: tuple[PathOps, ...] = ()  #: parts that are ops, by stage and kind
 
 
-@dataclass(frozen=True, slots=True)
-class BlamedOp:
+class BlamedOp(Struct, frozen=True):
     """An op, and what is charged to it."""
 
     rank: int  #: global rank
@@ -133,8 +128,7 @@ class BlamedOp:
     ns: int  #: bubble that it is charged with
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(Struct, frozen=True):
     """The bubble of all ranks of all pipelines by what caused it; each list sums to the total."""
 
     total_ns: int  #: the bubble of all ranks
@@ -144,8 +138,7 @@ class Blame:
     ops: tuple[BlamedOp, ...]  #: the ten ops with the largest charges
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutlier:
+class StepOutlier(Struct, frozen=True):
     """A step above the median of its level by three scaled median deviations and by a tenth."""
 
     step: int  #: number of the step
@@ -164,8 +157,7 @@ class StepOutlier:
         return self.span_ns - self.usual_ns
 
 
-@dataclass(frozen=True, slots=True)
-class StepChange:
+class StepChange(Struct, frozen=True):
     """A step from which on the level is another: Pettitt's test at 0.5 %, and at least 3 %."""
 
     step: int  #: first step of the new level
@@ -177,8 +169,7 @@ class StepChange:
     differences: tuple[Cause, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeries:
+class StepSeries(Struct, frozen=True):
     """Lengths of a run's training steps."""
 
     num_steps: int  #: training steps whose length is known
@@ -198,8 +189,7 @@ class StepSeries:
     measure: str = "period"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSlowdown:
+class WorkerSlowdown(Struct, frozen=True):
     """Slowdown of a worker: the smaller of those of its pipeline and of its pipeline rank on all replicas, each with all else
     at typical costs.
     """
@@ -208,16 +198,14 @@ class WorkerSlowdown:
     slowdown: float  #: T / T_ideal of it
 
 
-@dataclass(frozen=True, slots=True)
-class StageSlowdown:
+class StageSlowdown(Struct, frozen=True):
     """Slowdown of a stage: T / T_ideal where this stage alone costs what was measured, and all else what is typical."""
 
     stage: int  #: virtual stage
     slowdown: float  #: T / T_ideal of it
 
 
-@dataclass(frozen=True, slots=True)
-class KindSlowdown:
+class KindSlowdown(Struct, frozen=True):
     """Slowdown of a kind of work, likewise."""
 
     #: kind of op; ``RECV_F`` and ``RECV_B`` for messages by their readers; axis and kind of collectives (``dp reduce_scatter``);
@@ -226,8 +214,7 @@ class KindSlowdown:
     slowdown: float  #: T / T_ideal of it
 
 
-@dataclass(frozen=True, slots=True)
-class Stragglers:
+class Stragglers(Struct, frozen=True):
     """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`)."""
 
     slowdown: float  #: T / T_ideal
@@ -246,8 +233,7 @@ class Stragglers:
     covers: str
 
 
-@dataclass(frozen=True, slots=True)
-class CoreWait:
+class CoreWait(Struct, frozen=True):
     """Time for which the threads of a rank were ready to run and had no processor core, as Linux counts it."""
 
     rank: int  #: global rank
@@ -255,8 +241,7 @@ class CoreWait:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class RootCause:
+class RootCause(Struct, frozen=True):
     """Cause of several findings, whose ``evidence`` has its name as ``follows_from``."""
 
     name: str  #: ``shared device``, ``clocks`` or ``cores``
@@ -274,8 +259,7 @@ class InDoubt(StrEnum):
     DEVICE = "device"
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """A doubt that all times hang on."""
 
     #: ``clock``: how the ranks' clocks relate is not known well enough for ops this short; ``device``: ranks share a GPU

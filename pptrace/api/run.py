@@ -112,7 +112,9 @@ class Run(ExportsOps):
             row = {name: getattr(step, name) for name in ("step", "start_ns", "end_ns", "period_ns", "span_ns")}
             row |= {"bubble_ratio": bubble.ratio, "ideal_ratio": bubble.ideal_ratio}
             row |= {"bubble_share": bubble.share, "ideal_share": bubble.ideal_share}
-            row |= {f"{name}_ns": None if parts is None else getattr(parts, name) for name in Waterfall.__slots__}
+            row |= {
+                f"{name}_ns": None if parts is None else getattr(parts, name) for name in Waterfall.__struct_fields__
+            }
             rows.append(row)
         return _nullable(rows, _STEP_COLUMNS)
 
@@ -147,7 +149,7 @@ class Run(ExportsOps):
         from pptrace.analysis.op_costs import OpCost, op_costs
 
         rows = [asdict(cost) for cost in op_costs(self.analysis.data)]
-        types = {name: "object" if name == "kind" else "int64" for name in OpCost.__slots__}
+        types = {name: "object" if name == "kind" else "int64" for name in OpCost.__struct_fields__}
         return pd.DataFrame(rows, columns=list(types)).astype(types)
 
     @property
@@ -347,7 +349,7 @@ def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
 _STEP_COLUMNS: Schema = {
     **dict.fromkeys(("step", "start_ns", "end_ns", "period_ns", "span_ns"), "Int64"),
     **dict.fromkeys(("bubble_ratio", "ideal_ratio", "bubble_share", "ideal_share"), "Float64"),
-    **{f"{name}_ns": "Int64" for name in Waterfall.__slots__},
+    **{f"{name}_ns": "Int64" for name in Waterfall.__struct_fields__},
 }
 _RANK_TIMES = (
     "window_ns",

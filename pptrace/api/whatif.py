@@ -52,7 +52,7 @@ class Predictions(ExportsJson, ExportsPage):
         """One row per scenario, by standing and gain, the best first, with the fields of the JSON; unknown is <NA>."""
         import pandas as pd
 
-        names = Scenario.__slots__
+        names = Scenario.__struct_fields__
         rows = [{name: getattr(one, name) for name in names} for one in self.result.scenarios]
         frame = pd.DataFrame(rows, columns=list(names))
         unknown = ("peak_memory_bytes", "verified_span_ns", "period_ns", "period_low_ns", "period_high_ns")

@@ -7,11 +7,11 @@ A recorder that stops within a message, or loses the range of its wait, leaves a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.marks import P2P
 from pptrace.model.tables import Int64
@@ -31,8 +31,7 @@ def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     return traffic.lower_bounds(traffic.start_ns, traffic.end_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """Matched communication as columns: the index of each row's rank and its times, and what relates ranks.
 
     ``sends`` and ``receives`` are the rows of the two ends of each message; ``collectives`` those of collectives in which

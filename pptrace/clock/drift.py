@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.clock.bounds import Matrix, Pairs, Traffic, is_bounded, numbers_of_matches, offset_ranges, reduce_by_match
 from pptrace.clock.offsets import CommonEnd, clamp_offset, offsets_by_common_ends
@@ -26,8 +27,7 @@ _LONG_NS = 50_000_000  # in less, that is a few microseconds
 Rates = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(Struct, frozen=True):
     """Linear fits of the differences between clocks, and the offsets that messages allow with and without them.
 
     ``rates`` are per ns, ``span_ns`` is how long the trace lasts and ``middle_ns`` its middle. Each range is (lowest, highest)

@@ -22,11 +22,12 @@ off.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.clock.bounds import UNBOUNDED, Matrix, Pairs, is_bounded, lower_bounds, offset_ranges, without_early_ends
 from pptrace.clock.drift import with_drift
@@ -54,8 +55,7 @@ _SYNCHRONISED_NS = 1_000_000_000
 """Closer than this are the clocks of two hosts, which may have one name: NTP keeps them together."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTimes:
+class RecordedTimes(Struct, frozen=True):
     """Begin of the first op of each rank, end of the last one, and of the last one on the host, ns on each rank's own clock.
 
     Of shape (n,) each, in the order of the ranks. Of ranks without ops it is that of their communication; one without either

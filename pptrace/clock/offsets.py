@@ -11,10 +11,10 @@ The likely offset within the bounds is where kernels of one communication end at
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.clock.bounds import ALL_TO_ALL, UNBOUNDED, Matrix, is_bounded, offset_ranges
 from pptrace.clock.result import READING_NS, Clock, ClockMethod
@@ -27,8 +27,7 @@ _MOST_ENDS = 0.8
 """Share of the ends that have to agree: a few kernels end late for reasons of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommonEnd:
+class CommonEnd(Struct, frozen=True):
     """The offset against the first rank at which kernels of one communication end together, ns.
 
     ``scatter_ns`` is within how much of that most of them do; None where they are too few to say. Those of ranks that take turns

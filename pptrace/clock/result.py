@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
 
@@ -26,8 +27,7 @@ _MOST_NAMED = 4
 """Ranks that a warning names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """Offsets added to each rank's times, ns, and their uncertainty; None where nothing bounds it.
 
     ``unrelated`` are the ranks whose times nothing relates to the first one's. Where a clock drifts, ``rates`` has how much more

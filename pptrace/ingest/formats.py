@@ -10,11 +10,12 @@ Readers are imported for such a file alone (:func:`on_use`): what tells the begi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import SQLITE_MAGIC, first_bytes
@@ -63,8 +64,7 @@ class Priority(IntEnum):
     PROFILE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """Format of files: how it is recognised and read, and which of its files are preferred to others.
 
     ``name`` is what the report calls it, and several readers may share one. ``sniff`` sees the first decompressed bytes of a

@@ -14,11 +14,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntFlag
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.live_records.frames import HEAD_BYTES, STEP, frame
 
@@ -44,8 +44,7 @@ class Flag(IntFlag):
     """A profiler recorded the step."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepHead:
+class StepHead(Struct, frozen=True):
     """Head of a record, the same for every step. Times are on the rank's own monotonic clock, ns.
 
     ``op_ns`` and ``comm_ns`` are the sums of its ops' ranges and of its communication's, 0 where they are not observed.
@@ -63,8 +62,7 @@ class StepHead:
     core_wait_ns: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class LiveStep:
+class LiveStep(Struct, frozen=True):
     """A step of one rank as it was read, with the begin and end of each range. ``names`` are those of its ranges
     (:mod:`pptrace.marks`) with step 0, () where they are not known.
     """

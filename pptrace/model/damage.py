@@ -6,10 +6,10 @@ So are records that some ranks of a run lack though the others have them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.model.tables import Int8, Int64
 
@@ -54,8 +54,7 @@ NO_TIME = int(np.iinfo(np.int64).min)
 """The time of damage of which it is not known when it was."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankDamage:
+class RankDamage(Struct, frozen=True, eq=False):
     """A row for each damaged event of a rank: its kind, an index into :data:`KINDS`, and when it was, ns on the rank's clock."""
 
     kind: Int8 = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
@@ -87,8 +86,7 @@ class RankDamage:
         return cls(np.concatenate([part.kind for part in rows]), np.concatenate([part.start_ns for part in rows]))
 
 
-@dataclass(frozen=True, slots=True)
-class LackingRecords:
+class LackingRecords(Struct, frozen=True):
     """Records that single ranks lack.
 
     ``messages`` are the steps (−1: of none) of those messages whose other end is not in the trace of the rank;

@@ -4,13 +4,13 @@ parts of its backwards: forwards that run again, and gradients of weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from pptrace.intervals import EMPTY, union
 from pptrace.model.device_idle import IdleTime
@@ -37,8 +37,7 @@ class WorkClass(StrEnum):
 CLASSES = tuple(WorkClass)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class Pieces(Struct, frozen=True, eq=False):
     """Disjoint pieces of time in order, ns on the rank's own clock, in which it computed: of kernels each until another one runs
     that began before it had ended, without a device of the innermost operators.
 
@@ -64,8 +63,7 @@ NO_NODES = "its trace has no operators of autograd"
 NO_RANGES = f"{NO_NODES}, and no ranges of recompute"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BackwardParts:
+class BackwardParts(Struct, frozen=True, eq=False):
     """Sets of time (:mod:`pptrace.intervals`), ns on the rank's own clock: of its kernels, without a device of its host.
 
     ``recompute`` is when a backward ran a forward again, ``weights`` when a full backward computed gradients of weights. Each is
@@ -81,8 +79,7 @@ class BackwardParts:
 Rows: TypeAlias = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LostKernels:
+class LostKernels(Struct, frozen=True, eq=False):
     """Kernels that were launched and not recorded: when each began at the earliest and had ended at the latest, ns, in order,
     and how many were launched in all. ``num_unrelated`` of them were recorded, but not so that what launched them is known, or
     when they communicated: they count as lost.
@@ -112,8 +109,7 @@ UNKNOWN_CLOCK = "what was recorded is left out, since the clock of the device is
 NOTHING_LOST = LostKernels(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
 
 
-@dataclass(frozen=True)
-class DeviceWork:
+class DeviceWork(Struct, frozen=True, dict=True):
     """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
 
     ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
@@ -162,8 +158,7 @@ class DeviceWork:
         return self.intervals(~self.is_compute & ~self.is_communication)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceBreakdown:
+class DeviceBreakdown(Struct, frozen=True):
     """Device time by category: each nanosecond belongs to one, in the order compute, communication, memory."""
 
     #: start of the window on the rank's own clock; null, as all of these, without device events, or where the trace lacks much of

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.intervals import EMPTY, Int64, intersect, merge, subtract
 
 _NONE: Int64 = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Synchronisations:
+class Synchronisations(Struct, frozen=True, eq=False):
     """Host calls that returned when device work was over, or that took far longer than usual while the device had nothing to do,
     sorted by start, ns.
 
@@ -32,8 +31,7 @@ class Synchronisations:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RangedPauses:
+class RangedPauses(Struct, frozen=True, eq=False):
     """Pauses of a host between operators, ns, each with the range that it lies in: ``name`` indexes ``names``."""
 
     start_ns: Int64 = field(default_factory=lambda: _NONE)
@@ -42,8 +40,7 @@ class RangedPauses:
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdleTime:
+class IdleTime(Struct, frozen=True, eq=False):
     """The time of a rank in which its device did nothing, as sets of intervals (:mod:`pptrace.intervals`), on its own clock.
 
     Disjoint, and together all time without device work: ``launch_starved`` (the host had not launched the next work),
@@ -64,8 +61,7 @@ class IdleTime:
     in_ranges: RangedPauses = field(default_factory=RangedPauses)
 
 
-@dataclass(frozen=True, slots=True)
-class HostIdle:
+class HostIdle(Struct, frozen=True):
     """Device-idle time by what the work that ends it waited for; the three sum to the device's ``idle_ns`` exactly."""
 
     launch_starved_ns: int  #: time in which the host had not launched that work
@@ -75,8 +71,7 @@ class HostIdle:
     dependency_ns: int  #: time in which the work was launched and waited for another rank, stream or kernel
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSummary:
+class SyncSummary(Struct, frozen=True):
     """Calls of the host, inside one operator, that waited for its device, or that took tens of times as long as usual while the
     device ran dry: at first use of a kernel modules are loaded, memory is allocated.
     """

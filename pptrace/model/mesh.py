@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace import axes
 from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
 
 
-@dataclass(frozen=True, slots=True)
-class MeshSizes:
+class MeshSizes(Struct, frozen=True):
     """The sizes of a run's mesh: those of ``pp``, ``tp``, ``cp`` and ``dp`` multiply up to ``num_ranks``."""
 
     #: ranks of the run, those without a trace included; where nothing says how many, at least as many as the numbers of ranks and
@@ -30,8 +32,7 @@ class MeshSizes:
         return {field.name: getattr(self, field.name) for field in fields(MeshSizes) if field.name != "num_ranks"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshInfo(MeshSizes):
+class MeshInfo(MeshSizes, frozen=True, kw_only=True):
     """The sizes of a mesh, and its pipelines as global ranks.
 
     ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the

@@ -6,24 +6,23 @@ They follow from the sizes of our GPT, as the ``model`` facts of a trace have th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertSizes:
+class ExpertSizes(Struct, frozen=True):
     """The way of tokens to experts, and the width of each expert's inner layer."""
 
     dispatcher: str
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class GptSizes:
+class GptSizes(Struct, frozen=True):
     """``layers_per_stage`` are those of the stages of the model; ``experts`` is None of a model without. ``varies``: microbatches
     have sequences of other lengths, of ``sequence`` tokens at most.
     """
@@ -71,8 +70,7 @@ Bytes = Mapping[tuple[str, str], int | None]
 """(axis, kind of call) → bytes in a step, None where they are not known. What is not among them is not sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryParts:
+class MemoryParts(Struct, frozen=True):
     """Bytes of one rank; ``of_stage``: what one microbatch keeps, by stage of the plan, and ``by_recompute`` the same if no layer
     recomputed (none), or all (full).
 
@@ -88,8 +86,7 @@ class MemoryParts:
     by_recompute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RankPrediction:
+class RankPrediction(Struct, frozen=True):
     """The predictions of one rank; ``communication`` has bytes for ranges of equal steps."""
 
     communication: tuple[tuple[range, Bytes], ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 MAX_ROWS = 12
@@ -22,8 +23,7 @@ class Amount(Enum):
     WHOLE = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """Shares of a row as a bar: (name, share from 0 to 1), from left to right."""
 
     parts: tuple[tuple[str, float], ...]
@@ -32,8 +32,7 @@ class Bar:
 Cell = str | Bar
 
 
-@dataclass(frozen=True, slots=True)
-class ReportTable:
+class ReportTable(Struct, frozen=True):
     """``key`` names the table for pages; the first ``num_labels`` columns are labels and the others numbers.
 
     ``leave_out`` lists columns by index: those that a narrow terminal leaves out, the first of them first, each

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.plan import Plan
@@ -18,8 +19,7 @@ class PlanSource(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A schedule that fits the ranks with a trace, where other ranks have none; ``pp_ranks``: pipeline rank by global rank."""
 
     name: str
@@ -30,8 +30,7 @@ class Candidate:
     pp_ranks: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleInfo:
+class ScheduleInfo(Struct, frozen=True):
     """The plan of a run: its name, its source, and where the run differs from it, a sentence each.
 
     ``plan_by_step``: plans of the steps with another number of microbatches (batch size ramp-up), by step: the same schedule, or

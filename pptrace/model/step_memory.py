@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 
@@ -28,8 +28,7 @@ class MemoryKind(StrEnum):
     PROCESS_RESIDENT = "process_resident"  # by the whole process on the host, interpreter and libraries too
 
 
-@dataclass(frozen=True, slots=True)
-class PeakMemory:
+class PeakMemory(Struct, frozen=True):
     """The most memory in a time range and what there was at its start, bytes; None where unknown."""
 
     kind: MemoryKind
@@ -38,8 +37,7 @@ class PeakMemory:
     reserved_peak: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(Struct, frozen=True):
     """Memory of one kind, per step, bytes; -1 where unknown."""
 
     peak: Int64
@@ -47,8 +45,7 @@ class Levels:
     reserved_peak: Int64
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedMemory:
+class RecordedMemory(Struct, frozen=True):
     """Memory that ``pptrace run`` measured of a rank's steps (:mod:`instrument.launch.recording.step_memory`)."""
 
     index_of: Mapping[int, int]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.intervals import NestedIntervals
 from pptrace.model.damage import RankDamage
@@ -52,8 +53,7 @@ def is_of_forward(name: str) -> bool:
     return bool(_OF_FORWARDS.fullmatch(name)) or ("::" not in name and not _NODE_FUNCTION.search(name))
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(Struct, frozen=True):
     """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
 
     ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
@@ -207,8 +207,7 @@ class InputFormat(StrEnum):
         return self in (InputFormat.KINETO, InputFormat.ROCPD)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceInfo:
+class TraceInfo(Struct, frozen=True):
     """Header of a trace: all of :class:`Trace` but its tables.
 
     ``rank`` is None until it is known. ``metadata`` is the object under the trace's ``pptrace`` key (facts that pptrace's
@@ -228,8 +227,7 @@ class TraceInfo:
     begins_ns: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """The contents of one trace file for one rank; fields shared with :class:`TraceInfo` mean the same.
 
     ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are set where the format itself lists ops, named by ``framework``;

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.marks import SpanKind
 from pptrace.model.damage import CLOCK_KINDS

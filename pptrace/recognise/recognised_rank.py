@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
@@ -17,8 +17,7 @@ from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.slices import rows_among
 
 
-@dataclass(frozen=True, slots=True)
-class RecognisedRank:
+class RecognisedRank(Struct, frozen=True):
     """Contents of the trace of one rank, on its own clock.
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops

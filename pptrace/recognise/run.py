@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.model.damage import LackingRecords
 from pptrace.model.device import DeviceWork
@@ -53,8 +54,7 @@ from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
 from pptrace.slices import rows_among
 
 
-@dataclass(frozen=True, slots=True)
-class RecognisedRun:
+class RecognisedRun(Struct, frozen=True):
     """Everything recognised in the traces of a run, each rank still on its own clock.
 
     ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
+from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -59,8 +59,7 @@ def idle_table(simulation: Simulation, written: Callable[[int], str], unit: str)
     return ReportTable("idle", f"Idle by cause, {unit}", columns, rows, tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """A stretch of a rank's time: an action with what it needed, or idle time (``runs`` is "") with its cause and why."""
 
     rank: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from msgspec import Struct
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
@@ -15,8 +16,7 @@ _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """One figure. ``name`` identifies it, ``detail`` is its reference value, ``meaning`` its definition."""
 
     name: str

@@ -6,12 +6,12 @@ The verdict as a page shows it: a bar of what the step is made of, above its thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+from msgspec.structs import replace
 
 from pptrace.analysis.part_words import IDLE_WORDS, cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import RankStep, StepReport

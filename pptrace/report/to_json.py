@@ -123,7 +123,7 @@ def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
     return row
 
 
-_OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
+_OP_FIELDS = tuple(name for name in OpSummary.__struct_fields__ if name != "parts")
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _messages_of_ranks(simulation: Simulation) -> dict[int, dict[str, Any]]:
         return {}
     of_ranks: dict[int, list[dict[str, Any]]] = {rank.rank: [] for rank in simulation.ranks}
     for end in sorted(messages_of(simulation, simulation.costs), key=attrgetter("start_ns", "match")):
-        of_ranks[end.rank].append({name: getattr(end, name) for name in MessageEnd.__slots__ if name != "rank"})
+        of_ranks[end.rank].append({name: getattr(end, name) for name in MessageEnd.__struct_fields__ if name != "rank"})
     return {rank: {"messages": ends} for rank, ends in of_ranks.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import StepReport
@@ -13,8 +13,7 @@ _HAS_ROOM = 0.08
 """Share of the bar from which on a piece has room for its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class BarPart:
+class BarPart(Struct, frozen=True):
     """One piece of the bar: its colour, that of text on it, what it says, its share, and the name that it has room for."""
 
     colour: str

@@ -8,7 +8,8 @@ pipeline overlaps: a step that overlaps more is shorter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pptrace.axes import Axis
 from pptrace.schedule.actions import Kind
@@ -20,8 +21,7 @@ from pptrace.sizes.transformer import SEND, Volume, total
 _OF_EXPERTS = (Axis.EP, Axis.ETP)
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
+class Speeds(Struct, frozen=True):
     """``flops_per_ns`` that a rank computes at, and bytes per ns that it sends along each axis; along others it takes no time."""
 
     flops_per_ns: float
@@ -33,8 +33,7 @@ class Speeds:
         return sum(num_bytes / speed for axis, num_bytes in by_axis.items() if (speed := self.bytes_per_ns.get(axis)))
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatedStep:
+class EstimatedStep(Struct, frozen=True):
     """A step of a pipeline, ns: the ops until the last one ends, and until the gradients are summed."""
 
     simulation: Simulation
@@ -92,8 +91,7 @@ def _to_experts_ns(estimate: Estimate, speeds: Speeds, rank: RankEstimate) -> fl
     return speeds.sending_ns(estimate, volume) / max(1, num_ops)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One combination of a sweep of estimates: its options by name, and the estimate with its step (None where no speeds are
     given), or why there is none. ``limit_bytes`` is what a rank has, None where that is not given.
     """

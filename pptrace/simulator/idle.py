@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.replay_table import Times
@@ -40,8 +40,7 @@ class IdleCause(StrEnum):
     ORDER = "order"
 
 
-@dataclass(frozen=True, slots=True)
-class IdlePart:
+class IdlePart(Struct, frozen=True):
     """Idle time of a rank with one cause.
 
     ``before`` is the action that the rank runs next, None at the end; ``other`` the action for whose output that waited, of
@@ -79,8 +78,7 @@ def idle_by_cause(simulation: Simulation) -> tuple[Mapping[IdleCause, int], ...]
     return tuple(sums)
 
 
-@dataclass(frozen=True, eq=False)
-class _Arrivals:
+class _Arrivals(Struct, frozen=True, eq=False):
     """Times when the last input of each row had been computed and was there, and the row that made it; −1: it needs none."""
 
     computed: Times

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.schedule.actions import Action, Key, Kind, Phase
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Struct, frozen=True):
     """Nanoseconds per action: ``ops`` (kind, stage, microbatch) wins over ``stages`` (kind, stage), that over ``kinds``.
 
     A message costs ``p2p_latency_ns``; ``transfers`` gives it per producing action, (F | B | I, stage, microbatch). An
@@ -140,8 +140,7 @@ class SimulatedRank:
         return self._replay.timeline(self.rank)
 
 
-@dataclass(frozen=True)
-class Simulation:
+class Simulation(Struct, frozen=True, dict=True):
     """A simulated step. Time starts at 0 with the first action. ``costs`` is None where messages had rules of their own."""
 
     replayed: Replay
@@ -255,8 +254,7 @@ def _frees(plan: Plan, kind: npt.NDArray[Any], slot: npt.NDArray[Any]) -> npt.ND
     return frees
 
 
-@dataclass(frozen=True, slots=True)
-class MessageEnd:
+class MessageEnd(Struct, frozen=True):
     """One end of a message, under way from ``start_ns`` to ``end_ns``.
 
     ``kind`` is send or recv, ``direction`` F or B, ``stage`` the one at this end, ``peer`` the pipeline rank at the other end,

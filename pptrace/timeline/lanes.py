@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.clock import Clock
 from pptrace.intervals import EMPTY, Int64, NestedIntervals, intersect, lengths_within, merge, subtract, union
@@ -23,8 +24,7 @@ INNER_AXES = ("tp", "cp", "ep")
 """Axes along which ops communicate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """The time of one rank as sets of intervals (see :mod:`pptrace.intervals`), ns.
 
     ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops, or without these of its

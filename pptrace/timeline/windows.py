@@ -7,11 +7,11 @@ Within a window are warmup, steady and cooldown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
@@ -23,8 +23,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, distinct_of, reduce_groups, rows_among, rows_where, slice_of, slices
 
 
-@dataclass(frozen=True, slots=True)
-class StepWindow:
+class StepWindow(Struct, frozen=True):
     """One step of one pipeline replica: from the earliest start to the latest end of any F/B/I/W op over its ranks, ns.
 
     ``ranks`` are the global ranks of the pipeline that are in the trace, in pipeline order.
@@ -77,8 +76,7 @@ def _spans(ops: pd.DataFrame) -> tuple[Int64, Int64, Int64, Int64]:
 _LATEST = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class StepBounds:
+class StepBounds(Struct, frozen=True):
     """The first begin of each step on any rank, by its number, and the bounds of each step's range on each rank, by both."""
 
     begin_ns: Mapping[int, int]
@@ -132,8 +130,7 @@ def _after_work(bounds: Sequence[Int64], work: DeviceWork, clock: Clock, rank: i
     return [np.maximum(times, done[np.searchsorted(launched, times) - 1]) for times in bounds]
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSpan:
+class PhaseSpan(Struct, frozen=True):
     """A phase of one rank in one step, ns. The three spans of a rank cover its window without overlap."""
 
     phase: Phase

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
@@ -17,8 +17,7 @@ from pptrace.schedule.plan import Plan
 RENDEZVOUS, ONE_BY_ONE, IN_ORDER = "rendezvous", "one_call_at_a_time", "in_order"
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
 
     ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous``, ``one_call_at_a_time``

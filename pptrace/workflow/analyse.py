@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.early_receives.answer import with_reason
@@ -223,8 +225,7 @@ def analyse_ranks(
     return measured.analysis((*warnings, *run.warnings, *by_end_times, *([line] if line else [])), sharing)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredSteps:
+class MeasuredSteps(Struct, frozen=True, eq=False):
     """Steps of which nothing is explained, the tables that they are from, and the warnings about what is null in them."""
 
     steps: tuple[StepReport, ...]
@@ -250,8 +251,7 @@ def _on_one_clock(run: RecognisedRun) -> tuple[AlignedRun, tuple[str, ...]]:
     return _align(timed, estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Measured:
+class _Measured(Struct, frozen=True, eq=False):
     """Measurements of the ranks and steps of a run: the report follows from them.
 
     ``windows`` are those reported (of the only ``step``, where there is one), ``costs`` as measured, ``answers`` by rank, of all

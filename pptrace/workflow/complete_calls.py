@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pptrace.ingest.flight_recorder.dump import read_dumps
 from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS

@@ -9,9 +9,10 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
@@ -27,8 +28,7 @@ _READING = "pptrace-reading"
 """Topic of events (token, path, 1 or −1): a worker has begun to read a file, and has read it to its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaskEngine:
+class DaskEngine(Struct, frozen=True):
     """A cluster that this program is connected to. ``name`` is what messages call it, ``token`` tells its events from those of
     other programs.
     """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.errors import TraceError
@@ -19,8 +20,7 @@ from pptrace.ingest.sniff import sniff_flight
 from pptrace.regular import read_regular
 
 
-@dataclass(frozen=True, slots=True)
-class HangResult:
+class HangResult(Struct, frozen=True):
     """A verdict. ``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` have a dump or are in run.json."""
 
     hang: Mapping[str, Any] | None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
@@ -96,8 +98,7 @@ def _why_recorded(request: _Request, analysis: Analysis, as_recorded: bool) -> s
     return ""
 
 
-@dataclass(slots=True)
-class _SmallTraces:
+class _SmallTraces(Struct):
     """The traces of small files, which are not read again to be corrected: a store of ranks that are recognised from them when
     they are asked for, unless the ``cache`` has them.
     """
@@ -130,8 +131,7 @@ class _SmallTraces:
             self.cache.put(file, ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """The paths and options of a user, with the files that were found at the paths."""
 
     paths: tuple[Path, ...]

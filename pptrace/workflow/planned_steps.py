@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.notes import is_plan_of_all
@@ -46,8 +47,7 @@ def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPl
     return steps
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """Figures that all steps of a plan share; ``num_ops`` is the number of ops of each pipeline rank."""
 
     plan: Plan

@@ -10,13 +10,15 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.links.peaks import PORTS
 from pptrace.analysis.shared_devices import DEVICE_ID
@@ -77,8 +79,7 @@ def _only(facts: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class RankStore:
+class RankStore(Struct, frozen=True):
     """Disk cache of recognised ranks, for files of at least ``min_text_bytes`` of text. Picklable.
 
     ``corrections`` is the digest of those with which the files are recognised, "" without.

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.early_receives.repair import RepairedOrder
@@ -45,8 +46,7 @@ _OF_PAIRS = ("source", "target", "rows", "bytes")
 _DAMAGE = (KeyError, ValueError, TypeError, IndexError, RecursionError)  # msgspec's errors are ValueErrors
 
 
-@dataclass(frozen=True, slots=True)
-class RunStore:
+class RunStore(Struct, frozen=True):
     """The entries of a run in the cache, each by its name."""
 
     cache: Cache
@@ -61,8 +61,7 @@ class RunStore:
         self.cache.write(key_of(self.key, name), packed)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """An analysed run; ``store`` has its entries in the cache, None where it is not kept."""
 
     analysis: Analysis
@@ -214,8 +213,7 @@ def _present(paths: Iterable[Path], caches: Sequence[Path]) -> Iterator[Path]:
             yield from (Path(at, name) for name in names[: _MOST_FILES + 1] if not name.endswith(SUFFIX))
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     """Parts of an analysis that are kept. The report is without its ops.
 
     ``ops``: for each rank of each step, in order, the table of its ops and which of its rows they are. ``texts`` are the values

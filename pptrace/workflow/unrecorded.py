@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.audit import audit_clock, audit_events, audit_report
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
@@ -49,8 +50,7 @@ _NO_COST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
+class Undone(Struct, frozen=True):
     """The run's recording: the block of the report, and what corrects the traces; None where figures stay as recorded."""
 
     report: RecordingReport
@@ -122,8 +122,7 @@ def measured_steps(analysis: Analysis, settings: Mapping[str, Any]) -> Unrecorde
     return unrecorded_steps(of_run or of_traces, is_detached=settings.get("cupti_teardown") is True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _RankSteps:
+class _RankSteps(Struct, frozen=True, eq=False):
     """Begins of the steps of a rank, in order of their numbers, and when the last one's range ends, ns on the common clock.
 
     ``usual`` is the index of the step that begins as long after its range (``marked_ns``) as is usual. Not ``is_marked``: there
@@ -188,8 +187,7 @@ def _typical(steps: Mapping[int, _RankSteps], lost: frozenset[int] = frozenset()
     return lengths[(len(lengths) - 1) // 2] if lengths else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Prediction:
+class _Prediction(Struct, frozen=True):
     """The joined graph of a run with the nodes at which the steps of each rank begin, and the last one ends.
 
     ``lost`` are the steps in which kernels are missing.
@@ -316,8 +314,7 @@ class _Prediction:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _StepNodes:
+class _StepNodes(Struct, frozen=True, eq=False):
     """Nodes at which the steps of a rank begin, and the last one ends: those of the host, or of the device where steps are of its
     work, and the ends of the work that the device had to do until then (−1 for none). A step begins when both have come, as an
     event of CUDA would show. ``marked`` is the node at which the range of the ``usual`` step begins.

@@ -13,12 +13,12 @@ next lags show that, if little in few steps. The factor is therefore mostly, but
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, exp, hypot, inf, lgamma, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.analysis.shared_devices import CORE_WAIT
 from pptrace.model.tables import Floats, Int64
@@ -54,8 +54,7 @@ noise of ops and lasting noise of correlation 0.9 were 4.5, 7 and 5 (3,600 pairs
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(Struct, frozen=True):
     """The median of a series of steps, ns (of an even number the lower one, which is a step's), and how certain it is.
 
     ``deviation`` is its standard deviation, None with too few steps, and ``freedom`` the degrees of freedom of that.
@@ -69,8 +68,7 @@ class Typical:
     most_freedom: float = inf
 
 
-@dataclass(frozen=True, slots=True)
-class Prior:
+class Prior(Struct, frozen=True):
     """Standard deviations, as shares, that are taken to be known before any step is seen: of a step from its likes, and of all
     steps of a run together from those of another.
     """
@@ -83,8 +81,7 @@ NOTHING_KNOWN = Prior()
 """Prior of steps of which nothing but their lengths is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """B against A. ``p`` is the chance that a difference so large comes by itself, ``deviation`` that of the difference."""
 
     estimate: float

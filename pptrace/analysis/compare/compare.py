@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import exp, hypot
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, Typical, difference, holm, relative_difference
 from pptrace.analysis.compare.facts import differing, other_work

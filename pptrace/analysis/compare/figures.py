@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.report import Report
@@ -35,8 +35,7 @@ _NO_RANGES = ("STEP",)
 """Ranges that are the step itself and no part of it."""
 
 
-@dataclass(frozen=True, eq=False)
-class StepFigures:
+class StepFigures(Struct, frozen=True, eq=False):
     """The whole steps of a run: their length, ns, and by name the figures of all steps, each at its places.
 
     ``span`` is None where the ranks' times do not compare, and ``window`` the mean of the ranks' own windows.

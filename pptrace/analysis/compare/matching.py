@@ -6,9 +6,9 @@ Names of kernels, ops and groups take no part in it, so that runs of different s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.compare.figures import (
     BUBBLE,
@@ -33,8 +33,7 @@ _ALL = "F+B"
 """Forwards and backwards together, where one run overlaps them in pairs."""
 
 
-@dataclass(frozen=True, eq=False)
-class MatchedPart:
+class MatchedPart(Struct, frozen=True, eq=False):
     """One part of the step in both runs: a value per whole step of each, ns; NaN where it is not known."""
 
     name: str

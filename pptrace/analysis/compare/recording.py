@@ -10,11 +10,11 @@ show differ, since the true one is the same. Of all others the errors are indepe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import hypot, log, sqrt
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS
 from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, EXPOSED, Place
@@ -55,8 +55,7 @@ _VARIOUS = "various settings"
 """Settings of the runs of one side, which then are alike none of the other."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class Recording(Struct, frozen=True, eq=False):
     """Recording of a run, and what of its cost is in the lengths of its steps.
 
     ``known_transfers`` is the share of messages between stages whose transfer is known, None where the plan has none or is not
@@ -174,8 +173,7 @@ def _mean(values: Sequence[int | None]) -> int | None:
     return round(float(np.mean(known))) if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedBoth:
+class RecordedBoth(Struct, frozen=True):
     """The recordings of both sides."""
 
     a: Recording

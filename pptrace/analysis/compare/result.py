@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 
@@ -16,8 +17,7 @@ class ChangeVerdict(StrEnum):
     NO_DIFFERENCE = "no difference"
 
 
-@dataclass(frozen=True, slots=True)
-class SpanChange:
+class SpanChange(Struct, frozen=True):
     """The typical (median) step of both runs, ns. ``change`` is b / a − 1, ``low`` to ``high`` its 95 % interval.
 
     The interval is None with too few steps, ``change`` too where a step of A takes no time. ``is_undisturbed``: the steps are not
@@ -32,8 +32,7 @@ class SpanChange:
     is_undisturbed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MeanChange:
+class MeanChange(Struct, frozen=True):
     """The mean step of both runs, ns, which counts for throughput; its change as in :class:`SpanChange`.
 
     ``is_otherwise``: it changes otherwise than the typical step, by more than chance.
@@ -47,8 +46,7 @@ class MeanChange:
     is_otherwise: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PartChange:
+class PartChange(Struct, frozen=True):
     """A part of the typical step in both runs, the median over steps, ns; ``where`` names a stage, kind, phase, axis or reason.
 
     ``significant``: it differs by more than chance, the number of parts allowed for; None with too few steps to tell,
@@ -63,8 +61,7 @@ class PartChange:
     significant: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class FactChange:
+class FactChange(Struct, frozen=True):
     """A fact in which the runs differ, as text; None where a run does not tell it."""
 
     name: str
@@ -72,16 +69,14 @@ class FactChange:
     b: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class OfBoth(Generic[T]):
+class OfBoth(Struct, Generic[T], frozen=True):
     """A figure of A and of B."""
 
     a: T
     b: T
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingOfSide:
+class RecordingOfSide(Struct, frozen=True):
     """The recording of a side. ``figures``: whether its steps are those without the recording, ``unrecorded``, or ``recorded``.
 
     ``source`` says where the length of its unrecorded step comes from, ``measured`` or ``predicted``, None of a recorded one.
@@ -94,8 +89,7 @@ class RecordingOfSide:
     settings: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Recordings:
+class Recordings(Struct, frozen=True):
     """The recordings of both sides. ``deviation`` is by how much the change of the step may be off for what is not known of their
     cost, a standard deviation as a share of the step; the interval of the change has it.
     """
@@ -105,8 +99,7 @@ class Recordings:
     deviation: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
 
     ``num_steps`` are the whole steps that are compared, ``run_to_run`` is the standard deviation of the typical step from one run

@@ -17,10 +17,11 @@ logarithm of mean / median of each run: noise that lengthens both alike is in ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import hypot, inf, log, sqrt
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.bootstrap import (
     CONFIDENCE,
@@ -44,8 +45,7 @@ FEWEST_FOR_TREND = 4
 """With fewer runs of a side the degree of freedom that a line takes costs more than it gains."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """Places of the runs of both sides in the order in which they were taken, from 0 on."""
 
     a: tuple[int, ...]
@@ -62,8 +62,7 @@ class Order:
         return abs(self.apart) <= 1
 
 
-@dataclass(frozen=True, slots=True)
-class TypicalOfSides:
+class TypicalOfSides(Struct, frozen=True):
     """The typical value of both sides, ns; ``deviation_a`` and ``deviation_b`` are those of one run from another of the side, ns,
     None with one run. ``trend`` is the change from one run to the next that was taken out, ns; None where none was.
     """
@@ -135,8 +134,7 @@ _LEAST_APART = 0.01
 """Share by which a mean step has to change otherwise than the typical one, to be worth words."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeanStep:
+class MeanStep(Struct, frozen=True):
     """The mean of a run's steps, ns, and how certain it is. ``beyond`` is ln(mean / median), with its standard deviation and the
     degrees of freedom of that; None with too few steps.
     """

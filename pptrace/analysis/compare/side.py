@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, typical_of, typical_of_few
 from pptrace.analysis.compare.facts import Facts
@@ -26,8 +26,7 @@ from pptrace.model.wording import counted, listed
 from pptrace.slices import Array
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedRun:
+class ComparedRun(Struct, frozen=True, eq=False, dict=True):
     """One run as far as it is compared; ``warnings`` are lines about it, ``name`` is where it was read.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
@@ -68,8 +67,7 @@ class ComparedRun:
         return (self.core_wait or 0.0) * float(np.median(self.figures.window))
 
 
-@dataclass(frozen=True, eq=False)
-class Side:
+class Side(Struct, frozen=True, eq=False, dict=True):
     """The runs of one side, one or several, all of one program."""
 
     name: str

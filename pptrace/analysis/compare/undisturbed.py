@@ -14,10 +14,10 @@ Only the part of the step that ops decide is known so well: how long they take, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import hypot, sqrt
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.compare.bootstrap import (
     FEWEST_STEPS,
@@ -49,8 +49,7 @@ _MOST_CELLS = 20_000_000
 _FEWEST_SAMPLES = 20
 
 
-@dataclass(frozen=True, eq=False)
-class OpTimes:
+class OpTimes(Struct, frozen=True, eq=False):
     """Times of the ops of a plan with their delays (windows, rows) and of its messages (windows, messages), ns, and its graph.
 
     ``step`` is the number of each window's step, ``pipelines`` the windows of each pipeline.
@@ -131,8 +130,7 @@ and processes are placed anew.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Steadiness:
+class Steadiness(Struct, frozen=True):
     """``deviation`` of an op from its likes, as a share; ``num_ops`` of a rank in a step; ``share`` of a step that ops decide."""
 
     deviation: float

@@ -5,10 +5,11 @@ would get back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.early_receives.of_rank import RankOrder
 from pptrace.analysis.early_receives.of_rank import of_rank as of_rank
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 _CAUSES = ("unexplained", "communication", "structural", "host")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EarlyOfRun:
+class EarlyOfRun(Struct, frozen=True, eq=False):
     """``holds``: those of all ranks, one for each receive that held up something, with ``rank``, ``name`` (index in ``names``)
     and ``ns``. ``order`` is the better order with what it gains, or why there is none; None where nothing was held up.
     """

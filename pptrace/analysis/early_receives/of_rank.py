@@ -7,9 +7,8 @@ ready lies after that, the receive held it up. Who reads what the receive brings
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.analysis.aligned import AlignedRun, RankRows, StepsOfRank
 from pptrace.marks import P2P
@@ -37,8 +36,7 @@ _OF_RECEIVE = ("receive", "step", "kind", "stage", "microbatch", "peer")
 _HOLDS = (*_OF_RECEIVE, "begin", "until", "what", "at", "of", "match", "size")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankOrder:
+class RankOrder(Struct, frozen=True, eq=False):
     """Sends, receives and calls that one rank posted in the steps that compare.
 
     ``holds`` has a row for each call or op that may have been held up, by its own rank's times: the number of the ``receive``,
@@ -114,8 +112,7 @@ def _waiting(comms: Slice, least: int) -> Slice:
     return Slice({"match": comms["match"][is_long], "since": comms["start_ns"][is_long]})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launches:
+class Launches(Struct, frozen=True, eq=False):
     """Launches of a rank's device work on the common clock, ns: ``at`` of each kernel by its ``start``, in order of start.
 
     By ``ended`` the compute that was ``launched`` up to a time was over.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.early_receives.of_rank import STREAM, RankOrder
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
@@ -26,8 +27,7 @@ NO_PLAN = "there is no whole step whose plan is known"
 NO_BETTER = "no order with receives posted later that was tried is shorter in the replay"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RepairedOrder:
+class RepairedOrder(Struct, frozen=True, eq=False):
     """Order of the ops, sends and receives of a run (``posted``), and the same ops with receives posted later (``repaired``).
 
     ``messaging`` is the way in which calls wait for each other. ``gains`` is what each step would get back, ns, by replay.

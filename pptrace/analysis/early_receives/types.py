@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class HeldCall:
+class HeldCall(Struct, frozen=True):
     """A receive of one rank, and the call or op that it held up, over all steps that compare."""
 
     rank: int  #: global rank that received
@@ -21,8 +20,7 @@ class HeldCall:
     longest_ns: int  #: longest of all
 
 
-@dataclass(frozen=True, slots=True)
-class HeldRank:
+class HeldRank(Struct, frozen=True):
     """Time for which receives held up a rank."""
 
     rank: int  #: global rank
@@ -31,8 +29,7 @@ class HeldRank:
     longest_ns: int  #: longest of all
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyReceives:
+class EarlyReceives(Struct, frozen=True):
     """Receives that were posted before their sender could send, and what they held up, in steps whose ranks' times compare."""
 
     #: side that runs calls in the order of their posting: ``host`` (the rank waits in each call) or ``stream`` (of its device);

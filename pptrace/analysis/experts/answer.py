@@ -6,11 +6,11 @@ Findings are of where most rows are, a capacity that drops too much, a rank that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes, counts_of_ranks, sizes_of_run
@@ -155,8 +155,7 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     return {} if part is None else {"experts": part, "findings": with_findings(report.findings, part, report.steps)}
 
 
-@dataclass(frozen=True, eq=False)
-class ExpertsOfRun:
+class ExpertsOfRun(Struct, frozen=True, eq=False, dict=True):
     """Exchanges of all ranks, with rows where they are known, counts of the ranks whose runtime recorded them, and rows from rank
     to rank. Where the ranks' times do not compare (``is_compared``) there are no exchanges.
     """

@@ -13,11 +13,11 @@ compute (:mod:`pptrace.sizes.experts`):
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.experts import EXPERT_COUNTS
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
@@ -30,8 +30,7 @@ Groups = Sequence[Sequence[int]]
 _MOST = 2**53
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankCounts:
+class RankCounts(Struct, frozen=True, eq=False):
     """Forwards of layers with experts on one rank, in order of time.
 
     ``step`` and ``layer`` (forwards,) say of what, ``rows`` how many rows the rank's experts computed in each; ``num`` is how
@@ -168,8 +167,7 @@ def rows_and_ratios(groups: Groups, counts: Mapping[int, RankCounts]) -> dict[in
 SHARING_AXES = (Axis.EP, Axis.ETP)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSizes:
+class TokenSizes(Struct, frozen=True):
     """Sizes of a run with experts: bytes of a token, the way of tokens to experts, the ranks that share each expert, the tokens
     that a rank routes in a forward, and floating-point operations of a row (``row_flops``) in the part of an expert that a rank
     has. ``ep_groups`` are the ranks that exchange tokens, ``sharing_groups`` those whose experts compute the same tokens: of ep

@@ -10,9 +10,10 @@ Of no account: what the calls themselves take, which is communication, and what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import UNKNOWN, Floats, Int64
@@ -115,8 +116,7 @@ def _leads(compute: Floats, of: Int64, num_groups: int) -> Floats:
     return leads
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Routing:
+class Routing(Struct, frozen=True, eq=False):
     """Exchanges of all ranks, and what equal rows would change of each (:func:`shortened`)."""
 
     exchanges: Slice

@@ -12,11 +12,11 @@ weights, by which ends that do not agree are found once all ranks are known (:fu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes
 from pptrace.analysis.experts.routing import groups_of
@@ -28,8 +28,7 @@ from pptrace.slices import Slice, distinct_of, reduce_groups
 UInt64 = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SentRows:
+class SentRows(Struct, frozen=True, eq=False):
     """Rows of one rank's dispatches.
 
     ``sums`` has by the number of members (2, members) rows sent to each and received from each, in the forwards, or where
@@ -122,8 +121,7 @@ _Cells = tuple[Int64, Int64, Int64, int | None]
 """(source, target, rows) of a rank to the members of its group, or of these to it; bytes of a row, None where not known."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Traffic:
+class Traffic(Struct, frozen=True, eq=False):
     """The matrix of a run, None where neither splits nor counts tell it, and lines on what it lacks."""
 
     matrix: TrafficMatrix | None

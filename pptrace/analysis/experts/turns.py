@@ -11,10 +11,10 @@ Layers of exchanges with experts in the model, and which of the forwards that a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.errors import ScheduleError
@@ -113,8 +113,7 @@ def _second_half(text: str) -> tuple[int, int]:
     return parts[-1].stage, parts[-1].microbatch
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(Struct, frozen=True, order=True):
     """Layer with experts: its stage (−1: not known), and which one of the stage's, from 0."""
 
     stage: int

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.slices import distinct_of
 
 
-@dataclass(frozen=True, slots=True)
-class LayerLoad:
+class LayerLoad(Struct, frozen=True):
     """Load of one layer's experts in all steps of the report."""
 
     layer: int | None  #: its number in the model; null without counts
@@ -42,8 +40,7 @@ class LayerLoad:
     deviation_ratio: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpread:
+class LayerSpread(Struct, frozen=True):
     """The spread of one figure of ``layers`` over those in which it is known; figures that fewer than two layers have are left
     out.
     """
@@ -60,8 +57,7 @@ class LayerSpread:
     max: float  #: most
 
 
-@dataclass(frozen=True, slots=True)
-class RankLoad:
+class RankLoad(Struct, frozen=True):
     """Load of one rank in all steps of the report."""
 
     rank: int  #: global rank
@@ -96,8 +92,7 @@ class RankLoad:
     flops: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertCalls:
+class ExpertCalls(Struct, frozen=True):
     """All calls of one layer, direction and role, over all ranks and steps."""
 
     layer: int | None  #: layer, as in ``layers``; null as there
@@ -122,8 +117,7 @@ class ExpertCalls:
     last_reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertStep:
+class ExpertStep(Struct, frozen=True):
     """Waits of all ranks in the calls of experts of one step; every step of the report has an entry."""
 
     step: int  #: number of the step
@@ -142,8 +136,7 @@ class ExpertStep:
     rank_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficPair:
+class TrafficPair(Struct, frozen=True):
     """Rows of tokens from one rank to another in dispatches of forwards."""
 
     source: int  #: global rank that has the tokens
@@ -153,8 +146,7 @@ class TrafficPair:
     share: float  #: share of all rows that the source sends to experts, its own included
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertTraffic:
+class ExpertTraffic(Struct, frozen=True):
     """Rows of tokens from the rank that has them to the rank whose experts compute them, in dispatches of forwards."""
 
     known_from: str  #: ``splits`` of the calls or ``counts`` of the runtime
@@ -167,8 +159,7 @@ class ExpertTraffic:
     pairs: tuple[TrafficPair, ...]  #: the 100 of them with most rows
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingGain:
+class RoutingGain(Struct, frozen=True):
     """Gain of a mean step if all experts had equally many rows, by replay."""
 
     gain_ns: int  #: time that a mean step gets back
@@ -179,8 +170,7 @@ class RoutingGain:
     equal_bubble_ns: int  #: bubble of all ranks in the replay with equal rows
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertsReport:
+class ExpertsReport(Struct, frozen=True):
     """Experts in all steps of the report together."""
 
     #: origin of the rows: ``counts`` (of each expert's routes, by the runtime), ``splits`` of all-to-alls, or ``calls`` alone
@@ -212,8 +202,7 @@ MOST_PAIRS = 100
 Group = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrafficMatrix:
+class TrafficMatrix(Struct, frozen=True, eq=False):
     """Rows from rank to rank, a cell for each pair of members of a group, own ones included, by source and target.
 
     ``bytes`` are −1 where they are not known. ``groups`` are the ranks that exchange tokens, in ascending order.

@@ -6,10 +6,10 @@ Slowness of ranks in exchanges with experts: how long their experts take, compar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts, time_per_row
 from pptrace.analysis.experts.types import ExpertStep
@@ -112,8 +112,7 @@ def _ratios(times: Slice, ranks: Iterable[int]) -> Iterable[tuple[int, Floats]]:
         yield rank, np.minimum(took[compared] / np.maximum(expected, 1), most)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sorted:
+class _Sorted(Struct, frozen=True, eq=False):
     """Numbers in ascending order, and where each of them is in it."""
 
     values: Floats
@@ -153,8 +152,7 @@ _OFTEN = 1.5
 """A rank is last often that is last so many times as often as by chance, or for which others wait so many times as long."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lateness:
+class Lateness(Struct, frozen=True, eq=False):
     """Waits of exchanges in calls of one role: what each ``waited`` for the last member, ns (−1 where the members are not known),
     whether it was last, and what the others waited for it altogether (``caused``).
     """
@@ -164,8 +162,7 @@ class Lateness:
     caused: Int64
 
 
-@dataclass(frozen=True, eq=False)
-class Waits:
+class Waits(Struct, frozen=True, eq=False, dict=True):
     """Exchanges of all ranks with what their waits are made of, each found when it is first asked for.
 
     ``group`` is the number of those that met, −1 where that is not known, ``num_members`` how many each of them has.

@@ -12,9 +12,10 @@ it makes up, goes to the member that came last (:mod:`pptrace.analysis.explain.i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.explain.critical_path import Bindings, Hop, Walks
 from pptrace.analysis.explain.inner_waits import InnerWaits
@@ -25,8 +26,7 @@ from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Typical:
+class Typical(Struct, frozen=True, eq=False):
     """Usual durations in each step, ns, shape (steps, rows): the median of all ops of the row's kind and stage.
 
     ``work`` is without what ops wait for in collectives, ``held`` that. ``gap`` (steps, rows) and ``tail`` (steps, pp) are the
@@ -64,8 +64,7 @@ def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits, graph: G
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bubbles:
+class _Bubbles(Struct, frozen=True, eq=False):
     """Bubbles, each before an op or at a rank's end (``is_tail``); ``cell`` (step × rows + row) is the op that was waited for
     or with, ``of_plan`` what of the bubble the plan would have anyway.
     """

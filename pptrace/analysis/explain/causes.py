@@ -15,11 +15,11 @@ is that of equal rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.step_times import StepTimes
@@ -42,8 +42,7 @@ not in proportion: of an op with layers a late millisecond would be hundreds.
 """
 
 
-@dataclass(frozen=True, eq=False)
-class CauseCosts:
+class CauseCosts(Struct, frozen=True, eq=False, dict=True):
     """Costs of some windows by cause.
 
     Args:

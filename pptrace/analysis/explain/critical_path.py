@@ -14,9 +14,9 @@ because it waited in a message of its own passes the reason on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.analysis.whole_run import CriticalPath, PathOps
@@ -27,8 +27,7 @@ from pptrace.schedule.plan_table import NONE
 from pptrace.slices import group_sums
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bindings:
+class Bindings(Struct, frozen=True, eq=False):
     """Last event that let each op (steps, rows) start.
 
     ``row`` is the op whose end it was: the one before it on its rank or, where ``is_message``, one of another rank: the
@@ -174,8 +173,7 @@ def _count(times: Int64, step: Int64, limit: Int64) -> Int64:
     return counts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hop:
+class Hop(Struct, frozen=True, eq=False):
     """One hop of those walks that go on: ``walk`` numbers them.
 
     Each is at the op of ``cell`` (step × rows + row), which waited for that of ``source``; where it waited for none, not

@@ -10,11 +10,12 @@ them are explained along its graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.blame import charge_bubbles, typical_of

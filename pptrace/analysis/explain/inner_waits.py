@@ -7,9 +7,9 @@ far as it computed longer, its op is to blame, else what made its op begin later
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.intervals import Int64, lengths_within, merge, times_by_group
 from pptrace.model.tables import Bool
@@ -19,8 +19,7 @@ from pptrace.timeline.lanes import Lane, is_inner
 _COLUMNS = ("window", "row", "match", "start", "since", "wait")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InnerWaits:
+class InnerWaits(Struct, frozen=True, eq=False):
     """Waits inside ops, a row each: of the op ``row`` in the window ``step`` for the op ``late_row`` in ``late_step``, ns.
 
     ``longer`` is the part of ``ns`` by which the late op computed longer until there; for the rest it was late already. Waits in

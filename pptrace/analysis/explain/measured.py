@@ -6,10 +6,10 @@ Times of ops without what unequal rows of experts add to them: as if each rank's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.explain.critical_path import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of

@@ -6,10 +6,12 @@ Each rank's window is cut at its ops: before each op lies the *gap* since the op
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
@@ -36,8 +38,7 @@ UNKNOWN = np.iinfo(np.int64).min
 """The arrival of a message that was not matched."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepTimes:
+class StepTimes(Struct, frozen=True, eq=False):
     """Times of steps, ns. Matrices of ops have the shape (steps, rows of the table), of messages (steps, messages of the table).
 
     ``start`` and ``end`` of an op that the trace lacks are 0. ``communication`` is the part of an op's time in which it
@@ -135,8 +136,7 @@ def numbers_of_whole(is_whole: Bool) -> Int64:
     return np.where(is_whole, np.cumsum(is_whole) - 1, -1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexedWindows:
+class IndexedWindows(Struct, frozen=True, eq=False):
     """Windows as arrays: begin and end, ns, and step of each, and the indices of the windows of each rank."""
 
     windows: Sequence[StepWindow]
@@ -157,8 +157,7 @@ class IndexedWindows:
         return cls(windows, begin, finish, step, indices)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankTimes:
+class RankTimes(Struct, frozen=True, eq=False):
     """Measurements of one rank in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.plain import (
     IDLE_FIGURES,
@@ -133,8 +134,7 @@ def _finding_of(reason: Reason, shares: Shares) -> Finding:
     return finding_of(reason.gains, reason.title.format(share=words), detail, {**known, **reason.evidence})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loss:
+class _Loss(Struct, frozen=True, eq=False):
     """Time that a cause took of each step, ns, shape (steps,), and of all steps at each place."""
 
     name: str

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.steps import finding_of
 from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.stragglers.communication import LATE_MEMBER

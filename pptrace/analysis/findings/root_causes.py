@@ -6,9 +6,9 @@ Evidence that findings need: the kinds that a run is too short for, or has nothi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport

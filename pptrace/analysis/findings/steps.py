@@ -8,10 +8,10 @@ Findings from what steps would gain, and shares in words: of the typical step, w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.part_words import OUTSIDE_WORDS
 from pptrace.analysis.result import Finding, Severity, StepReport, typical_of
@@ -23,8 +23,7 @@ from pptrace.model.tables import Int64
 _FAR_LESS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(Struct, frozen=True):
     """Shares of the ``typical`` step, and of a mean one of ``mean_ns``."""
 
     typical: StepReport | None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call, place_of_pauses
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
@@ -34,8 +36,7 @@ def with_verdict(report: Report) -> Report:
     return replace(report, verdict=_verdict(report))
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictLines:
+class VerdictLines(Struct, frozen=True):
     """The verdict in three short lines: what the step is made of, why, and what to do first; "" where there is nothing to say.
 
     ``finding`` is the number of the finding that the last one is about, in the order of the report; None if none.

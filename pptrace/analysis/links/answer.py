@@ -6,11 +6,12 @@ Communication of one rank by the other side: what the links of a run are joined 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.links.collectives import (
@@ -50,8 +51,7 @@ if TYPE_CHECKING:
     from pptrace.analysis.report import Report
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankTraffic:
+class RankTraffic(Struct, frozen=True, eq=False):
     """Sums over one rank's matched communication in the steps of a report, ns.
 
     ``messages`` has a row for each ``axis``, ``kind`` (send or recv), ``peer`` and size (``bytes``, −1 unknown): ``count``, the

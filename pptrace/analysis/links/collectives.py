@@ -8,11 +8,11 @@ many ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.analysis.links.peaks import (
     CLASSES_PER_OCTAVE,

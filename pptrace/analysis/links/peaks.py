@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.links.types import Link
 from pptrace.axes import MESH_ORDER, Axis, group_of
@@ -40,8 +40,7 @@ from pptrace.model.wording import as_ranges, counted
 Facts = Mapping[int, Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """Reference peak of a device's links; ``link`` is ``nvlink``, ``pcie`` or ``network``, ``gbps`` GB/s per direction."""
 
     link: str
@@ -260,8 +259,7 @@ _FULL_WEIGHT = 10
 """Messages of one size from which on more of them make its fast one no surer."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFit:
+class LinkFit(Struct, frozen=True):
     """``latency_ns`` and ``bandwidth_gbps`` (GB/s), or the reason why both are None."""
 
     latency_ns: int | None = None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Messages on an axis from one rank to another, in all steps whose ranks' times compare. Bandwidths are in GB/s."""
 
     axis: str  #: axis of the messages
@@ -37,8 +36,7 @@ class Link:
     fit_reason: str | None = None  #: reason why latency and bandwidth are null; null where they are known
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
+class DevicePeak(Struct, frozen=True):
     """The reference peak of a rank's device (:mod:`pptrace.analysis.links.peaks`)."""
 
     rank: int  #: global rank
@@ -47,8 +45,7 @@ class DevicePeak:
     peak_gbps: float | None  #: peak per direction; null where none is known
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRate:
+class CollectiveRate(Struct, frozen=True):
     """Bus bandwidth of all collectives of one kind on an axis, timed on devices, over all ranks and steps."""
 
     axis: str  #: axis of the collectives
@@ -64,8 +61,7 @@ class CollectiveRate:
     ports: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSize:
+class CollectiveSize(Struct, frozen=True):
     """Collectives of one size (within 9 %)."""
 
     bytes: int | None  #: mean size; null where a call does not tell its size
@@ -77,8 +73,7 @@ class CollectiveSize:
     busbw_gbps: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSpeed:
+class CollectiveSpeed(Struct, frozen=True):
     """Collectives of one kind along an axis, in groups of one size, with kernels of one name, in all steps whose ranks' times
     compare.
     """
@@ -113,8 +108,7 @@ class CollectiveSpeed:
     exceeds_ll: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Interconnect:
+class Interconnect(Struct, frozen=True):
     """Peaks of the links between devices, GB/s per direction, and the rates that collectives reach."""
 
     devices: tuple[DevicePeak, ...]  #: one entry per rank that communicated on a device
@@ -126,8 +120,7 @@ class Interconnect:
     settings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LateRank:
+class LateRank(Struct, frozen=True):
     """Collectives of one rank, of one kind on an axis, with all members in the traces."""
 
     axis: str  #: axis of the collectives

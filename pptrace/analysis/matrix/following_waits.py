@@ -5,9 +5,8 @@ Where an op waits there for one of another pipeline, and that one begins sooner 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64

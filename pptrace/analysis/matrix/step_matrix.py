@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
@@ -37,8 +39,7 @@ def _no_rows(*names: str, texts: Sequence[str] = ()) -> Callable[[], Slice]:
     return partial(Slice.empty, *names, texts=texts)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StepMatrix:
+class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
     """Costs of the ops and messages of one plan in some windows, ns, and how late they were.
 
     Whoever asks what steps would be without something replaces columns; :attr:`lengths` replays the steps.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True):
     """Most microbatches of one chunk whose activations are held at once, counted as ``peak_in_flight`` of a step's rank."""
 
     planned: int | None  #: most by the plan of the step with the highest peak; null without a plan of all ranks
     measured: int | None  #: most of all steps; null as ``peak_in_flight``
 
 
-@dataclass(frozen=True, slots=True)
-class StageActivations:
+class StageActivations(Struct, frozen=True):
     """Activations that one microbatch keeps of a stage of the plan, from its forward to its backward."""
 
     stage: int  #: virtual stage
@@ -23,8 +21,7 @@ class StageActivations:
     full_recompute_bytes: int | None = None  #: bytes if each layer did; null in traces of earlier versions
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedMemory:
+class PredictedMemory(Struct, frozen=True):
     """Memory that the run's sizes and options come to (:mod:`pptrace.model.predicted`), as held between steps."""
 
     weights_bytes: int  #: parameters
@@ -38,8 +35,7 @@ class PredictedMemory:
     stages: tuple[StageActivations, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankMemory:
+class RankMemory(Struct, frozen=True):
     """The step with a rank's highest peak."""
 
     rank: int  #: global rank
@@ -58,8 +54,7 @@ class RankMemory:
     predicted: PredictedMemory | None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
+class MemoryReport(Struct, frozen=True):
     """Memory of every rank."""
 
     ranks: tuple[RankMemory, ...]  #: one entry per rank in the steps

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport, StepRecompute
@@ -21,8 +22,7 @@ _LEAST_TOLD = 0.75
 _FEW_OPERATORS = "operators fill less than three quarters of its backwards, and what else these do is not known"
 
 
-@dataclass(frozen=True, slots=True)
-class OfRank:
+class OfRank(Struct, frozen=True):
     """The backwards of a rank, its recompute by step, ns, and the reasons why it is not known, nor the gradients of weights."""
 
     ops: tuple[BackwardOps, ...]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardOps:
+class BackwardOps(Struct, frozen=True):
     """The backwards of one rank, stage and kind in all steps."""
 
     rank: int  #: global rank
@@ -22,16 +21,14 @@ class BackwardOps:
     weights_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecompute:
+class StepRecompute(Struct, frozen=True):
     """The recompute of all ranks in a step."""
 
     step: int  #: number of the step
     recompute_ns: int  #: recompute of all ranks together
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputeReport:
+class RecomputeReport(Struct, frozen=True):
     """Parts of the backwards of each rank, over all microbatches and steps (but those in which kernels are missing)."""
 
     #: one entry for each rank, stage and kind of backward; empty where nothing is recomputed and no more is known

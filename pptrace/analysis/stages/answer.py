@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.part_words import SLOW_RANK_ALIKE, WORDS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from pptrace.model.device import WorkClass
 from pptrace.model.predicted import PREDICTED
@@ -22,8 +22,7 @@ StageFlops = Mapping[tuple[int, str], Mapping[str, int]]
 NOT_PREDICTED: StageFlops = {}
 
 
-@dataclass(slots=True)
-class FlopSums:
+class FlopSums(Struct):
     """FLOPs of some ops by the name of a kind of work, or of a part, and the time in which they may multiply, ns, of which
     the FLOPs are not known.
     """
@@ -46,8 +45,7 @@ class FlopSums:
         return None if self.unknown[name] else self.flops[name]
 
 
-@dataclass(slots=True)
-class OpSums:
+class OpSums(Struct):
     """Sums of the ops of one stage and kind: their number, their compute, ns, that by class and by part, and pieces by class.
 
     ``class_flops`` and ``part_flops`` are the floating-point operations of each.

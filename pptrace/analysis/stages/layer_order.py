@@ -8,10 +8,10 @@ rest, and is then no repeat: parts are called by what is known, that they repeat
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.model.tables import Int32
 
@@ -25,8 +25,7 @@ _MOST_COMPARED = 64
 """Ops whose orders are looked at to find the usual one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(Struct, frozen=True):
     """``count`` layers of ``length`` kernels each, from the kernel ``first`` of an op on."""
 
     first: int

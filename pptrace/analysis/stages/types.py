@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class StagePart:
+class StagePart(Struct, frozen=True):
     """A kind of work, or parts of the model that are alike, in an op of a stage."""
 
     name: str  #: kind of work, or of the parts what their names have in common; empty of what is of no part
     ns: int  #: time by which there is more of it, below 0 less
 
 
-@dataclass(frozen=True, slots=True)
-class StageWork:
+class StageWork(Struct, frozen=True):
     """A kind of work, or a part of the model, in all ops of a stage."""
 
     #: kind of work, or part of the model; ``others`` are the smallest of more than 40 parts; empty of what is of no part
@@ -25,8 +23,7 @@ class StageWork:
     flops: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StageOps:
+class StageOps(Struct, frozen=True):
     """The ops of one kind and stage in all steps and replicas."""
 
     stage: int  #: virtual stage
@@ -45,8 +42,7 @@ class StageOps:
     no_flops: str = ""  #: reason why they are null; empty where ``flops`` are known
 
 
-@dataclass(frozen=True, slots=True)
-class StageDifference:
+class StageDifference(Struct, frozen=True):
     """Ops of a stage that take longer than those of the stage with the lower median, by 2 % or more, the mean of each."""
 
     kind: str  #: kind of the ops
@@ -60,8 +56,7 @@ class StageDifference:
     parts: tuple[StagePart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StageCompute:
+class StageCompute(Struct, frozen=True):
     """Compute of the stages' ops, and reasons why one takes longer than another."""
 
     ops: tuple[StageOps, ...]  #: one entry for each stage and kind

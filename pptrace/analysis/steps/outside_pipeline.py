@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -23,6 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.result import StepReport
@@ -140,8 +141,7 @@ Named = tuple[str, tuple[tuple[str, int | str], ...]]
 """A part and its place."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OutsideRows:
+class OutsideRows(Struct, frozen=True, eq=False):
     """Ranges and collectives of a rank outside of pipelines' windows.
 
     Columns of ``rows``: of those around one moment the one with the largest ``weight`` is the ``part`` of it. ``axis`` is that of
@@ -221,8 +221,7 @@ def _most_transfer(kinds: Sequence[str], axes: Sequence[str], rows: Slice) -> In
     return np.where(rows.among("kind", (Collective.BARRIER,)), 0, shortest[like])
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     """Time in which a rank did one thing: ``part`` on an ``axis``; of a collective when all were there, and who came last."""
 
     start_ns: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.memory.answer import peaks_in_flight, peaks_of_steps
@@ -26,8 +27,7 @@ from pptrace.timeline.lanes import Lane, host_waits
 from pptrace.timeline.windows import phase_spans_of_steps
 
 
-@dataclass(frozen=True)
-class RankWindows:
+class RankWindows(Struct, frozen=True):
     """The windows of one rank, one per step, in order of the steps, ns.
 
     Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
@@ -52,8 +52,7 @@ class RankWindows:
         return (rows, index) if inside.all() else (rows.where(inside), index[inside])
 
 
-@dataclass(frozen=True)
-class TimesInWindows:
+class TimesInWindows(Struct, frozen=True, dict=True):
     """The time of a rank by what it did, in several windows, ns."""
 
     lane: Lane

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.result import StepReport, alike_steps
 from pptrace.analysis.whole_run import OUTSIDE, BlamedOp, Cause, StepChange, StepOutlier, StepSeries

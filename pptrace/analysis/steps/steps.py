@@ -6,12 +6,13 @@ Parts of a step cannot be where one is longer than the step itself, since times 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import Explanation, explanation_tasks, graph_of_run
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 from pptrace.model.wording import listed
 
 
-@dataclass(frozen=True, slots=True)
-class Ideal:
+class Ideal(Struct, frozen=True):
     """The bubble of a plan with F = I = W and free messages, and that of each of its ranks."""
 
     ratio: float
@@ -66,8 +66,7 @@ def ideal_of(plan: Plan) -> Ideal:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
+class PlannedStep(Struct, frozen=True):
     """A step's windows, one for each pipeline, and what its plan says, where one is known; ``lacking`` are the ranks whose trace
     lacks ops of it, ``unbounded`` the windows whose first or last op may be among these.
     """
@@ -79,8 +78,7 @@ class PlannedStep:
     unbounded: frozenset[StepWindow] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _PlanPart:
+class _PlanPart(Struct, frozen=True):
     """Steps of one plan that are explained together: which they are of the run's, the windows of each, and the graph of the
     plan's messages.
     """
@@ -91,8 +89,7 @@ class _PlanPart:
     graph: Graph | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReportedSteps:
+class ReportedSteps(Struct, frozen=True, eq=False):
     """A run's steps, and by plan what the ops and messages of those that are whole cost."""
 
     steps: tuple[StepReport, ...]

@@ -14,10 +14,11 @@ Unequal routes to experts: what steps would get back if all experts had equally 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix, pipelines_of
 from pptrace.analysis.stragglers.reason import Reason, gains
@@ -36,8 +37,7 @@ FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(Struct, frozen=True):
     """The messages between two pipeline ranks of a pipeline: their typical transfer and that of links like it, ns."""
 
     ranks: tuple[int, int]
@@ -216,8 +216,7 @@ CLEARLY = 1.25
 """An expert or rank is named that has so many times the mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class HotSpot:
+class HotSpot(Struct, frozen=True):
     """The rank whose experts have most rows compared with its group's, and the expert with most routes over its layer's mean."""
 
     rank: int

@@ -12,10 +12,11 @@ cost a step time however healthy the run is: as much as ops that vary by :data:`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.alike import DEVIATION, Place, gains_of_places, long_ops, slow_rank
@@ -48,8 +49,7 @@ _FEWEST_RANKS = 3
 """Ranks of a pipeline: of fewer, one always has most of the variation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(Struct, frozen=True):
     """``slow`` are the stages and ranks that cost more than their like beyond chance; ``of_ordinary_ops`` is what ops that vary
     by :data:`ORDINARY` cost a step, ns, in pipelines of ``num_ranks``.
     """
@@ -82,8 +82,7 @@ def noise_of(plans: Sequence[StepMatrix]) -> Noise:
     return Noise(slow, _cost_of_ordinary(longest), longest.table.pp)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Medians:
+class _Medians(Struct, frozen=True, eq=False):
     """Median cost of each cell in each pipeline, and its squared standard error, shape (pipelines, cells); ns.
 
     ``rows`` is how many ops of a cell a step has. The deviation of a cell is at least that of most cells, relative to its
@@ -190,8 +189,7 @@ Plans = Sequence[StepMatrix]
 """The costs of whole steps, by plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """Facts besides the costs: ``hot_spot`` is where most rows of experts are, of runs that have experts on several ranks;
     ``uncertainty_ns`` is that of the clocks; ``found`` are the reasons of earlier detectors.
     """
@@ -282,8 +280,7 @@ _MOST_REPLAYED = 100_000_000
 """Ops in the replays of all stages and pipeline ranks together; they take about 40 ns each."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Study:
+class Study(Struct, frozen=True, eq=False):
     """``stragglers`` is None where there is no whole step.
 
     ``gains`` is what each step would get back if the slowest stage or rank cost what its like costs, ns; ``steps`` are the

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.following_waits import waits_with_late_windows
 from pptrace.analysis.matrix.step_matrix import StepMatrix

@@ -5,9 +5,8 @@ Each rank does one thing after the other; a collective goes on when the last of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice
@@ -64,8 +63,7 @@ def is_collective(name: str) -> bool:
     return " " in name
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chains:
+class Chains(Struct, frozen=True, eq=False):
     """Work of all ranks of a step on one side of the pipeline, the same in every step: items, in the order of ranks and start.
 
     ``rank`` (items,) is the index of the rank among those of the step, ``name`` what the item is, ``work`` (steps, items) what

@@ -6,10 +6,10 @@ Certainty of a gain: its interval from how the steps vary, and the share of a st
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
@@ -51,8 +51,7 @@ LEAST_LOW = 0.25
 """Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reason:
+class Reason(Struct, frozen=True, eq=False):
     """Reason why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
 
     ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for its share of the

@@ -7,10 +7,11 @@ a while has that too, so the stages have to agree as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.reason import Reason, gains
@@ -54,8 +55,7 @@ def long_sequences(plans: Sequence[StepMatrix]) -> Reason | None:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Microbatches:
+class _Microbatches(Struct, frozen=True, eq=False):
     """Costs of forwards and backwards against what is usual for their stage, shape (windows, stages, microbatches).
 
     ``forward`` and ``backward`` are deviations from the mean of their window and stage, ``ratio`` is of both together.

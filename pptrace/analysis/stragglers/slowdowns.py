@@ -17,13 +17,13 @@ Costs where nothing straggles: what its kind typically costs in all steps, on al
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, longest_of_steps, pipelines_of
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of, is_collective
@@ -36,8 +36,7 @@ from pptrace.simulator import rank_ends, rank_ends_of_mixtures
 _NAMES = tuple(str(kind) for kind in Kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(Struct, frozen=True):
     """Cost by kind, ns: of what computes the mean; of messages and collectives the median, as the study has it.
 
     A kind of message that was never matched is left out: it costs nothing in any replay.
@@ -121,8 +120,7 @@ def _chains_of_side(costs: StepMatrix, side: int) -> Chains | None:
     return chains_of(costs.outside.where(~is_collection), costs.step, costs.table.pp, side)
 
 
-@dataclass(frozen=True, eq=False)
-class Replays:
+class Replays(Struct, frozen=True, eq=False, dict=True):
     """Time that all steps of one plan take together in replays, ns: with what comes before and after their ops, where there are
     ``chains`` of it.
     """

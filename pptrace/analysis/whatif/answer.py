@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
@@ -24,8 +24,7 @@ _MOST_FORWARDS = 200_000
 """Larger plans are not predicted, unless the run has as large a one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Differences from the measured run; None leaves a thing as it was.
 
     ``microbatch_size`` is that of a microbatch in parts of today's, and ``microbatches`` how many there are in a step: where both

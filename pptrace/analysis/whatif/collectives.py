@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.links.types import CollectiveSpeed
 from pptrace.analysis.matrix.step_matrix import exposed_along
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 _MOST_TIMES = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class KnownOfCollectives:
+class KnownOfCollectives(Struct, frozen=True):
     """Knowledge of the collectives of each axis: ``latency`` is the part of their transfers that is latency as far as a line
     was fitted to them, ``unfitted`` the part of those of which none was, and ``hidden`` the part that compute hides.
     """

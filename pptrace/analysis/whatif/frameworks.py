@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 from pptrace.analysis.whatif.change import Change, layers_of_stages
 from pptrace.analysis.whatif.stage_costs import StageCosts
@@ -15,8 +16,7 @@ from pptrace.schedule.registry import SCHEDULES
 PPTRACE, MEGATRON, TORCH, TORCHTITAN = "pptrace", "Megatron-LM", "torch.distributed.pipelining", "torchtitan"
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(Struct, frozen=True):
     """A framework: its name, and how each schedule of the catalogue that it runs is asked for, "" where nothing has to be said.
 
     ``{p}`` and ``{twice_p}`` stand for the ranks of the pipeline and their double, ``{chunks}`` for the stages of a rank.

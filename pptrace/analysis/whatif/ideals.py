@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import pipelines_of
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
@@ -21,8 +21,7 @@ EXPECTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ideal:
+class Ideal(Struct, frozen=True):
     """Part of a run that becomes ideal: ``name`` as the user writes it, ``what`` its word, ``place`` what stands behind "="."""
 
     name: str

@@ -8,9 +8,10 @@ the steps and the replays behind findings. With another schedule, split or size,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.matrix.step_matrix import StepMatrix
@@ -33,8 +34,7 @@ _REASONS = {LATE_RECEIVES: "host", UNEQUAL_ROUTES: "routing"}
 """The ideal that a reason belongs to, where that is not its cause's."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredGains:
+class MeasuredGains(Struct, frozen=True, eq=False):
     """Gains of the explained steps by the word of an ideal, ns, shape (steps,), and the costs of the whole steps, ``plans``, by
     which gains of stages and ranks are replayed.
     """
@@ -92,8 +92,7 @@ _NO_CHANGE = {OVERLAP, UNRECORDED, UNKNOWN_RANK}
 """Parts that take no time of their own, or that of ranks of which nothing tells what it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideTimes:
+class OutsideTimes(Struct, frozen=True):
     """Time from the start of the typical step to that of the next one, and what of it is outside the pipeline, ns: in all, and
     of each step by part. None where it is not known.
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.analysis.stages.layer_order import BEFORE, BEHIND, REPEAT
 from pptrace.analysis.stages.types import StageCompute, StageOps
@@ -26,8 +26,7 @@ _MOST_UNKNOWN = 0.1
 _BY_ORDER = (BEFORE, BEHIND, REPEAT)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredLayers:
+class MeasuredLayers(Struct, frozen=True, eq=False):
     """``ends`` are parts of the first and the last stage's ops that are not of its layers, shape (2, outputs), NaN where that was
     not measured. ``weights`` are what each layer takes, in any unit; None where layers are not known one by one.
     """

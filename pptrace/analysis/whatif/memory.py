@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.memory.types import MemoryReport
 from pptrace.analysis.whatif.change import Change
@@ -21,8 +22,7 @@ Fits = Callable[[int, Int64, int], Bool]
 """Returns whether a rank has room for the layers from each of some to before another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankUse:
+class RankUse(Struct, frozen=True):
     """Memory of a pipeline rank, bytes: ``start`` before a step, ``per_activation`` for one microbatch of all of its chunks.
 
     ``base`` is the part of ``start`` that is there whatever layers the rank has, None where that is not known.
@@ -107,8 +107,7 @@ def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, chan
     return round(max(peaks))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerMemory:
+class LayerMemory(Struct, frozen=True, eq=False):
     """Bytes of each layer, between those of the embedding and of the head: two more than there are layers.
 
     ``base`` is what each rank has whatever its layers, ``state`` is there before a step (weights, optimizer), and one microbatch

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, sqrt
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.shared_devices import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
@@ -41,8 +42,7 @@ _AS_CLOSE = 0.015
 _INTERVAL = (5, 95)
 
 
-@dataclass(frozen=True, eq=False)
-class Baseline:
+class Baseline(Struct, frozen=True, eq=False, dict=True):
     """The run as it was: its costs, and the lengths of its steps, ns.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; 0 where it is not known.
@@ -128,8 +128,7 @@ class Baseline:
         return max(self.error, self._error_of(self.replayed))
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """The typical step after a change, ns: its length with the 90 % interval, and bubble over compute.
 
     ``split_cost`` is the part of a B by which I and W together are longer at one end of the interval; 0 where that is no matter.

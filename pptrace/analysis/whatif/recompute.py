@@ -9,11 +9,12 @@ processor time of a B with full recompute, and without it 1.12 to 1.04 where a B
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport
 from pptrace.analysis.whatif.stage_map import end_shares
@@ -75,8 +76,7 @@ _OF_OPERATORS = (0.85, 1.5)
 """W by itself as a multiple of the gradients of weights in a full B, by its operators: then also what it does around them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BackwardShares:
+class BackwardShares(Struct, frozen=True, eq=False):
     """Parts of full backwards by stage of the model: ``recompute``, and ``weights`` as the operators in them tell it; NaN where
     that is not known.
     """

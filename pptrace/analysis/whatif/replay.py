@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.whatif.recompute import parts_of_whole, whole_backwards
@@ -26,8 +27,7 @@ Graphs = dict[tuple[Messaging, int], Graph]
 """Graphs of one plan, by the way of its messages and how far ahead receives are posted."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class Target(Struct, frozen=True, eq=False):
     """A plan with what its ops and messages are made of.
 
     ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
@@ -61,8 +61,7 @@ class Target:
         return self.graphs[key]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Replayed:
+class Replayed(Struct, frozen=True, eq=False):
     """Replayed steps: their lengths, ns, and bubble over compute of all their ranks together, each of shape (steps,)."""
 
     spans: Int64
@@ -135,8 +134,7 @@ def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[Int64, Int
     return actual[sender], actual[reader]
 
 
-@dataclass(frozen=True, eq=False)
-class _Builder:
+class _Builder(Struct, frozen=True, eq=False, dict=True):
     """Costs of the rows and messages of a plan, from those of the measured stages."""
 
     costs: StageCosts

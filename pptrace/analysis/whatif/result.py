@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from pptrace.model.wording import counted
 
@@ -20,8 +21,7 @@ class Standing(StrEnum):
     IDEAL = "ideal"  # nobody can choose it: something costs less than it does
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """A change and what the typical step would take with it, ns.
 
     ``span_ns`` is that of the pipeline, and ``low_ns`` to ``high_ns`` its 90 % interval. ``period_ns`` is the step from its start
@@ -109,8 +109,7 @@ class Scenario:
         return self.peak_inflight / self.num_chunks * self.microbatch_size
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True):
     """Result of the study of a run: ``scenarios`` by their standing and gain, the best first; none where the replay of the run
     itself is over 5 % off.
 

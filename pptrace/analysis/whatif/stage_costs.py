@@ -6,13 +6,14 @@ A schedule orders the same work in another way, so that its prediction begins he
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, pipelines_of
 from pptrace.analysis.recompute.types import RecomputeReport
@@ -38,8 +39,7 @@ Latencies = Mapping[tuple[int, int], int]
 """Latency of the link from one global rank to another, ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assumed:
+class Assumed(Struct, frozen=True):
     """Assumptions of a user where the run does not tell; None: the usual value, and the interval has others.
 
     ``weight_share`` is the part of a full backward that is W's, ``fixed`` the part of a usual op that any takes however much it
@@ -60,8 +60,7 @@ _OF_WINDOWS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class StageCosts:
+class StageCosts(Struct, frozen=True, eq=False, dict=True):
     """Costs in windows of steps, ns.
 
     Of ops the shape is (windows, model stages, microbatches, outputs): F; what a B does for the gradient of its input (an I);
@@ -110,7 +109,7 @@ class StageCosts:
     exposed_tp: Floats | None = None
     exposed_cp: Floats | None = None
     exposed_ep: Floats | None = None
-    collectives: KnownOfCollectives = KnownOfCollectives()  # noqa: RUF009
+    collectives: KnownOfCollectives = KnownOfCollectives()
     assumed: Assumed = NOTHING_ASSUMED
     measured: MeasuredLayers | None = None
 

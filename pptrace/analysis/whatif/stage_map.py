@@ -7,10 +7,10 @@ they take beyond as many layers of the stages between them stays with the ends, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import Floats, Int64
 
@@ -18,8 +18,7 @@ FEWEST_STAGES = 3
 """With fewer stages none is between the first and the last, and what the ends have besides their layers is not known."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StageMap:
+class StageMap(Struct, frozen=True, eq=False):
     """``shares`` (outputs, new stages, measured stages) are parts of the measured stages' work; they sum to 1 over the new ones.
 
     ``source`` is the measured stage of which each new stage has most layers.

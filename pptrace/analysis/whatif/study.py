@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.early_receives.types import EarlyReceives
@@ -66,8 +67,7 @@ _AS_SHORT = 1e-3
 """Part of a step by which two splits that are as good may differ for the first of them to be taken."""
 
 
-@dataclass(frozen=True, eq=False)
-class Study:
+class Study(Struct, frozen=True, eq=False, dict=True):
     """A run that changes are predicted of.
 
     ``name`` is its schedule's name in the report, ``uses`` the memory of its ranks, and ``memory_limit`` the most bytes that one

@@ -11,12 +11,11 @@ the task queue: ``correlation_id``. What a process is, its name tells, which may
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.json_texts import Integers, Scalar, nanoseconds
@@ -54,8 +53,7 @@ FLOWS = ("id", "process", "thread", "t_ns")
 """Columns of the ends of arrows from calls of the host to device work: codes of their ids, and where and when they are."""
 
 
-@dataclass(slots=True)
-class Collected:
+class Collected(Struct):
     """All events so far. ``processes`` and other :class:`Codes` give texts by code; a process is its pid as text."""
 
     processes: Codes = field(default_factory=Codes)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from pptrace.axes import WITHIN_STAGE
 from pptrace.ingest.common.byte_source import ByteSource
@@ -88,8 +88,7 @@ _OF_ITERATIONS = ("relative", "before", "wall")
 """Columns of times, ns, by which MegaScan's iterations are placed; −1 where there is none."""
 
 
-@dataclass(slots=True)
-class EventColumns:
+class EventColumns(Struct):
     """The events of a file, one entry per event in every array, in the order of the file.
 
     ``columns``: ``phase`` (its letter), ``name`` and ``category`` (indices into ``names`` and ``categories``), ``thread`` (into
@@ -127,8 +126,7 @@ def read_events(source: ByteSource) -> tuple[EventColumns, int]:
     return gathered.joined(warnings), count
 
 
-@dataclass(slots=True)
-class _Gathered:
+class _Gathered(Struct):
     """The columns of the batches so far."""
 
     parts: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)

@@ -10,10 +10,10 @@ tp_rk, g_rk, iteration, and ``group`` and ``data`` on messages.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.ingest.chrome.events import AXES, CHUNK, MICROBATCH, PP, SIZE, STEP
 from pptrace.ingest.chrome.ranges import ChromeRanges
@@ -49,8 +49,7 @@ _FRAMEWORKS = {
 """Argument names that identify a framework."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChromeOps:
+class ChromeOps(Struct, frozen=True):
     """OPS and COMMS of all ranks of a file, the framework that named them, and the mesh where arguments have coordinates."""
 
     framework: str

@@ -10,13 +10,14 @@ their threads, or by the arguments of their ranges: their processes are split.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome.events import RANK, EventColumns, Id, first_number, read_events
@@ -31,8 +32,7 @@ _EXPECTED = "expected begin/end or complete events of a Chrome trace"
 _BEGIN, _END, _COMPLETE = b"BEX"
 
 
-@dataclass(frozen=True, slots=True)
-class ChromeRanges:
+class ChromeRanges(Struct, frozen=True):
     """All ranges of a file in order of start, longer ones first; its processes with their names; and warnings of damage.
 
     ``table`` has the columns ``name`` and ``category`` (texts as categories), ``thread`` (a number), ``process`` (its index in

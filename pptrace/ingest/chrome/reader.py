@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.ingest.chrome.events import Id, first_number
 from pptrace.ingest.chrome.pipeline_ops import mesh_of, ops_of

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.intervals import earliest_from
 from pptrace.model.damage import Damage, RankDamage
@@ -151,8 +152,7 @@ _FAR_NS = 600 * 10**9
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class ClockError:
+class ClockError(Struct, frozen=True):
     """Error of the times of device work: they are too early (positive) or too late, ns; None: it is not known by how much."""
 
     kind: Damage
@@ -264,8 +264,7 @@ def _agreed(gap_ns: Int64) -> int | None:
     return int(gaps[number.argmax()])
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
+class _Launched(Struct, frozen=True):
     """Device work whose launch was recorded, in the order of the launches; ``calls_ns`` are the starts of all calls that put
     something on a stream, in order, ``has_work`` whether something of it was recorded.
     """
@@ -306,8 +305,7 @@ class _Launched:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Waits:
+class _Waits(Struct, frozen=True):
     """Calls that waited for the device: how long after the end of what had been launched before them they returned, ns; whether
     it is sure that they waited for all of that; whether some of it ended after they began.
     """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.ingest.common.json_texts import ABSURD, LIMIT_NS, MISSING
 from pptrace.model.damage import Damage, RankDamage
@@ -30,8 +32,7 @@ _MOVES = (
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(slots=True)
-class EventColumns:
+class EventColumns(Struct):
     """Unsorted events, one entry per event in every array; -1 where a number is unknown.
 
     ``name`` are indices into a list of names. ``lane`` is the stream of a device event and the thread of a host event.
@@ -70,8 +71,7 @@ def _take(parts: Sequence[EventColumns], name: str) -> npt.NDArray[Any]:
     return np.concatenate(values) if len(values) > 1 else np.asarray(values[0])
 
 
-@dataclass(frozen=True, slots=True)
-class SortedEvents:
+class SortedEvents(Struct, frozen=True):
     """Sorted events. ``order[i]`` is the row in the file of sorted row ``i``."""
 
     without_comm_args: Events

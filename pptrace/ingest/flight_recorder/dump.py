@@ -22,9 +22,12 @@ import math
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
@@ -55,8 +58,7 @@ _WORLD = "default_pg"
 _UNNAMED = ("", "undefined")
 
 
-@dataclass(frozen=True, slots=True)
-class DumpGroup:
+class DumpGroup(Struct, frozen=True):
     """A process group: ``ranks`` are its global ranks in order, () if the dump lacks them."""
 
     id: str = ""
@@ -110,8 +112,7 @@ class DumpCall:
         return (self.group.name, "p2p" if self.kind in P2P else "collective", self.seq)
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(Struct, frozen=True):
     """The dump of a rank (-1: unknown): its groups, and its last calls in order."""
 
     path: Path

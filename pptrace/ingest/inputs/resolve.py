@@ -14,9 +14,11 @@ No trace is read here: formats are recognised by the first bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.common.byte_source import first_bytes
@@ -57,8 +59,7 @@ _MOST_SNIFFED = 200
 """Number of files below a directory that are looked at for traces."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
+class InputFile(Struct, frozen=True):
     """One file to read. ``rank`` is what the run says it should be; None where nothing says so."""
 
     path: Path
@@ -67,8 +68,7 @@ class InputFile:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedInputs:
+class OpenedInputs(Struct, frozen=True):
     """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several).
 
     ``dumps`` are flight-recorder dumps that complete the traces in ``files``.

@@ -23,7 +23,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.regular import open_regular, read_regular
@@ -58,16 +58,14 @@ ANY_CODE = (".", "../dashboards")
 """All sources that an analysis, its timeline and its pages may be made by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """A cache entry: a text, and arrays by name."""
 
     facts: str
     arrays: Mapping[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Struct, frozen=True):
     """Cache folders in order of lookup; new entries go into the first writable one, up to ``max_bytes`` per folder."""
 
     folders: tuple[Path, ...]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import num_text_bytes
@@ -65,8 +66,7 @@ class Store(Protocol[Data]):
     def put(self, file: InputFile, traces: Sequence[Data]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult(Generic[Data]):
+class ReadResult(Struct, Generic[Data], frozen=True):
     """The result of each trace, in order of rank, all ranks distinct; and warnings about the whole job."""
 
     traces: tuple[Data, ...]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _MAX_PART = 0.99  # of a file read to its end: its events are still to be sorted and recognised
 
 
-@dataclass(frozen=True, slots=True)
-class JobProgress:
+class JobProgress(Struct, frozen=True):
     """Progress of a job: the part that has been read. ``files_read`` and ``bytes_read`` include parts of the files that are
     being read.
 

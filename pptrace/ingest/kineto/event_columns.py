@@ -13,14 +13,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import compress
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 from msgspec import field as struct_field
 from msgspec.structs import astuple
 from msgspec.structs import replace as structs_replace
@@ -227,8 +226,7 @@ class _GrowingArray:
         self._values, self._length = values, len(values)
 
 
-@dataclass(slots=True)
-class Collected:
+class Collected(Struct):
     """The complete events so far, unsorted, with times as in the file; memory instants, and the labels of processes.
 
     ``flops`` are parts of the column of :class:`~pptrace.model.traces.Events`, by row in the file. ``hosts`` counts the

@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
@@ -46,8 +47,7 @@ OfferBlock = Callable[[memoryview], bool]
 """Offers a block of text, probably complete events, to a worker; returns whether it was accepted."""
 
 
-@dataclass(slots=True)
-class Damage:
+class Damage(Struct):
     """Counts of damage found while reading."""
 
     lost_events: int = 0

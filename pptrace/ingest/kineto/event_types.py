@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -138,8 +137,7 @@ class FlowEnd(FlowStart, gc=False, tag="f", tag_field="ph"):
 Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped | FlowStart
 
 
-@dataclass(frozen=True, slots=True)
-class Decoders:
+class Decoders(Struct, frozen=True):
     """Decoders of one event and of a list of events, whose fields have any types if ``is_lax``."""
 
     event: msgspec.json.Decoder[Any]

@@ -12,13 +12,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from pptrace.ingest.kineto.event_types import (
     DECODE_ERRORS,
@@ -176,8 +175,7 @@ _SCAN = json.JSONDecoder(strict=False)
 _COMMON_SEPARATORS = (b"\n  },\n  {\n", b"},\n{", b"}, {", b"},{")
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(Struct, frozen=True):
     """Events read, unused text, whether the list of events ended, and the numbers of events lost and repaired."""
 
     events: list[Any]
@@ -230,8 +228,7 @@ class Separators:
         return [match.start() + 1 for match in islice(_ANY_SEPARATOR.finditer(text, start), 2)]
 
 
-@dataclass(slots=True)
-class _Walker:
+class _Walker(Struct):
     data: bytes
     text: str  # the same, one character per byte
     separators: Separators

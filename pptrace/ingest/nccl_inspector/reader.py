@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
@@ -105,8 +105,7 @@ class _Line(msgspec.Struct, gc=False):
 _LINE = msgspec.json.Decoder(_Line)
 
 
-@dataclass(slots=True)
-class _ReadCalls:
+class _ReadCalls(Struct):
     """The calls read from a file; ``version`` is the last one in it."""
 
     calls: list[tuple[Any, ...]]

@@ -20,11 +20,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
@@ -46,8 +46,7 @@ _WIDE_INTEGERS = ("Int128", "UInt128")
 """Types of sums in DuckDB and polars, which arrays do not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """The rows of a file; in CSV every cell is text, "" if empty.
 
     ``cut`` is the text of a truncated last line, as a killed job leaves it; it is not among the rows. ``is_open``: the last row

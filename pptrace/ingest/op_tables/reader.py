@@ -7,11 +7,11 @@ JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import first_bytes

@@ -28,12 +28,12 @@ tables that can be read again. Columns with other names are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
@@ -62,8 +62,7 @@ _LIMITED = frozenset(
 """Columns of places and microbatches, of which no run has more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``has`` are the file's columns,
     ``damage`` lines about rows that were left out, ``notes`` lines about what order had to tell.
     """
@@ -131,8 +130,7 @@ _OTHER_TIMES = {
 _COORDINATES = frozenset({"pp_rank", "dp_rank", "tp_rank", "cp_rank"})
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """Reads the columns of one file's table; an error names the row, counted from 1 below the header."""
 
     path: Path

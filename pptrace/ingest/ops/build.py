@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
 from pptrace.model.traces import ONE_CLOCK, InputFormat, Trace, no_events
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """The content of an op-level format: tables of schemas OPS, COMMS and MEMORY with all ranks, -1 where the rank is unknown.
 
     ``facts`` apply to all ranks, ``facts_of`` to one, with the keys of pptrace's metadata (``mesh``, ``pp_ranks``, …).

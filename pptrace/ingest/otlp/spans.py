@@ -19,12 +19,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.ingest.common.json_texts import LIMIT_NS, close_brackets
 from pptrace.ingest.common.rank_names import rank_of_value
@@ -79,8 +79,7 @@ _SPAN = msgspec.json.Decoder(_Span, strict=False)
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-@dataclass(slots=True)
-class SpanColumns:
+class SpanColumns(Struct):
     """The spans of a file. A span's ``resource`` is an index into ``resources``, the distinct sets of resource attributes.
 
     ``attributes_of_span`` has the attributes of the spans whose name ``keeps_attributes`` accepts, by index of the span, and

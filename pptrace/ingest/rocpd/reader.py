@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.codes import Codes, RangeCodes
@@ -63,8 +63,7 @@ def read_tables(db: Database, suffix: str, names: Codes, warnings: list[str]) ->
     return [columns for columns in read if columns is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class _EventTable:
+class _EventTable(Struct, frozen=True):
     """``rocpd_event``: by id, sorted, the stack and the category of each event."""
 
     id: Int64
@@ -315,8 +314,7 @@ def traces_of(
 _MISSING = {3: "kernels", 2: "device work", 1: "events"}
 
 
-@dataclass(slots=True)
-class Process:
+class Process(Struct):
     """The events of a process, and what the file says of it. ``worth``: 3 with kernels, 2 with copies, 1 with others, 0."""
 
     rows: Sequence[EventColumns]

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from pptrace.model.tables import Int64
 
@@ -168,8 +168,7 @@ NO_STAT = int(np.iinfo(np.int64).min)
 _PS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """The events of a line, one entry per event in every array; ``names`` are keys of the plane's names.
 
     ``stats`` are numbers by name, :data:`NO_STAT` where an event has none, 0 where it has a text.
@@ -186,16 +185,14 @@ class Line:
         return len(self.start_ns)
 
 
-@dataclass(slots=True)
-class Plane:
+class Plane(Struct):
     name: str = ""
     lines: list[Line] = field(default_factory=list)
     event_names: dict[int, str] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Space:
+class Space(Struct):
     """``damage`` says why the file could not be read to its end, "" if it could."""
 
     planes: list[Plane] = field(default_factory=list)

@@ -9,13 +9,13 @@ work or of the library, each inside the one before it where all are there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.marks import P2P
 from pptrace.model.categories import as_category, category_of_codes
@@ -122,8 +122,7 @@ LASTING_ROLES = (Role.LIBRARY, Role.OPERATOR, Role.RECORD)
 """Events of which others that begin while one lasts may be a part."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeName:
+class RangeName(Struct, frozen=True):
     """Facts that the name of an event tells; of a record the kind is that of its arguments."""
 
     role: Role
@@ -144,8 +143,7 @@ in which they count: of ``ends``, ``peers`` and ``sizes``. The operators are the
 """
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     """A communication while its events are being gathered, by their indices."""
 
     kind: str

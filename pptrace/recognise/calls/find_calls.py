@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
@@ -161,8 +161,7 @@ def one_by_one(calls: Slice, works: Int64, posted: Int64) -> _Owned:
     return columns[0], columns[1], columns[2] > 0, columns[3] > 0
 
 
-@dataclass(slots=True)
-class _Queue:
+class _Queue(Struct):
     """Calls whose works have not begun, and those of which parts may still come; to be asked in order of the works' starts."""
 
     kind: list[int]

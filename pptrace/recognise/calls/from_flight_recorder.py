@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall
 from pptrace.marks import P2P

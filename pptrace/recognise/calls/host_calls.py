@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
@@ -87,8 +88,7 @@ def read_name(name: str) -> tuple[int, RangeName]:
     return -1, _NOT_COMMUNICATION
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranges:
+class _Ranges(Struct, frozen=True):
     """The host events of communication, thread by thread, each thread's in the order of their starts.
 
     ``thread`` counts threads from 0; ``name`` are codes of what is read in the name and, of a record, in its arguments.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.marks import PREFIX
 from pptrace.model.damage import KINDS, Damage, RankDamage

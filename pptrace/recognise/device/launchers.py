@@ -5,10 +5,10 @@ or one whose name is another's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.model.device import Rows
 from pptrace.model.traces import Bool, Category, Events
@@ -25,8 +25,7 @@ FEWEST_CONTRADICTING = 3
 """Kernels with names that contradict their launches from which on no name is believed against a launch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """Evidence on device rows, by their names and by what launched them: each a mark for each row."""
 
     named: Bool

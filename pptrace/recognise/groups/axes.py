@@ -7,10 +7,10 @@ that nothing tells about keeps the axis "unknown".
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
 from pptrace.marks import P2P
@@ -33,8 +33,7 @@ from pptrace.recognise.groups.topology import (
 from pptrace.recognise.groups.usage import USE_COLUMNS, Use, axis_of_use, merge_usage
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(Struct, frozen=True):
     """The groups of a run with their axes.
 
     ``of_call`` finds a group by (rank, id, description, ranks as JSON, size), the columns of a call; ``axes`` by group.
@@ -178,8 +177,7 @@ def _complete(group: Group, configured: Mapping[str, Group], world: int | None) 
 _NO_GROUP = Group("", "", (), -1)
 
 
-@dataclass(slots=True)
-class _AxisAssignments:
+class _AxisAssignments(Struct):
     """Axes assigned to groups so far, and by reason the groups that no description names."""
 
     axes: dict[Group, str] = field(default_factory=dict)

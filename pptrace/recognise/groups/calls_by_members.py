@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.marks import Collective
 from pptrace.model.tables import MESSAGES, Int64
@@ -32,8 +32,7 @@ Signature: TypeAlias = tuple[str, int]
 Members: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DistinctCalls:
+class DistinctCalls(Struct, frozen=True):
     """A rank's calls by what they say of themselves: ``number`` has for each call that of its row of ``first_calls``."""
 
     number: Int64
@@ -65,8 +64,7 @@ class DistinctCalls:
         return calls.assign(**{name: pd.Series(values).array[number] for name, values in columns.items()})
 
 
-@dataclass(slots=True)
-class _Rank:
+class _Rank(Struct):
     """Groups that the calls of one rank may be of.
 
     ``groups`` are the first group of each set of ranks that it is in, ``open`` the number of calls without a group, ``known`` the

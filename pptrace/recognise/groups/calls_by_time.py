@@ -8,12 +8,12 @@ is of no other group. Calls that may still be of several groups stay open.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
@@ -26,8 +26,7 @@ from pptrace.recognise.groups.topology import Group, ranks_of
 _Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
+class _Calls(Struct, frozen=True):
     """The calls of one kind and size of a rank in order of start: their rows in its table, and the groups that each may be of.
 
     ``ended_ns`` is when the last of the calls up to each one ended; ``span`` when the first call of the rank began and the last
@@ -49,8 +48,7 @@ class _Calls:
         return count
 
 
-@dataclass(frozen=True, slots=True)
-class _Partners:
+class _Partners(Struct, frozen=True):
     """For each call of a rank those of another one that may be its other side: how many, and the only one where it is one.
 
     ``is_outside`` marks calls while which the other rank may not have been recorded.

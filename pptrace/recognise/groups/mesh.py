@@ -9,12 +9,12 @@ pipeline runs no more forwards before its first backward than one before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.axes import MESH_ORDER, SIZED, WITHIN_STAGE, complete_order
 from pptrace.marks import P2P

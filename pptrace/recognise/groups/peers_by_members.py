@@ -7,12 +7,12 @@ a rank through the one in which all of them have it, else each through its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.marks import P2P
 from pptrace.model.tables import UNKNOWN, Int64
@@ -55,8 +55,7 @@ Messages = Mapping[int, Mapping[_Message, int]]
 """Messages by rank that name a place in an unnamed group, and how many say the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DistinctMessages:
+class _DistinctMessages(Struct, frozen=True):
     """A rank's messages that name a place in an unnamed group: ``rows`` marks them among its calls, ``number`` has for each that
     of what it says.
     """

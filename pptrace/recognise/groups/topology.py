@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.axes import MESH_ORDER, SHARING, Axis
 from pptrace.marks import P2P
@@ -93,8 +93,7 @@ CallKey: TypeAlias = tuple[int, str, str, str, int]
 """Rank, and the :data:`GROUP_COLUMNS` of a call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """A process group: ``ranks`` are its global ranks in order, () where no trace tells them; ``size`` -1 if unknown."""
 
     id: str
@@ -141,8 +140,7 @@ def ranks_of(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedCalls:
+class KeyedCalls(Struct, frozen=True):
     """A rank's calls with the number of the key of each, and the keys by their numbers: as they come first."""
 
     calls: pd.DataFrame
@@ -220,8 +218,7 @@ Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
 """Pairs of global ranks (source, target) between which messages go, by group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """Ranks connected by messages, in order. Where it is not ``is_whole``, ranks without a trace may belong to it."""
 
     ranks: tuple[int, ...]

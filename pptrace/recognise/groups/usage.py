@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
@@ -29,8 +29,7 @@ USE_COLUMNS = ("kind", "hint", "backward", "bytes", "splits")
 """The columns of calls that tell how their group is used."""
 
 
-@dataclass(slots=True)
-class Use:
+class Use(Struct):
     """Use of a group, or of a family of equal groups.
 
     ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the

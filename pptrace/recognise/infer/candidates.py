@@ -7,11 +7,11 @@ All ranks of a pipeline, some or one: the fewer there are, the more plans are le
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
@@ -25,8 +25,7 @@ from pptrace.schedule.registry import Schedule
 from pptrace.slices import rows_among
 
 
-@dataclass(frozen=True, slots=True)
-class CandidatePlan:
+class CandidatePlan(Struct, frozen=True):
     """A plan that is not built yet: a schedule and its shape."""
 
     entry: Schedule
@@ -157,8 +156,7 @@ def message_kinds_of(plan: Plan, pp_rank: int) -> frozenset[tuple[str, str]]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRank:
+class TracedRank(Struct, frozen=True):
     """The fullest step of one rank: its ops in time order as text, with the detail of its labels, and its messages.
 
     ``stages`` are its chunks where labels name these. ``num_microbatches`` are the forwards of all chunks where kinds alone are

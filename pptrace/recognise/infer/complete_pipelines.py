@@ -9,9 +9,9 @@ process groups, that order also tells which ranks form a pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.axes import SHARING, SIZED, WITHIN_STAGE
 from pptrace.errors import ScheduleError

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.model.tables import HOST_ORDER, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
@@ -86,8 +87,7 @@ def find_host_order(events: Events) -> pd.DataFrame:
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(Struct, frozen=True):
     """Sends or receives of one rank in the order of their posting.
 
     ``row`` is the row in the rank's calls; ``peer`` the global rank and ``num_bytes`` the size, -1 if unknown. ``ready_ns`` is
@@ -107,8 +107,7 @@ class Messages:
         return Messages(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Operators, nodes of autograd's engine or postings of messages in time order, with the columns of ``HOST_ORDER``."""
 
     start_ns: Int64
@@ -120,8 +119,7 @@ class Rows:
         return Rows(self.start_ns[chosen], self.end_ns[chosen], self.name[chosen], self.number[chosen])
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over."""
 
     rank: int

@@ -6,8 +6,9 @@ One rank's order is that of a single schedule of the registry, of several, or of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from pptrace.recognise.infer.candidates import (
     CandidatePlan,
@@ -30,16 +31,14 @@ _MOST_SEARCHED = 2_000
 """Searched schedules are tried up to this many forwards: beyond, the search takes too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """A plan that the traced ranks match in ops and messages, with their pipeline ranks in it."""
 
     plan: Plan
     pp_ranks: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PartialPipeline:
+class PartialPipeline(Struct, frozen=True):
     """The traced ranks of a pipeline of which others have no trace, and what is known of it apart from their ops.
 
     ``pipelines`` are those of process groups that hold these ranks, () where none tell them; ``lengths`` the sizes that the

@@ -9,11 +9,12 @@ that have a trace.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.clock.same_host import pairs_of_same_host_name, same_host_spread
 from pptrace.model.join_tables import join_ranks
@@ -45,8 +46,7 @@ UNLABELLED = "unlabelled"
 """The framework of traces without any framework's labels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Struct, frozen=True):
     """The ranks with the ops that they ran; facts of the run, its groups and framework; ops and mesh with the stages assigned
     (``placed``). ``framework_evidence`` says what shows the framework, if not labels.
     """

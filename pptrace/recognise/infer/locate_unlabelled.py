@@ -6,11 +6,12 @@ Which ranks form a pipeline, and in which order, tell the peers of their message
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.marks import P2P
 from pptrace.model.tables import COMPUTE_KINDS, Int64, What
@@ -29,8 +30,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.slices import distinct_of, rows_among
 
 
-@dataclass(frozen=True, slots=True)
-class JointMatch:
+class JointMatch(Struct, frozen=True):
     """The ranks, with ops and messages where they form pipelines; the pipelines; and warnings.
 
     ``refused`` are ranks with messages between operators that no pipeline explains.

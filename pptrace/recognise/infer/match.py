@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.model.tables import Int64, What, comms_table, ops_table
 from pptrace.recognise.infer.evidence import Messages, MismatchError
@@ -22,8 +23,7 @@ OrderedOp = tuple[str, int, int]
 """F or B, its number among those of its kind on its rank, and its start in ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankMatch:
+class RankMatch(Struct, frozen=True):
     """The ops and messages of one rank: ``groups`` has those of ops by what they are; ``others`` those of none, with which ranks
     agree on shapes or which carry evaluation. ``peers`` are the ranks at their other ends, −1 where there is none or it is
     unknown. ``stage`` is None where ranks of its pipeline have no trace.
@@ -45,8 +45,7 @@ class RankMatch:
         return sorted(ops, key=lambda op: op[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """All ranks of a pipeline, stage by stage, or some of them; ``sizes`` are the microbatches of each run of the schedule, from
     a first forward until no microbatch is in flight, in order.
 
@@ -77,8 +76,7 @@ class Match:
         return run, np.arange(len(run)) - self.firsts[run]
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(Struct, frozen=True):
     """Messages between two ranks with outputs that backwards followed: their indices, of ``num_tensors`` for each forward.
 
     ``sizes`` are those of runs in order.

@@ -9,10 +9,10 @@ all messages and all of the engine's work on all ranks is taken; anything less i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.infer.evidence import Bools, Evidence, Messages, MismatchError, first_match
@@ -70,8 +70,7 @@ def match_chain(evidence: Sequence[Evidence]) -> Match:
     return first_match(with_outputs, (True, False))
 
 
-@dataclass(frozen=True, slots=True)
-class Gradients:
+class Gradients(Struct, frozen=True):
     """The backwards by rank; ``trained`` marks the groups of gradients that are theirs, ``group`` has by edge the group of each
     message.
 

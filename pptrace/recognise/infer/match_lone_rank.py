@@ -7,9 +7,8 @@ one between them only where one of these alone explains every message of its ste
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.infer.evidence import Evidence, MismatchError, first_match, outcome_of

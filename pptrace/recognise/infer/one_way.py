@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
@@ -21,8 +22,7 @@ _Links: TypeAlias = Mapping[_Link, int]
 """Numbers of messages of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Separated:
+class Separated(Struct, frozen=True):
     """The evidence of the ranks without messages that are of no op; these messages, and a line about each kind of them."""
 
     evidence: Mapping[int, Evidence]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.axes import SIZED
 from pptrace.model.categories import with_categories

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.intervals import reduce_ranges
 from pptrace.model.tables import Int64
@@ -86,8 +86,7 @@ def first_members(group: Int64) -> Int64:
     return np.searchsorted(group, np.arange(group[-1] + 1 if len(group) else 0)).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
+class Grouped(Struct, frozen=True):
     """One end of a channel by ops: the op of each message; for each op the first posting and last completion of its messages."""
 
     messages: Messages
@@ -106,8 +105,7 @@ def grouped(messages: Messages, group: Int64) -> Grouped:
     return Grouped(messages, group, messages.post_ns[first], ready)
 
 
-@dataclass(frozen=True, slots=True)
-class Ops:
+class Ops(Struct, frozen=True):
     """Forwards or backwards of a rank in the order of their messages.
 
     ``low`` and ``high`` are the indices of their rows, ``low`` ≤ row < ``high``, among the operators or the engine's nodes.

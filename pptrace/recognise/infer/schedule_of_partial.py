@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
@@ -28,8 +28,7 @@ EXACT = (TORCH, "pptrace", "unlabelled")
 """Frameworks whose messages are those that moved and no others; others label functions that may move four."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedRanks:
+class JoinedRanks(Struct, frozen=True):
     """The joined ranks of a run, and what is known of their pipeline.
 
     ``ops`` and ``comms`` have unknown stages where no label names them; ``mesh`` is that of labels and groups, or the one that
@@ -50,8 +49,7 @@ class JoinedRanks:
     tells_sizes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StageAssignment:
+class StageAssignment(Struct, frozen=True):
     """The tables with the stages that are certain, the mesh with its number of chunks, and lines about what was inferred.
 
     ``explanations`` is every schedule that the traced ranks may have run where ranks of their pipelines have no trace, None

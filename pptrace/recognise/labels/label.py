@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pptrace.model.stage_texts import stage_text
 from pptrace.schedule.actions import Action, Kind, Phase
@@ -15,8 +16,7 @@ EVALUATION = "EVALUATION"
 """The ``span`` of a range whose ops are of no training step."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledAction:
+class LabelledAction(Struct, frozen=True):
     """An op or message as a label names it; None is what it does not name.
 
     Without a ``stage``, ``chunk`` says which of its rank's stages it is (0 where the name says nothing: the only one); the
@@ -52,8 +52,7 @@ class LabelledAction:
         return f"{stage_text(self.stage, self.chunk)}{self.kind}{'' if self.microbatch is None else self.microbatch}"
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """One range: an op or its messages (``actions``), or something else in a step (``span``, a kind of the ops table).
 
     ``flushes_weight_grads`` marks a range that holds every weight gradient of its chunk that is still outstanding. ``step`` is

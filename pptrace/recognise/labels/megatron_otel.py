@@ -17,7 +17,8 @@ A stage without a neighbour on that side has a span of its message all the same,
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pptrace.recognise.labels.label import EVALUATION, Label, LabelledAction, rule
 from pptrace.recognise.labels.megatron import MEGATRON, messages_of_function

@@ -11,10 +11,10 @@ calls for a neighbour that it does not have moves nothing and is no message.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
@@ -81,8 +81,7 @@ def with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> tupl
     return rows[inside], ops.iloc[index[inside]]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedMessage:
+class PlannedMessage(Struct, frozen=True):
     """A message of the plan: the op that makes or reads it, and the pipeline rank of its peer."""
 
     op: Action

@@ -13,12 +13,12 @@ runs nothing inside them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.intervals import reduce_ranges, union
 from pptrace.model.device import DeviceWork
@@ -65,8 +65,7 @@ class HostCompute:
         return ran, first, last
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
+class HostWork(Struct, frozen=True):
     """Time in which any thread of a rank ran compute operators: sorted disjoint intervals, ns, on the rank's own clock."""
 
     start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

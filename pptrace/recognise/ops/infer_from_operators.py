@@ -14,11 +14,11 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.intervals import NestedIntervals
 from pptrace.model.tables import Int64
@@ -51,8 +51,7 @@ class SegmentKind(Enum):
     OPTIMIZER = auto()
 
 
-@dataclass(slots=True)
-class Segment:
+class Segment(Struct):
     """Consecutive operators or launches of one kind, or one message."""
 
     kind: SegmentKind
@@ -65,8 +64,7 @@ class Segment:
 _COMPUTE = (SegmentKind.FORWARD, SegmentKind.BACKWARD)
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
+class Inference(Struct, frozen=True):
     """Inferred ops and messages of a thread in time order, of its rank's only stage; the number of messages, and the evidence in
     words.
     """

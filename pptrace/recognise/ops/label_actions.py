@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.labels import Label
@@ -18,8 +18,7 @@ from pptrace.slices import Slice, group_codes, last_like
 _B, _W = Kind.B.code, Kind.W.code
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledActions:
+class LabelledActions(Struct, frozen=True):
     """The ranges of all steps, step by step, and their actions.
 
     ``actions`` has the columns of :attr:`~pptrace.recognise.ops.label_columns.LabelTable.actions`, the ``range`` and the ``step``

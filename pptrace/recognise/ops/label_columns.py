@@ -5,13 +5,13 @@ which of them are its ops.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
@@ -31,8 +31,7 @@ _HALVES = ("kind", "stage", "chunk", "microbatch")
 ACTION_COLUMNS = (*_HALVES, *(f"second_{name}" for name in _HALVES))
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """A stretch of the host's time that is an op, the posting of messages, or a span of a step, as inference makes and takes
     them where no label tells the ops.
     """
@@ -47,8 +46,7 @@ class Range:
         return self.label.actions[0].kind if self.label.actions else None
 
 
-@dataclass(frozen=True)
-class LabelTable:
+class LabelTable(Struct, frozen=True, dict=True):
     """Labels as columns: one entry per label in each array, and ``actions`` one row per action of theirs.
 
     A simple action has no second half (kind :data:`NONE`). A pair has the kind OVERLAP_F_B; its other columns are those of its
@@ -113,8 +111,7 @@ def _columns_of(action: LabelledAction) -> tuple[int, ...]:
     return (action.kind.code, *halves[0], *second)
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
+class Ranges(Struct, frozen=True):
     """Ranges as columns; ``label`` is the index into the table of labels, ``step`` is −1 where it is not known."""
 
     table: LabelTable

@@ -4,11 +4,11 @@ and the device work launched inside a host range.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.intervals import reduce_ranges
 from pptrace.model.device import DeviceWork
@@ -135,8 +135,7 @@ def _next(which: Bool) -> Int64:
     return following
 
 
-@dataclass(frozen=True, slots=True)
-class RankTables:
+class RankTables(Struct, frozen=True):
     """Ops and communication of one rank (schemas OPS and COMMS, rank -1), unmatched, on its own clock; labels are those of
     ``framework``.
 
@@ -163,8 +162,7 @@ class RankTables:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedWork:
+class LaunchedWork(Struct, frozen=True):
     """Device work launched in each of several host ranges: from the first start to the last end, and the stream and
     algorithm of what was launched first. The numbers mean something only where any was ``launched``.
     """

@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, is_mark, parse_mark
 from pptrace.model.tables import Int64
@@ -30,8 +31,7 @@ _DIGITS = re.compile(rb"[0-9]+")
 _ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 
 
-@dataclass(frozen=True, slots=True)
-class NameShape:
+class NameShape(Struct, frozen=True):
     """Names of one shape: ``text`` with "0" for each number of theirs.
 
     ``names`` are their indices; ``numbers`` and ``widths`` have a row per name and a column per number: its value, and how many
@@ -47,8 +47,7 @@ class NameShape:
         return NameShape(self.text, self.names[chosen], self.numbers[chosen], self.widths[chosen])
 
 
-@dataclass(frozen=True, slots=True)
-class NameLines:
+class NameLines(Struct, frozen=True):
     """Names as the bytes of one text, a line for each, of those without line breaks; ``names`` are their indices."""
 
     text: npt.NDArray[np.uint8]
@@ -136,8 +135,7 @@ _TAGS = re.compile(r"1(?:0{9})?000\d{5}")
 Texts = npt.NDArray[np.object_]
 
 
-@dataclass(frozen=True, slots=True)
-class MarkShape:
+class MarkShape(Struct, frozen=True):
     """Marks of one shape: ``mark`` has tags for numbers. ``names`` are their indices among the names that were read."""
 
     mark: Mark
@@ -178,8 +176,7 @@ class MarkShape:
         return not is_padded.any() and bool((numbers[:, unread] == numbers[:1, unread]).all())
 
 
-@dataclass(frozen=True, slots=True)
-class MarkNames:
+class MarkNames(Struct, frozen=True):
     """The names that are marks: shapes of those that can be read, and by their index those that cannot."""
 
     shapes: Sequence[MarkShape]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.axes import Axis
 from pptrace.marks import (
@@ -49,8 +50,7 @@ _OF_TEXTS = ("pair", "group", "splits")
 _REPEATABLE = OpMark | P2PMark | WaitMark
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedRanges:
+class MarkedRanges(Struct, frozen=True):
     """Marked host ranges in time order, and unreadable names by reason.
 
     Each table has the ranges of one type of mark in time order; its ``at`` are their rows in the times. ``transfers`` and

@@ -8,10 +8,9 @@ are recorded each node of a graph is prepared for it when the graph is launched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
@@ -34,8 +33,7 @@ LONG_NS = 100_000
 _REMOVABLE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Boundaries:
+class Boundaries(Struct, frozen=True):
     """The boundaries of all host threads, by thread and then by time.
 
     ``event`` is the row in the events, ``is_end`` whether it is its end; ``before`` and ``after`` is the cost that lies right

@@ -26,10 +26,10 @@ Messages and collectives join the graphs of ranks: :mod:`pptrace.recognise.recor
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
@@ -115,8 +115,7 @@ def edges_of(source: npt.ArrayLike, target: npt.ArrayLike, lag_ns: npt.ArrayLike
     return Slice({name: np.broadcast_to(column, values["source"].shape) for name, column in values.items()})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankGraph:
+class RankGraph(Struct, frozen=True, eq=False):
     """The graph of one rank, on its own clock. Nodes are numbered: those of the host, then the starts of the device's work, then
     their ends. ``edges`` are all but those from one node of a thread to the next.
     """
@@ -209,8 +208,7 @@ def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: In
     return Slice(columns)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Device:
+class _Device(Struct, frozen=True, eq=False):
     """The device work of a rank by start: ``rows`` of the events, launched by the ``calls`` (−1 where that was not recorded).
 
     ``launch`` is the boundary at which the call begins, −1 where nothing tells when the work was launched; recording took

@@ -11,11 +11,11 @@ the profiler, by number of events: docs/recording.md has the runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.model.damage import RankDamage
 from pptrace.model.traces import Category, Events, InputFormat, Trace
@@ -40,8 +40,7 @@ _MOST_OF_HOST = 0.65
 """Part of a busy host's time that recording takes at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventCost:
+class EventCost(Struct, frozen=True):
     """The cost of recording one host event, ns, with its 90 % interval; 0 where it is not known."""
 
     value_ns: float = 0.0
@@ -99,8 +98,7 @@ def _launch_ns(events: Events) -> float:
     return float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankRecording:
+class RankRecording(Struct, frozen=True):
     """The graph of a rank's events and what recording one of them cost; empty where nothing tells that.
 
     ``file`` and ``file_rank`` are where the events are: the file, and the rank that it says they are of. ``damage`` is what of

@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.clock import Clock
 from pptrace.intervals import Int64
@@ -32,8 +34,7 @@ _LEAST_LAG = 0.1
 _MOST_TIES = 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RunGraph:
+class RunGraph(Struct, frozen=True, eq=False):
     """The joined graph: nodes in the order in which they are taken, edges by target.
 
     ``time_ns`` are the recorded times on the common clock, ``position`` the place of each rank's nodes in that order. The edges
@@ -236,8 +237,7 @@ def _play(time: Int64, edge_of: Int64, source: Int64, lag: Int64) -> Int64:
     return np.frombuffer(comes, dtype=np.int64).copy()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Correction:
+class Correction(Struct, frozen=True, eq=False):
     """Times of the nodes of a rank's graph without the recording, on the rank's own clock.
 
     ``cost_ns`` was taken out for each event. Host nodes are a ``thread``, the recorded ``time_ns`` and ``comes_ns``, by thread
@@ -257,8 +257,7 @@ class Correction:
         return cls(cost_ns, graph.host["thread"], graph.host["time_ns"], host, start, end)
 
 
-@dataclass(frozen=True, slots=True)
-class Corrections:
+class Corrections(Struct, frozen=True):
     """Corrections by the file and the rank that it names; traces of others stay as they are."""
 
     by_trace: Mapping[tuple[str, int | None], Correction]

@@ -20,10 +20,10 @@ took.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.intervals import EMPTY, Int64, earliest_from, find_interval, reduce_ranges, union
 from pptrace.model.categories import as_category

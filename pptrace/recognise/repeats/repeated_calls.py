@@ -12,11 +12,11 @@ microbatch of a longer step, of which too little was recorded.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
 
 from pptrace.intervals import find_interval, reduce_ranges
 from pptrace.model.device import Rows
@@ -34,8 +34,7 @@ _MOST_PLACES = 64
 _ALMOST = 0.98
 
 
-@dataclass(frozen=True, slots=True)
-class Period:
+class Period(Struct, frozen=True):
     """The tokens ``start`` to ``stop`` of a sequence repeat with this length: each equals the one ``length`` before it."""
 
     length: int
@@ -121,8 +120,7 @@ _LEAST_KINDS = 4
 _LEAST_REPEATS_AFTER_OTHERS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RepeatedSteps:
+class RepeatedSteps(Struct, frozen=True, eq=False):
     """Steps of a rank from what repeats: times, on the device's clock where it has one (``on_device``).
 
     ``what`` describes a step, ``boundary`` from where to where it goes, if that is not what it repeats.

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
@@ -26,8 +27,7 @@ from pptrace.slices import Slice, rows_among, rows_where, slice_of
 _COLUMNS = ("rank", "step", "start_ns", "kind", "stage", "microbatch", "pair")
 
 
-@dataclass(frozen=True)
-class OrderedOps:
+class OrderedOps(Struct, frozen=True, dict=True):
     """The compute ops of a run by rank, step and start. ``label`` is the label of each in the table that they come from."""
 
     rows: Slice
@@ -74,8 +74,7 @@ def _as_keys(kind: Int64, stage: npt.NDArray[np.integer], microbatch: npt.NDArra
     return np.where(kind == Kind.OVERLAP_F_B.code, kind, keys)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredStep:
+class MeasuredStep(Struct, frozen=True):
     """The ops of one pipeline in one step: of each rank with a trace the rows from the first to before the last of ``bounds``.
 
     ``pp_ranks`` and ``ranks`` are the pipeline ranks and the global ranks of these.

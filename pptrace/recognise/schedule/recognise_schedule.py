@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo

@@ -6,10 +6,10 @@ Captures of graphs are no steps, and what repeats is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES

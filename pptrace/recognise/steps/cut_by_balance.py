@@ -8,10 +8,10 @@ their backwards from the beginning of a step to its end.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import Int64

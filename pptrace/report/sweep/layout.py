@@ -8,14 +8,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from pptrace.simulator.sweep.run import Sweep, SweptPoint, SweptStep
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """An axis: ``value`` of a point sorts and groups, ``text`` names it."""
 
     name: str

@@ -6,9 +6,10 @@ Tables of why devices were idle: those of a step and of whole traces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from pptrace.analysis.part_words import IDLE_WORDS
 from pptrace.analysis.report import Report
@@ -200,8 +201,7 @@ _MEANING = (
 _MOST_CALLS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """One rank's device: its window, ns, and why it was idle in it."""
 
     rank: int

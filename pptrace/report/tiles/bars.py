@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import MESSAGES
 from pptrace.report.tiles.details import details, title_of
@@ -17,8 +17,7 @@ _SAME = {OPS: ("kind", "microbatch", "chunk"), COMMS: ("kind", "axis", "directio
 """Columns that the same work has in common on all ranks; where a rank has several in a step, their order tells them apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The place of a bar: a source, the step of a replayed one, table, rank, code of the lane, and ns from the run's origin."""
 
     source: str

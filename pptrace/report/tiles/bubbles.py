@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.analysis.aligned import RankRows
 from pptrace.intervals import EMPTY, Int64, intersect, merge, subtract, union
@@ -37,8 +37,7 @@ MEANINGS: Mapping[str, str] = {
 BETWEEN_OPS_ALONE = frozenset({"other work", "fill", "drain", "late message"})
 
 
-@dataclass(frozen=True)
-class SendTimes:
+class SendTimes(Struct, frozen=True):
     """Times at which matched messages were ready to be sent; ``match`` is sorted."""
 
     match: Int64

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.report.tiles.pyramid import Level, busy_by_class, longest_of
@@ -21,8 +21,7 @@ SEEN_BUCKETS = 2
 """A bar that is at least as many buckets long is in the tile by itself, whatever there is around it."""
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(Struct, frozen=True):
     """The time of a tile: :data:`NUM_BUCKETS` buckets of 2^``shift`` ns, the ``index``-th of those that cover the time from 0."""
 
     shift: int
@@ -37,8 +36,7 @@ class Range:
         return (self.index + 1) * NUM_BUCKETS << self.shift
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """``rows`` and ``track`` (index among those asked for) of single bars; the first ``num_earlier`` began before the tile.
 
     Cells are buckets with bars too short to be seen: ``cell_track``, ``cell_bucket``, how many bars begin there, the row of
@@ -76,8 +74,7 @@ def cut(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> 
     return _tile(earlier, rows[is_seen], track[is_seen], cells)
 
 
-@dataclass(frozen=True)
-class _Cells:
+class _Cells(Struct, frozen=True):
     track: Array
     bucket: Array
     count: Array

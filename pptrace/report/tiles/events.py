@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.errors import PptraceError
 from pptrace.model.traces import Category, Events
@@ -52,8 +52,7 @@ _MOST_KEPT = 20_000_000
 """Events that stay in memory; of more, those of the ranks that were looked at last."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankEvents:
+class RankEvents(Struct, frozen=True):
     """The events of a rank as tracks, by the lanes of its streams and threads, whose names ``table.lanes`` has."""
 
     table: Table
@@ -182,8 +181,7 @@ def _lanes(events: Events, rows: Array) -> tuple[Array, tuple[str, ...]]:
 _DEVICES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
+class _Lane(Struct, frozen=True):
     """A stream or thread; ``is_apart``: the ranges on it, or Python's functions."""
 
     on_host: bool

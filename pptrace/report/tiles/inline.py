@@ -13,10 +13,10 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.intervals import Int64, clip, subtract, union
 from pptrace.model.tables import COMMS as COMMS_SCHEMA
@@ -116,8 +116,7 @@ _MOST_OF_KIND = {_BARS: MOST_CHARACTERS, _MEMORY: 4_000_000, _GROUPS: 1_000_000}
 """Room for finer tiles of each kind: bars are what a timeline is for."""
 
 
-@dataclass(frozen=True, slots=True)
-class InlineTimeline:
+class InlineTimeline(Struct, frozen=True):
     """The text that the browser reads, and which bars it lacks ("" for none)."""
 
     data: str

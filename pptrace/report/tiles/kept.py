@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from pptrace.ingest.job.disk_cache import Packed
 from pptrace.report.tiles.layout import Layout, RankRow
@@ -20,8 +21,7 @@ ENTRY = "timeline, sources of ops"
 DAMAGE = (KeyError, ValueError, TypeError, IndexError)
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(Struct, frozen=True):
     """Tracks that are made of an analysis for its timeline, once: times are ns from ``origin_ns``.
 
     ``message_ns`` is what the messages of each step took (:func:`pptrace.report.tiles.timeline.message_times`).
@@ -42,8 +42,7 @@ class Bars:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptTable:
+class _KeptTable(Struct, frozen=True):
     """Parts of a table that are no arrays. ``lengths`` are those of columns of one value, of which the arrays have one entry."""
 
     lanes: tuple[str, ...]
@@ -54,8 +53,7 @@ class _KeptTable:
     lengths: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptBars:
+class _KeptBars(Struct, frozen=True):
     origin_ns: int
     rows: tuple[RankRow, ...]
     tables: Mapping[str, _KeptTable]

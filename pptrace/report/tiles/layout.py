@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import Struct, field
 
 from pptrace.axes import WITHIN_STAGE, Axis
 from pptrace.model.mesh import MeshInfo
@@ -16,8 +17,7 @@ AXES = (Axis.DP, *(axis for axis in WITHIN_STAGE if axis is not Axis.DP), Axis.E
 _NAMES = {Axis.DP: "replica"}
 
 
-@dataclass(frozen=True)
-class RankRow:
+class RankRow(Struct, frozen=True):
     """A rank, the index of its pipeline and its place in it (−1 where unknown), its stages, and its coordinate on each of
     :data:`AXES` that is longer than 1.
     """
@@ -29,8 +29,7 @@ class RankRow:
     coordinates: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True, dict=True):
     """All ranks with a trace, ascending; tiles and groups name them by their index."""
 
     rows: tuple[RankRow, ...]

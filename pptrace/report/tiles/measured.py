@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
@@ -32,8 +32,7 @@ STEP_RANGES = "steps"
 PHASES, BUBBLES, GAPS = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True, dict=True):
     """Tracks with their pyramid; ``lanes`` and ``texts`` are the names that codes of lanes and of some columns stand for."""
 
     tracks: Tracks
@@ -45,8 +44,7 @@ class Table:
         return make_pyramid(self.tracks)
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """All tables of one source (measured, planned, simulated) on the run's time, from its origin."""
 
     tables: Mapping[str, Table]

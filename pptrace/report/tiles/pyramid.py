@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.report.tiles.tracks import NUM_CLASSES, Array, Tracks
@@ -14,8 +13,7 @@ _FACTOR_BITS = 2
 _FEWEST_BUCKETS = 512
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(Struct, frozen=True):
     """The buckets of 2^``shift`` ns that have bars; those of track t are ``ptr[t]:ptr[t + 1]``.
 
     ``start`` is the begin of a bucket, ``count`` how many bars begin in it, ``longest`` the row of the longest, ``busy`` the time

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.intervals import lengths_within, union
 from pptrace.report.tiles.details import OP_NAMES
@@ -35,8 +35,7 @@ _LEAST_LETTERS = 2
 _EXPOSED = "exposed transfer"
 
 
-@dataclass(frozen=True, slots=True)
-class _Hits:
+class _Hits(Struct, frozen=True):
     """Bars of a table that were found; those of events are of the rank of the index ``at``."""
 
     name: str

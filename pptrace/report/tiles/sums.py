@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.report.tiles.details import OP_NAMES
@@ -19,8 +20,7 @@ _MOST_NAMES = 40
 _ON_DEVICE = [CLASSES.index(name) for name in ("kernel", "communication", "copy")]
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(Struct, frozen=True):
     """The bars of one name that are in the range: how many, and the time in it, ns; ``waits_ns`` of it were waiting."""
 
     name: str
@@ -29,8 +29,7 @@ class Sum:
     waits_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
+class _Inside(Struct, frozen=True):
     """Rows that are in a range, and the part of each."""
 
     rows: Int64

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
@@ -70,8 +71,7 @@ _COMPUTE_LANE = 0
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch"), ("kind", "phase", "pair")
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
+class _Times(Struct, frozen=True):
     """The starts of some rows, or their ends, on the run's clock; computed when rows are asked for."""
 
     origin_ns: int

@@ -8,12 +8,12 @@ shortest bar counts as none: rounded times have such, and all rows would be half
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from pptrace.model.tables import Int64
 from pptrace.slices import compact
@@ -28,8 +28,7 @@ NUM_CLASSES = 9
 """Classes of a table's bars: their shares of a bucket are what is drawn where single bars are too short to be seen."""
 
 
-@dataclass(frozen=True)
-class Tracks:
+class Tracks(Struct, frozen=True, dict=True):
     """The bars of some lanes; those of track t are the rows ``ptr[t]:ptr[t + 1]``, by start.
 
     ``rank``, ``lane`` and ``depth`` tell the tracks apart: index of the rank, code of the lane, track within it. Times are ns

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
+
+from msgspec import Struct
 
 from pptrace.errors import UsageError
 from pptrace.schedule.plan import Plan
@@ -29,8 +30,7 @@ class CostsOf(StrEnum):
         return plan.chain_length // plan.pp if self is CostsOf.RANK else 1
 
 
-@dataclass(frozen=True, slots=True)
-class SweepCosts:
+class SweepCosts(Struct, frozen=True):
     """Costs of one microbatch, ns: F, full B, W as a part of B, and one message."""
 
     forward_ns: int
@@ -43,8 +43,7 @@ class SweepCosts:
         return uniform(self.forward_ns, self.backward_ns, self.wgrad_ns, self.p2p_ns * num_parts)
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
+class SweepPoint(Struct, frozen=True):
     """One combination; None is the schedule's default."""
 
     schedule: str
@@ -59,8 +58,7 @@ class SweepPoint:
         return self.microbatches.of(self.pp)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The values of each axis. ``num_chunks`` and ``group_sizes`` of None are the schedule's default."""
 
     schedules: tuple[str, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.errors import ShapeError
 from pptrace.schedule import registry
@@ -17,8 +17,7 @@ from pptrace.simulator.simulation import peak_inflight
 from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts, SweepPoint
 
 
-@dataclass(frozen=True, slots=True)
-class SweptStep:
+class SweptStep(Struct, frozen=True):
     """A step of one point. Throughputs are relative to one rank that never waits; ``peak_inflight`` counts activations of one
     chunk and one microbatch, ``peak_activations`` those of one microbatch in 1/p of the model.
     """
@@ -36,8 +35,7 @@ class SweptStep:
     peak_activations: float
 
 
-@dataclass(frozen=True, slots=True)
-class SweptPoint:
+class SweptPoint(Struct, frozen=True):
     """A point with its step, or the reason why the schedule has none of this size."""
 
     point: SweepPoint
@@ -51,8 +49,7 @@ class SweptPoint:
         return registry.get(self.point.schedule).default_chunks if wanted is None else wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """A whole sweep, in the order of its axes."""
 
     grid: Grid

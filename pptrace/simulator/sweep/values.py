@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+
+from msgspec import Struct
 
 from pptrace.errors import UsageError
 
@@ -28,8 +29,7 @@ _RANGE = re.compile(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+?)(?::(?P<times>x?)(?P<st
 _OF_P = re.compile(r"(\d{0,9})p(?:([+-])(\d{1,9}))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Microbatches:
+class Microbatches(Struct, frozen=True, order=True):
     """A number of microbatches that may depend on p: ``times_p`` · p + ``plus``."""
 
     times_p: int

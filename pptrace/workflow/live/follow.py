@@ -11,13 +11,14 @@ import json
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
 from pptrace.analysis.result import RankStep, StepReport
@@ -104,8 +105,7 @@ RanksOfStep = Mapping[int, LiveStep]
 """A step as each rank has written it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRank:
+class LiveRank(Struct, frozen=True):
     """A rank in a step, ns: the figures of the report of the same names, and ``wait_ns``, its waiting in all communication.
 
     ``op_ns`` and ``host_comm_ns`` are the sums of its ops' and communication's ranges on the host, known without any recognition;
@@ -124,8 +124,7 @@ class LiveRank:
     core_wait_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LiveStepFigures:
+class LiveStepFigures(Struct, frozen=True):
     """A step of all ranks. ``start_ns`` is wall-clock time, ``step_ns`` the longest of the ranks' steps, ``span_ns`` as reported.
 
     ``deviation`` is ``step_ns`` over the median of the steps before, minus 1, None of the first; ``slowest_rank`` has computed
@@ -145,8 +144,7 @@ class LiveStepFigures:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Costs:
+class _Costs(Struct):
     """Lengths of the last steps, and what ranks counted as their own time."""
 
     bounds: deque[tuple[int, int, bool, bool]] = field(default_factory=lambda: deque(maxlen=MOST_COMPARED))
@@ -164,8 +162,7 @@ class _Costs:
         return LiveCosts(cost_of(self.bounds), own_share(self.own))
 
 
-@dataclass(slots=True)
-class LiveRun:
+class LiveRun(Struct):
     """The live files of a run directory, followed. ``last``: of the steps that are there at first, at least this many."""
 
     run_dir: Path
