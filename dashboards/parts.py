@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
+from msgspec.structs import replace
 
 from dashboards.components import Node, graph, lines, panel, report_table
 from dashboards.exports import picture_files, table_files

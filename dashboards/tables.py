@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from msgspec import structs
 
 from dashboards.answers import Answers
 from dashboards.wishes import wishes_of
@@ -52,21 +53,21 @@ def _differences(wanted: TableRequest) -> Iterable[Any]:
     series = wanted.report.step_series
     entries: tuple[Any, ...] = () if series is None else (*series.outliers, *series.changes)
     for entry in entries:
-        fixed = {name: value for name, value in asdict(entry).items() if name not in ("differences", "ops")}
+        fixed = {name: value for name, value in structs.asdict(entry).items() if name not in ("differences", "ops")}
         for cause in entry.differences or (None,):
-            yield fixed | ({} if cause is None else asdict(cause))
+            yield fixed | ({} if cause is None else structs.asdict(cause))
 
 
 def _comms(wanted: TableRequest) -> Iterable[Any]:
     for rank in wanted.the_step().ranks:
         for comm in rank.comms:
-            yield {"rank": rank.rank, "stage": rank.stage} | asdict(comm)
+            yield {"rank": rank.rank, "stage": rank.stage} | structs.asdict(comm)
 
 
 def _comm_totals(wanted: TableRequest) -> Iterable[Any]:
     for entry in wanted.report.device:
         for comm in entry.comms:
-            yield {"rank": entry.rank} | asdict(comm)
+            yield {"rank": entry.rank} | structs.asdict(comm)
 
 
 def _blame(wanted: TableRequest) -> Iterable[Any]:
@@ -79,7 +80,7 @@ def _blame(wanted: TableRequest) -> Iterable[Any]:
 def _phases(wanted: TableRequest) -> Iterable[Any]:
     for rank in wanted.the_step().ranks:
         for name, phase in rank.phases.items():
-            yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | asdict(phase)
+            yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | structs.asdict(phase)
 
 
 def _of_report(path: str) -> Callable[[TableRequest], Iterable[Any]]:

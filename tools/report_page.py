@@ -16,7 +16,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -29,6 +29,7 @@ if str(ROOT) not in sys.path:
 
 from pptrace.analysis.report import Report  # noqa: E402
 from pptrace.errors import UsageError  # noqa: E402
+from pptrace.fields import field_names  # noqa: E402
 from tools.marked_tables import write_or_print  # noqa: E402
 
 PAGE = ROOT / "docs" / "report.md"
@@ -74,7 +75,7 @@ def fields_of(kind: type, path: str = "") -> Iterator[Field]:
         UsageError: a field has no comment, or one that does not fit its type.
     """
     comments, hints = comments_of(kind), get_type_hints(kind)
-    for name in (field.name for field in fields(kind)):
+    for name in field_names(kind):
         comment = comments.get(name, "")
         match = _WITHOUT.fullmatch(comment)
         meaning, without = match.groups() if match else (comment, NEVER)
@@ -93,8 +94,8 @@ def _nullness(hint: Any) -> str:
 
 
 def _object_in(hint: Any) -> tuple[type | None, bool]:
-    """The dataclass in an annotation, and whether it is of a list of them."""
-    if is_dataclass(hint) and isinstance(hint, type):
+    """The type with fields in an annotation, and whether it is of a list of them."""
+    if isinstance(hint, type) and field_names(hint):
         return hint, False
     for argument in get_args(hint):
         kind, is_list = _object_in(argument)

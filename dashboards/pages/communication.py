@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
+from msgspec.structs import replace
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper
 from dashboards.answers import Answers

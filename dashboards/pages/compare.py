@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from dash import Dash, Input, Output, html
+from msgspec.structs import replace
 
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel, report_table

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls, Stream

@@ -13,7 +13,7 @@ all: of one that is not, no other file of the folder is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from msgspec import Struct
-from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.matrix.step_matrix import StepMatrix

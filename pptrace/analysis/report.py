@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
+from msgspec import field as struct_field
 
 from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.experts.types import ExpertsReport
@@ -103,7 +104,7 @@ class RecordingReport(Struct, frozen=True):
     events_per_step: int | None = None
     #: settings of the recorder, by torch's names of the options: ``record_shapes``, ``with_stack``, ``profile_memory``, …; empty
     #: where the trace does not say
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = struct_field(default_factory=dict)
     #: share of the predicted step in which a device did nothing, mean of the ranks with a device; of the recorded step where
     #: nothing is predicted; null without a device
     device_idle_share: float | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
+from msgspec import structs
 
 from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.report import Report
@@ -148,7 +149,7 @@ class Run(ExportsOps):
         """
         from pptrace.analysis.op_costs import OpCost, op_costs
 
-        rows = [asdict(cost) for cost in op_costs(self.analysis.data)]
+        rows = [structs.asdict(cost) for cost in op_costs(self.analysis.data)]
         types = {name: "object" if name == "kind" else "int64" for name in OpCost.__struct_fields__}
         return pd.DataFrame(rows, columns=list(types)).astype(types)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, overload
+
+from msgspec import structs
 
 from pptrace.analysis.links.peaks import latencies_of
 from pptrace.analysis.links.types import Link
@@ -131,8 +133,8 @@ def verified(analysis: Analysis, predictions: Predictions, most: int | None = No
         )
     chosen = [one for one in plans if most is None or one.is_choice][:most]
     spans = {one.name: _run(predictions.study, changes[one.name], one, size) for one in chosen}
-    scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
-    return replace(predictions, result=replace(result, scenarios=scenarios))
+    scenarios = tuple(structs.replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
+    return replace(predictions, result=structs.replace(result, scenarios=scenarios))
 
 
 def study_of(analysis: Analysis, wishes: Wishes) -> Study:
@@ -156,7 +158,7 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
     sizes = gpt_of_run(analysis.facts.values(), analysis.schedule)
     if sizes is None:
         return study
-    return replace(study, sequences=sizes.microbatch_size, tells_shapes=sizes.varies)
+    return structs.replace(study, sequences=sizes.microbatch_size, tells_shapes=sizes.varies)
 
 
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
@@ -202,7 +204,7 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
     if wishes.repair_order:
         yield REPAIRED, Change(order=_repaired(wishes, study))
         return
-    names = {one.name for one in fields(Change)} & options_of(Wishes).keys()
+    names = set(Change.__struct_fields__) & options_of(Wishes).keys()
     given = {name: value for name in names if (value := getattr(wishes, name)) is not None}
     speeds = dict(map(parse_speed, wishes.collective_speeds))
     if len(speeds) < len(wishes.collective_speeds):
@@ -226,7 +228,7 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
                 )
         else:
             registry.get(schedule)
-            every = [(schedule, replace(change, schedule=schedule))]
+            every = [(schedule, structs.replace(change, schedule=schedule))]
         yield from ((f"{name}, {others}" if others else name, one) for name, one in every)
 
 

@@ -12,11 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import click
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -122,7 +123,7 @@ def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cac
     with reading_bar() as on_progress:
         report = load(paths, None, None, jobs, on_progress, cache, as_recorded=True).report
     found = audit_of(report)
-    audit = None if found is None else [asdict(entry) for entry in found]
+    audit = None if found is None else [structs.asdict(entry) for entry in found]
     text = json.dumps({"schema": "pptrace.audit/1", "audit": audit}, indent=2)
     outputs.write({"--json": lambda: f"{text}\n"})
     if not outputs.take_stdout:

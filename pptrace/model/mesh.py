@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from typing import Any
 
 from msgspec import Struct
@@ -29,7 +28,7 @@ class MeshSizes(Struct, frozen=True):
     @property
     def axes(self) -> dict[str, int | None]:
         """The size of each axis, and the chunks per rank."""
-        return {field.name: getattr(self, field.name) for field in fields(MeshSizes) if field.name != "num_ranks"}
+        return {name: getattr(self, name) for name in MeshSizes.__struct_fields__ if name != "num_ranks"}
 
 
 class MeshInfo(MeshSizes, frozen=True, kw_only=True):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pandas as pd
 
+from pptrace.fields import field_names
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def csv_of(rows: Iterable[Row]) -> str:
 
 
 def _cells(row: Row, before: str = "") -> Iterable[tuple[str, object]]:
-    members = row if isinstance(row, Mapping) else {entry.name: getattr(row, entry.name) for entry in fields(row)}
+    members = row if isinstance(row, Mapping) else {name: getattr(row, name) for name in field_names(type(row))}
     for name, value in members.items():
-        if is_dataclass(value) and not isinstance(value, type):
+        if field_names(type(value)):
             yield from _cells(value, f"{before}{name}_")
             continue
         cell = value

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import msgspec
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import OpSummary, RankStep, StepReport
 from pptrace.analysis.whole_run import Blame, CriticalPath
+from pptrace.fields import field_names
 from pptrace.schedule.actions import Action
 from pptrace.simulator import IdleCause, MessageEnd, SimulatedRank, Simulation, idle_by_cause, messages_of
 
@@ -90,25 +89,19 @@ def _plain(value: Any) -> Any:
     """A value in the types of JSON: members of a report by their names."""
     if isinstance(value, tuple | list):
         return [_plain(member) for member in value]
-    if is_dataclass(value) or isinstance(value, Mapping):
+    if isinstance(value, Mapping) or field_names(type(value)):
         return {key: _plain(member) for key, member in _members(value).items()}
     return value
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """The members of a dataclass or mapping, as they are."""
-    names = _names_of(type(value))  # type: ignore[arg-type]  # a type is hashable
+    """The members of a Struct, dataclass or mapping, as they are."""
+    names = field_names(type(value))
     if names:
         return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is no type of JSON")
-
-
-@cache
-def _names_of(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a dataclass; () of another type."""
-    return tuple(entry.name for entry in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:

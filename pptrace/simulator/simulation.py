@@ -6,7 +6,8 @@ Costs of actions and messages are in ns.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain, pairwise
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.schedule.actions import Action, Key, Kind, Phase
@@ -133,7 +134,7 @@ class SimulatedRank:
     bubble_ns: int
     inner_bubble_ns: int
     peak_inflight_microbatches: int
-    _replay: Replay = field(repr=False)
+    _replay: Replay = dataclass_field(repr=False)
 
     @cached_property
     def timeline(self) -> tuple[Timed, ...]:

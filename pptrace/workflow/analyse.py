@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import structs, Struct
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.early_receives.answer import with_reason
@@ -246,7 +245,7 @@ def measure(traces: Sequence[Trace], num_ranks: int | None = None) -> MeasuredSt
 
 def _on_one_clock(run: RecognisedRun) -> tuple[AlignedRun, tuple[str, ...]]:
     """The run on one clock, and warnings about matches by end times."""
-    timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
+    timed = structs.replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
     return _align(timed, estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Struct, field, structs
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
@@ -81,7 +81,7 @@ def load(
     if traces is not None:
         traces.correct, traces.cache, store = correct, store, traces
     analysis = _analyse_read(request, [read_each(request.inputs, correct, jobs, None, store, read_files)], sharing)
-    recording = replace(undone.report, as_recorded=recorded)
+    recording = structs.replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
     report = with_recording(replace(analysis.report, device=device), recording)
     return replace(analysis, report=report, corrections=undone.corrections)

@@ -10,7 +10,6 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +22,7 @@ from msgspec.structs import replace
 from pptrace.analysis.links.peaks import PORTS
 from pptrace.analysis.shared_devices import DEVICE_ID
 from pptrace.environment import read_environment
+from pptrace.fields import field_names
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, Packed, cache_for, key_of
@@ -162,12 +162,9 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
     """The JSON form of a value of the type ``hint``; its arrays go into ``arrays`` under names that begin with ``name``."""
     if isinstance(value, Slice):
         return {column: _packed(None, value[column], f"{name}.{column}", arrays, path) for column in value.columns}
-    if is_dataclass(hint):
+    if names := field_names(hint):
         hints = typing.get_type_hints(hint)
-        return {
-            item.name: _packed(hints[item.name], getattr(value, item.name), f"{name}.{item.name}", arrays, path)
-            for item in fields(hint)
-        }
+        return {key: _packed(hints[key], getattr(value, key), f"{name}.{key}", arrays, path) for key in names}
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" or value.ndim not in (1, 2):
             raise TypeError(f"{name}: an array of {value.dtype} with {value.ndim} dimensions")
@@ -202,21 +199,18 @@ def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDAr
 
 
 def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-    if is_dataclass(hint):
+    if names := field_names(hint):
         if hint is Slice:
             values = {
                 column: _unpacked(np.ndarray, width, f"{name}.{column}", arrays) for column, width in node.items()
             }
         else:
             hints = typing.get_type_hints(hint)
-            values = {
-                item.name: _unpacked(hints[item.name], node[item.name], f"{name}.{item.name}", arrays)
-                for item in fields(hint)
-            }
+            values = {key: _unpacked(hints[key], node[key], f"{name}.{key}", arrays) for key in names}
         columns = [value for value in values.values() if isinstance(value, np.ndarray) and value.ndim == 1]
         if len({len(column) for column in columns}) > 1:
             raise ValueError(f"{name}: arrays of different lengths")
-        return Slice(values) if hint is Slice else hint(**values)  # type: ignore[operator]
+        return Slice(values) if hint is Slice else hint(**values)
     if isinstance(hint, types.UnionType):
         if node is None and types.NoneType in hint.__args__ and name not in arrays:
             return None

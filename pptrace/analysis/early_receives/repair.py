@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, structs
 
 from pptrace.analysis.early_receives.of_rank import STREAM, RankOrder
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
@@ -115,7 +115,7 @@ def lengths_along(costs: StepMatrix, order: Plan, messaging: Messaging) -> Int64
         graph = make_graph(order, messaging)
     except ScheduleError:
         return None
-    return replace(costs, graph=graph, posted=None, before_posting=None).lengths
+    return structs.replace(costs, graph=graph, posted=None, before_posting=None).lengths
 
 
 def later_orders(costs: StepMatrix, posted: Plan) -> list[Plan]:

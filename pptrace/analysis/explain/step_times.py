@@ -6,7 +6,6 @@ Each rank's window is cut at its ops: before each op lies the *gap* since the op
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -111,7 +110,7 @@ class StepTimes(Struct, frozen=True, eq=False):
         if self.is_whole.all():
             return self
         kept = np.flatnonzero(self.is_whole)
-        matrices = {item.name: getattr(self, item.name)[kept] for item in fields(self) if item.name not in _NO_MATRIX}
+        matrices = {name: getattr(self, name)[kept] for name in self.__struct_fields__ if name not in _NO_MATRIX}
         windows = tuple(self.windows[index] for index in kept.tolist())
         waits = self.waits.where(self.is_whole[self.waits["window"]])
         waits = waits.with_columns({"window": numbers_of_whole(self.is_whole)[waits["window"]]})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from pptrace.model.tables import Bool, Floats, Int64
@@ -158,7 +157,7 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
 
     def _members(self, kind: type[_T]) -> dict[str, _T]:
         """The columns, or the tables, by name."""
-        members = {item.name: getattr(self, item.name) for item in fields(self)}
+        members = structs.asdict(self)
         return {name: member for name, member in members.items() if isinstance(member, kind)}
 
     def compact(self) -> StepMatrix:

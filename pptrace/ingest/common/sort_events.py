@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ class EventColumns(Struct):
         return len(self.start_ns)
 
     def select(self, rows: npt.NDArray[Any]) -> EventColumns:
-        columns = (getattr(self, item.name) for item in fields(self))
+        columns = (getattr(self, name) for name in self.__struct_fields__)
         return EventColumns(*(column[rows] if len(column) else column for column in columns))
 
 
@@ -60,7 +59,7 @@ def joined_columns(parts: Sequence[EventColumns]) -> EventColumns:
     """All events in one; the columns are moved out of the parts."""
     none = np.zeros(0, dtype=np.int64)
     empty = EventColumns(none.astype(np.int8), none.astype(np.int32), none, none, none.astype(np.int32), none, none)
-    return EventColumns(*(_take([empty, *parts], item.name) for item in fields(EventColumns)))
+    return EventColumns(*(_take([empty, *parts], name) for name in EventColumns.__struct_fields__))
 
 
 def _take(parts: Sequence[EventColumns], name: str) -> npt.NDArray[Any]:

@@ -22,11 +22,10 @@ import math
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.errors import TraceError
@@ -79,8 +78,7 @@ class DumpGroup(Struct, frozen=True):
         return self.ranks[index] if 0 <= index < len(self.ranks) else index
 
 
-@dataclass(frozen=True, slots=True)
-class DumpCall:
+class DumpCall(Struct, frozen=True):
     """A call. Times are ns of the wall clock, -1 where unknown; ``end_ns`` may be long after the call was over.
 
     ``launch`` is the index of the launch, which the calls of a batch share. ``local_peer`` is the peer's rank within the group.
@@ -100,7 +98,7 @@ class DumpCall:
     dtype: str = ""
     backend: str = ""
     raw_group: int = -1  # the number of the group on this rank
-    counts: tuple[int, int] = field(default=(-1, -1), repr=False)  # of collectives and of messages in the group
+    counts: tuple[int, int] = (-1, -1)  # of collectives and of messages in the group
 
     @property
     def peer(self) -> int:

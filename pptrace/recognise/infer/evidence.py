@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -104,7 +103,7 @@ class Messages(Struct, frozen=True):
         return len(self.row)
 
     def where(self, chosen: Bools | Int64) -> Messages:
-        return Messages(*(getattr(self, column.name)[chosen] for column in fields(self)))
+        return Messages(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
 
 
 class Rows(Struct, frozen=True):

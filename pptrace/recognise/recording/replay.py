@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 
 import numpy as np
 import pandas as pd
@@ -268,8 +267,8 @@ class Corrections(Struct, frozen=True):
         digest = hashlib.sha256()
         for (_, rank), correction in sorted(self.by_trace.items(), key=lambda item: str(item[0])):
             digest.update(f"{rank} {correction.cost_ns}".encode())
-            for item in fields(correction)[1:]:
-                digest.update(np.ascontiguousarray(getattr(correction, item.name)).tobytes())
+            for name in correction.__struct_fields__[1:]:
+                digest.update(np.ascontiguousarray(getattr(correction, name)).tobytes())
         return digest.hexdigest()
 
     def corrected(self, trace: Trace) -> Trace:

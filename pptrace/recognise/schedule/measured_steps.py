@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -13,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
-from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -124,4 +123,4 @@ def _unpack_level(name: str, shift: int, arrays: Mapping[str, Array]) -> Level:
 
 
 _TRACKS = ("ptr", "rank", "lane", "depth", "start", "length", "group")
-_LEVEL = tuple(field.name for field in fields(Level) if field.name != "shift")
+_LEVEL = tuple(name for name in Level.__struct_fields__ if name != "shift")

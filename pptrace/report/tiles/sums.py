@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pptrace.model.tables import Int64
 from pptrace.report.tiles.details import OP_NAMES
@@ -67,7 +66,11 @@ def sums_of(
     if source == MEASURED:
         parts += _of_events(timeline, [at for at in opened if at in ranks], begin, end)
     return [
-        {"title": title, "rows": [asdict(row) for row in rows[:_MOST_NAMES]], "more": max(len(rows) - _MOST_NAMES, 0)}
+        {
+            "title": title,
+            "rows": [structs.asdict(row) for row in rows[:_MOST_NAMES]],
+            "more": max(len(rows) - _MOST_NAMES, 0),
+        }
         for title, rows in parts
         if rows
     ]
