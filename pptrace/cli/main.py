@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -29,6 +32,23 @@ _COMMANDS = {
 
 
 _OBJECTS_TO_COLLECT = 20_000
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Let numpy, where it is imported within, start no threads for products of matrices: they spin for a tenth of the start.
+
+    What is started later, as training is by ``pptrace run``, has the environment as it was.
+    """
+    if _BLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLAS_THREADS]
 
 
 class _Commands(click.Group):
@@ -41,7 +61,8 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         gc.disable()  # imports make no garbage; collecting takes a tenth of the start
-        command: click.Command = importlib.import_module(f"pptrace.cli.{cmd_name}").command
+        with _one_blas_thread():
+            command: click.Command = importlib.import_module(f"pptrace.cli.{cmd_name}").command
         gc.freeze()
         gc.set_threshold(
             _OBJECTS_TO_COLLECT

@@ -24,23 +24,23 @@ from pptrace.model.tables import Int64
 from pptrace.slices import distinct_of, rows_where
 
 _WORDS = (
-    ("tp-dp", re.compile(r"TENSOR_AND_DATA_PARALLEL_GROUP\w*")),
-    ("tp-cp", re.compile(r"TENSOR_AND_CONTEXT_PARALLEL_GROUP")),
-    ("tp-pp", re.compile(r"MODEL_PARALLEL_GROUP")),
-    ("etp-ep-pp", re.compile(r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(?:_WITH_EGTP)?")),
-    ("etp-ep", re.compile(r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP")),
-    ("etp", re.compile(r"EXPERT_TENSOR_PARALLEL_GROUP")),
-    ("ep", re.compile(r"EXPERT_MODEL_PARALLEL_GROUP")),
-    ("edp", re.compile(r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?EXPERT_DATA_PARALLEL_GROUP\w*")),
-    ("tp", re.compile(r"TENSOR_MODEL_PARALLEL_GROUP")),
-    ("pp", re.compile(r"PIPELINE_MODEL_PARALLEL_GROUP")),
-    ("dp-cp", re.compile(r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?DATA_PARALLEL_GROUP_WITH_CP\w*")),
-    ("dp-cp", re.compile(r"HYBRID_DP_CP_GROUP_\d+")),
-    ("dp", re.compile(r"DATA_PARALLEL_GROUP")),
-    ("dp", re.compile(r"INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP")),
-    ("tp-cp-dp-pp", re.compile(r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP")),  # all ranks of an instance
-    ("cp", re.compile(r"(?:HIERARCHICAL_)?CONTEXT_PARALLEL_GROUP(?:_L\d+)?")),
-    ("embd", re.compile(r"(?:POSITION_)?EMBEDDING_GROUP")),
+    ("tp-dp", r"TENSOR_AND_DATA_PARALLEL_GROUP\w*"),
+    ("tp-cp", r"TENSOR_AND_CONTEXT_PARALLEL_GROUP"),
+    ("tp-pp", r"MODEL_PARALLEL_GROUP"),
+    ("etp-ep-pp", r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(?:_WITH_EGTP)?"),
+    ("etp-ep", r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP"),
+    ("etp", r"EXPERT_TENSOR_PARALLEL_GROUP"),
+    ("ep", r"EXPERT_MODEL_PARALLEL_GROUP"),
+    ("edp", r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?EXPERT_DATA_PARALLEL_GROUP\w*"),
+    ("tp", r"TENSOR_MODEL_PARALLEL_GROUP"),
+    ("pp", r"PIPELINE_MODEL_PARALLEL_GROUP"),
+    ("dp-cp", r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?DATA_PARALLEL_GROUP_WITH_CP\w*"),
+    ("dp-cp", r"HYBRID_DP_CP_GROUP_\d+"),
+    ("dp", r"DATA_PARALLEL_GROUP"),
+    ("dp", r"INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"),
+    ("tp-cp-dp-pp", r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"),  # all ranks of an instance
+    ("cp", r"(?:HIERARCHICAL_)?CONTEXT_PARALLEL_GROUP(?:_L\d+)?"),
+    ("embd", r"(?:POSITION_)?EMBEDDING_GROUP"),
 )
 _DIMS = {
     "pp": "pp pipe pipeline pipeline_parallel stage",
@@ -73,14 +73,14 @@ def axis_of_description(description: str) -> str:
         return _AXIS_OF_DIM.get(match[1].lower(), "")
     if text.lower() in _BARE:
         return _AXIS_OF_DIM[text.lower()]
-    return next((axis for axis, pattern in _WORDS if pattern.fullmatch(text)), "")
+    return next((axis for axis, pattern in _WORDS if re.fullmatch(pattern, text)), "")
 
 
 def framework_of_descriptions(descriptions: Iterable[str]) -> tuple[str, str]:
     """(framework, description that identifies it); ("", "") where none is specific to a framework."""
     for description in sorted(descriptions):
         text = description.split(":split:", maxsplit=1)[0].removesuffix("_GLOO")
-        if any(pattern.fullmatch(text) for _, pattern in _WORDS):
+        if any(re.fullmatch(pattern, text) for _, pattern in _WORDS):
             return "megatron-lm", description
     return "", ""
 
