@@ -59,7 +59,10 @@ _ROOMS = "|".join(
     )
 )
 nitpick_ignore_regex = [
-    (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|go|os|re|collections|pathlib|click|types|enum|contextlib)\..*"),
+    (
+        r"py:.*",
+        r"(numpy|np|npt|pandas|pd|torch|dist|nn|go|os|re|collections|pathlib|click|types|enum|msgspec|contextlib)\..*",
+    ),
     (
         r"py:.*",
         r"(Path|FilePath|Batch|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Program|Int8|Int32|Int64|COMM_ARGS|FigureKind|Sizes|Milliseconds|OpSlack|Predictions|WhatIf|Study|Change|Comparison|tuple\[[~.\w]+)",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.mesh import MeshInfo

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from msgspec import structs
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pptrace.analysis.whatif.result import Scenario
@@ -214,7 +216,7 @@ def splits_of(settings: Sequence[Setting], folder: Path) -> Iterator[Pair]:
             one = result.scenarios[0]
             pairs.append((one.span_ns, one.gain_ns, step.span_ns, result.measured_span_ns))
         span, gain, real, before = (round(median(values)) for values in zip(*pairs, strict=True))
-        usual = replace(one, span_ns=span, gain_ns=gain)
+        usual = structs.replace(one, span_ns=span, gain_ns=gain)
         yield Pair(setting, target, usual, result.replay_error, real, before)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -163,7 +164,7 @@ def _with_tails(step: Step, generator: np.random.Generator, heavy: float) -> Ste
         return step
     ranks = {
         rank: {
-            kind: replace(times, median_ns=times.median_ns * (2 * (1 + generator.pareto(1.5))))
+            kind: structs.replace(times, median_ns=times.median_ns * (2 * (1 + generator.pareto(1.5))))
             if generator.random() < heavy
             else times
             for kind, times in ops.items()

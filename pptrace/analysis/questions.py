@@ -13,19 +13,20 @@ all: of one that is not, no other file of the folder is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pandas as pd
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.report import ANSWER_OF, SHOWN, Report
+from pptrace.analysis.report import Report
 from pptrace.model.report_table import Amount, ReportTable
 from pptrace.recognise.run import RecognisedRun
 
@@ -38,8 +39,12 @@ Answers = Mapping[str, Any]
 Rows = tuple[Callable[[Report], Iterable[Any]], str]
 """(rows of a file, from a report; what they are in one line)."""
 
-_FIELDS = [field for field in fields(Report) if ANSWER_OF in field.metadata]
-QUESTIONS = tuple(dict.fromkeys(field.metadata[ANSWER_OF] for field in _FIELDS))
+_FIELDS = {
+    name: answer
+    for name, hint in get_type_hints(Report, include_extras=True).items()
+    for answer in getattr(hint, "__metadata__", ())
+}
+QUESTIONS = tuple(dict.fromkeys(answer.question for answer in _FIELDS.values()))
 """All questions, in the order in which they are asked: that of the report's fields."""
 ASKED_FIRST = ("experts", "early_receives")
 """The questions whose answers other figures need."""
@@ -115,9 +120,9 @@ def with_answers(
 
 def tables_of_answers(report: Report, amount: Amount) -> list[ReportTable]:
     """The tables of all questions that have an answer, in reading order."""
-    answered = [field for field in _FIELDS if getattr(report, field.name) not in (None, ())]
-    in_order = sorted(answered, key=lambda field: field.metadata[SHOWN])
-    modules = (_part_of(name, "show") for name in dict.fromkeys(field.metadata[ANSWER_OF] for field in in_order))
+    answered = [answer for name, answer in _FIELDS.items() if getattr(report, name) not in (None, ())]
+    in_order = sorted(answered, key=attrgetter("shown"))
+    modules = (_part_of(name, "show") for name in dict.fromkeys(answer.question for answer in in_order))
     return [table for module in modules if module for table in module.tables(report, amount)]
 
 

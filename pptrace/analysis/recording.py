@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, RecordingReport, Report
@@ -81,9 +81,7 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
                 continue
             limit = of_mean if _OF_SOME_STEPS & finding.evidence.keys() else most
             gains = {name: getattr(finding, name) for name in ("gain_ns", "gain_low_ns", "gain_high_ns")}
-            limited.append(
-                structs.replace(finding, **{name: min(ns, limit) for name, ns in gains.items() if ns is not None})
-            )
+            limited.append(replace(finding, **{name: min(ns, limit) for name, ns in gains.items() if ns is not None}))
         findings = limited
     return with_verdict(replace(report, findings=tuple(findings), missing_evidence=missing))
 

@@ -6,11 +6,9 @@ Each field is the JSON field of the same name, and None is its ``null``. Its com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-from msgspec import Struct
-from msgspec import field as struct_field
+from msgspec import Struct, field
 
 from pptrace.analysis.early_receives.types import EarlyReceives
 from pptrace.analysis.experts.types import ExpertsReport
@@ -104,7 +102,7 @@ class RecordingReport(Struct, frozen=True):
     events_per_step: int | None = None
     #: settings of the recorder, by torch's names of the options: ``record_shapes``, ``with_stack``, ``profile_memory``, …; empty
     #: where the trace does not say
-    settings: Mapping[str, Any] = struct_field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     #: share of the predicted step in which a device did nothing, mean of the ranks with a device; of the recorded step where
     #: nothing is predicted; null without a device
     device_idle_share: float | None = None
@@ -138,19 +136,14 @@ class RecordingReport(Struct, frozen=True):
         return (self.slowdown or 1.0) > 1 + MOST_ERROR if error is None else error > MOST_ERROR
 
 
-ANSWER_OF, SHOWN = "question", "shown"
+class AnswerOf(NamedTuple):
+    """Marks a field that a question answers: a folder of this package (:mod:`pptrace.analysis.questions`)."""
+
+    question: str
+    shown: int = 100  #: place of the question's tables among those of the others
 
 
-def answer_of(question: str, shown: int = 100) -> Mapping[str, Any]:
-    """Metadata of a field that a question answers: a folder of this package (:mod:`pptrace.analysis.questions`).
-
-    ``shown`` is the place of the question's tables among those of the others.
-    """
-    return {ANSWER_OF: question, SHOWN: shown}
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """The report of a run."""
 
     pptrace_version: str  #: version of the program that wrote the report
@@ -171,7 +164,7 @@ class Report:
     warnings: tuple[str, ...]
     verdict: str = ""  #: report in one sentence (:mod:`pptrace.analysis.findings.verdict`)
     #: memory of every rank: peaks, microbatches in flight, predictions; null without steps
-    memory: MemoryReport | None = field(default=None, metadata=answer_of("memory", shown=5))
+    memory: Annotated[MemoryReport | None, AnswerOf("memory", shown=5)] = None
     #: verdict on a run that hung (:func:`pptrace.hang_diagnosis.verdict.as_json`); null unless flight-recorder dumps or a run
     #: directory show a hang that has a verdict
     hang: Mapping[str, Any] | None = None
@@ -180,17 +173,17 @@ class Report:
     step_series: StepSeries | None = None
     #: messages from rank to rank, all steps together: who was late, and how fast they were; the link with most waiting first;
     #: empty without matched messages
-    links: tuple[Link, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    links: Annotated[tuple[Link, ...], AnswerOf("links", shown=4)] = ()
     #: ranks that come last to collectives; empty without matched collectives
-    late_ranks: tuple[LateRank, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    late_ranks: Annotated[tuple[LateRank, ...], AnswerOf("links", shown=4)] = ()
     #: slowdowns by workers, stages and kinds of work, a what-if study; null where no step has every op of a known plan, or the
     #: ranks' times do not compare
-    stragglers: Stragglers | None = field(default=None, metadata=answer_of("stragglers", shown=2))
+    stragglers: Annotated[Stragglers | None, AnswerOf("stragglers", shown=2)] = None
     #: peaks of the links between devices, and what collectives reach of them; null where no device communicated in a step
-    interconnect: Interconnect | None = field(default=None, metadata=answer_of("links", shown=4))
+    interconnect: Annotated[Interconnect | None, AnswerOf("links", shown=4)] = None
     #: collectives by size: latency and bandwidth, and what NCCL's kernels are named after; empty without collectives in
     #: comparable steps
-    collectives: tuple[CollectiveSpeed, ...] = field(default=(), metadata=answer_of("links", shown=4))
+    collectives: Annotated[tuple[CollectiveSpeed, ...], AnswerOf("links", shown=4)] = ()
     #: kinds of findings that this run does not show, and why; empty where there is enough of everything, or no step
     missing_evidence: tuple[MissingEvidence, ...] = ()
     #: waits of each rank for a processor core; empty where the traces do not tell: ``pptrace run`` records it on Linux
@@ -198,17 +191,17 @@ class Report:
     root_causes: tuple[RootCause, ...] = ()  #: causes from which several findings follow; empty where none do
     #: loads of experts, who comes last, and what unequal routes cost; null where nothing communicates along ep and no routes were
     #: counted
-    experts: ExpertsReport | None = field(default=None, metadata=answer_of("experts", shown=1))
+    experts: Annotated[ExpertsReport | None, AnswerOf("experts", shown=1)] = None
     #: effects of recording on the run, and its step without it; null without steps
     recording: RecordingReport | None = None
     #: compute of the stages, by kind of work and part of the model; null where no trace tells what ops did (tables of ops, no
     #: stages, missing device events)
-    stages: StageCompute | None = field(default=None, metadata=answer_of("stages", shown=3))
+    stages: Annotated[StageCompute | None, AnswerOf("stages", shown=3)] = None
     #: receives that held up what was posted behind them; null without messages between stages
-    early_receives: EarlyReceives | None = field(default=None, metadata=answer_of("early_receives", shown=6))
+    early_receives: Annotated[EarlyReceives | None, AnswerOf("early_receives", shown=6)] = None
     #: parts of backwards: forwards that run again, gradients of weights; null where neither ranges nor operators nor the run
     #: itself tell either, and without ops of a pipeline
-    recompute: RecomputeReport | None = field(default=None, metadata=answer_of("recompute", shown=3))
+    recompute: Annotated[RecomputeReport | None, AnswerOf("recompute", shown=3)] = None
     #: doubts that all times hang on, with their lines among the ``warnings``; empty where there are none
     doubts: tuple[Doubt, ...] = ()
 

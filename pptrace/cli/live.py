@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from msgspec import structs
+import msgspec
 
 from pptrace.cli.options import COUNT, GIVEN_PATH
 from pptrace.report.live import cost_lines, new_notes, step_line
@@ -65,7 +65,7 @@ def command(run_dir: Path, form: str, follow: bool, last: int | None, logs: tupl
     noted = set[str]()
     with open_step_logs(logs, run_dir) as write:
         for step in _followed(run, follow, last):
-            click.echo(json.dumps(structs.asdict(step)) if form == "json" else step_line(step))
+            click.echo(json.dumps(msgspec.to_builtins(step)) if form == "json" else step_line(step))
             write(step)
             for note in new_notes(step, noted) if form == "text" else ():
                 click.echo(f"pptrace: {note}", err=True)

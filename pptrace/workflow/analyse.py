@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from msgspec import structs, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.early_receives.answer import with_reason
@@ -121,7 +123,11 @@ class Analysis:
 
     def answered(self) -> Analysis:
         """The same with the answers to all questions."""
-        return self if self.with_rest is None else replace(self, report=self.with_rest(self.report), with_rest=None)
+        return (
+            self
+            if self.with_rest is None
+            else dataclasses.replace(self, report=self.with_rest(self.report), with_rest=None)
+        )
 
     @property
     def num_ops(self) -> int:
@@ -130,7 +136,7 @@ class Analysis:
 
     def with_report(self, report: Report) -> Analysis:
         """The same with another report."""
-        return replace(self, report=report)
+        return dataclasses.replace(self, report=report)
 
     @property
     def ops_with_slack(self) -> pd.DataFrame:
@@ -245,7 +251,7 @@ def measure(traces: Sequence[Trace], num_ranks: int | None = None) -> MeasuredSt
 
 def _on_one_clock(run: RecognisedRun) -> tuple[AlignedRun, tuple[str, ...]]:
     """The run on one clock, and warnings about matches by end times."""
-    timed = structs.replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
+    timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
     return _align(timed, estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.recording import recorded_figures, with_recording
@@ -81,10 +82,10 @@ def load(
     if traces is not None:
         traces.correct, traces.cache, store = correct, store, traces
     analysis = _analyse_read(request, [read_each(request.inputs, correct, jobs, None, store, read_files)], sharing)
-    recording = structs.replace(undone.report, as_recorded=recorded)
+    recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
     report = with_recording(replace(analysis.report, device=device), recording)
-    return replace(analysis, report=report, corrections=undone.corrections)
+    return dataclasses.replace(analysis, report=report, corrections=undone.corrections)
 
 
 def _why_recorded(request: _Request, analysis: Analysis, as_recorded: bool) -> str:
@@ -168,7 +169,7 @@ def _analyse_read(
     if hang is not None:
         answered = analysis.answered()
         analysis = answered.with_report(with_verdict(replace(answered.report, hang=hang)))
-    return replace(analysis, run=run)
+    return dataclasses.replace(analysis, run=run)
 
 
 def _num_ranks(run: Mapping[str, Any]) -> int | None:

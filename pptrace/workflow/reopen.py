@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.early_receives.repair import RepairedOrder
@@ -245,10 +245,7 @@ def _pack(analysis: Analysis) -> Packed:
             texts.append(_pack_rows(rows.rows, at, arrays))
         places.append((at, *rows.place))
     report = analysis.report
-    steps = (
-        structs.replace(step, ranks=tuple(structs.replace(rank, ops=()) for rank in step.ranks))
-        for step in report.steps
-    )
+    steps = (replace(step, ranks=tuple(replace(rank, ops=()) for rank in step.ranks)) for step in report.steps)
     kept = _Kept(
         replace(report, steps=tuple(steps)),
         *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops),
@@ -288,8 +285,8 @@ def _unpack(packed: Packed) -> tuple[_Kept, TrafficMatrix | None]:
     ranks = (rank for step in kept.report.steps for rank in step.ranks)
     for rank, place in zip(ranks, kept.ops, strict=True):
         if place is not None:  # nobody else has this rank yet, and copies of all would take longer than reading them
-            object.__setattr__(rank, "ops", OpRows(tables[place[0]], *place[1:]))
-    return structs.replace(kept, ops=(), texts=(), traffic=None), _unpack_traffic(packed.arrays, kept.traffic)
+            force_setattr(rank, "ops", OpRows(tables[place[0]], *place[1:]))
+    return replace(kept, ops=(), texts=(), traffic=None), _unpack_traffic(packed.arrays, kept.traffic)
 
 
 def _unpack_traffic(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, replace
 from functools import cache
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.shared_devices import core_waits_of, line_of_waits, wait_behind

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
+from msgspec.structs import asdict
 
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
@@ -142,7 +144,7 @@ def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_h
         late = [event.correlation for event in events if event.name == "layer_norm"]
         lost = late[len(late) // 3 : 2 * len(late) // 3]
         kept = [event for event in events if event.category is not Category.RUNTIME or event.correlation not in lost]
-        traces.append(replace(make_trace(kept, rank), metadata=trace.metadata))
+        traces.append(structs.replace(make_trace(kept, rank), metadata=trace.metadata))
     steps = analyse(traces).report.steps
     falls = [step.bubble.waterfall_ns for step in steps]
     assert [fall is not None and fall.host is not None for fall in falls] == [True, False, True]
@@ -158,7 +160,7 @@ def without_calls(report_of: Recording) -> Report:
     traces = []
     for rank, trace in enumerate(report_of.traces()):
         events = [event for event in report_of.events_of(rank) if event.category is not Category.RUNTIME]
-        traces.append(replace(make_trace(events, rank), metadata=trace.metadata))
+        traces.append(structs.replace(make_trace(events, rank), metadata=trace.metadata))
     return analyse(traces).report
 
 

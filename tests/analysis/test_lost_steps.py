@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
 from pptrace.model.device import LostKernels
@@ -95,8 +96,10 @@ def test_little_is_lost_where_figures_hardly_change(lost: int, launched: int, mu
 
 def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
     work = device_work(make_trace(EVENTS).events)
-    losing = {rank: replace(work, lost=LostKernels(np.array([25, 35]), np.array([26, 36]), 4)) for rank in (0, 1)}
-    losing[2] = replace(work, lost=LostKernels(np.array([25]), np.array([26]), 10**6))
+    losing = {
+        rank: structs.replace(work, lost=LostKernels(np.array([25, 35]), np.array([26, 36]), 4)) for rank in (0, 1)
+    }
+    losing[2] = structs.replace(work, lost=LostKernels(np.array([25]), np.array([26]), 10**6))
     rows = [(rank, step, 20 * step, 20 * step + 15) for rank in (0, 1, 2) for step in range(4)]
     ops = pd.DataFrame(rows, columns=["rank", "step", "start_ns", "end_ns"]).assign(clock="device", kind="F")
     ops.loc[ops["rank"] == 1, "step"] += 1
@@ -242,7 +245,7 @@ def steps_with(begin_ns: int, rows: list[tuple[int, int, int, str]]) -> frozense
     """The steps of rank 0 with work lost from a moment on, of ops (step, start, end, clock)."""
     ops = pd.DataFrame(rows, columns=["step", "start_ns", "end_ns", "clock"]).assign(rank=0, kind="F")
     lost = LostKernels(np.array([begin_ns]), np.array([begin_ns + 1]), 4)
-    return lost_steps(ops, {0: replace(device_work(make_trace(EVENTS).events), lost=lost)}).get(0, frozenset())
+    return lost_steps(ops, {0: structs.replace(device_work(make_trace(EVENTS).events), lost=lost)}).get(0, frozenset())
 
 
 def test_steps_out_of_order_and_ops_that_ran_on_no_device_are_hit_and_what_was_cut_off_is_not() -> None:
@@ -259,7 +262,9 @@ def test_where_steps_are_ranges_of_the_host_those_with_lost_work_are_hit() -> No
     """The loading of data for a step runs in the one before."""
     rows = [(step, "STEP", 100 * step, 100 * step + 99) for step in range(3)] + [(2, "DATA", 5, 9)]
     ops = pd.DataFrame(rows, columns=["step", "kind", "start_ns", "end_ns"]).assign(rank=0, clock="host")
-    work = replace(device_work(make_trace(EVENTS).events), lost=LostKernels(np.array([210]), np.array([220]), 4))
+    work = structs.replace(
+        device_work(make_trace(EVENTS).events), lost=LostKernels(np.array([210]), np.array([220]), 4)
+    )
     assert lost_steps(ops, {0: work}) == {0: frozenset({2})}
 
 
@@ -297,6 +302,6 @@ def test_a_first_op_whose_launches_were_not_recorded_makes_no_step_longer(tmp_pa
 
 def test_kernels_of_which_only_the_launch_is_unknown_are_not_said_to_be_missing() -> None:
     none, at = np.zeros(0, dtype=np.int64), np.array([5, 6])
-    work = replace(device_work(make_trace([]).events), lost=LostKernels(none, none, 0).with_unrelated(at, at))
+    work = structs.replace(device_work(make_trace([]).events), lost=LostKernels(none, none, 0).with_unrelated(at, at))
     (line,) = lines_of_lost_work({3: work}, {})
     assert line == "rank 3: what launched 2 kernels is not known, outside of all steps, or fewer than one in a thousand"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.result import CommSummary, RankStep, StepReport

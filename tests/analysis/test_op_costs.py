@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.analysis.op_costs import OpCost, op_costs
@@ -62,7 +61,7 @@ def test_the_slowest_rank_of_a_stage_is_named(run: pptrace.Run) -> None:
 
 def test_the_api_has_them_as_a_table(run: pptrace.Run) -> None:
     assert run.stages.to_dict("records") == [
-        {name: getattr(one, name) for name in OpCost.__slots__} for one in op_costs(run.analysis.data)
+        {name: getattr(one, name) for name in OpCost.__struct_fields__} for one in op_costs(run.analysis.data)
     ]
     assert set(run.stages.drop(columns="kind").dtypes.astype(str)) == {"int64"}
 

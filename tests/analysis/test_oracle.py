@@ -6,11 +6,11 @@ import gzip
 import json
 import os
 import subprocess
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from pptrace.analysis.result import RankDevice
 from pptrace.workflow.load import load

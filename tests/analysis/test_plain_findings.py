@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES, LAUNCHED_WORK, WITH_WAITING

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.result import RankStep, StepReport

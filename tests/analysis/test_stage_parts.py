@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import re
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import StepsOfRank
 from pptrace.analysis.findings.verdict import verdict_lines
@@ -201,7 +203,7 @@ def test_a_stage_that_takes_longer_for_as_much_is_a_slow_rank_and_one_with_more_
     )
     analysis: Any = run.analysis
     if not knows_layers:
-        analysis = replace(analysis, facts={})
+        analysis = dataclasses.replace(analysis, facts={})
     bare, sums = replace(run.report, findings=(finding,)), sums_of(run)
     inputs = QuestionInputs(bare, {rank: slower(of) if rank == 2 else of for rank, of in sums.items()}, analysis)
     report = replace(bare, **answer(inputs))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict, replace
 
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import with_reasons

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, is_plan_of_all
 from pptrace.analysis.report import Report

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from pptrace.analysis.findings.verdict import VerdictLines, doubt_of_gain, verdict_lines, with_verdict
 from pptrace.analysis.part_words import OUTSIDE_WORDS, WORDS

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import polars
 import pytest
+from msgspec import structs
 
 import pptrace
 from pptrace.errors import TraceError, UsageError
@@ -246,15 +247,15 @@ def test_a_notebook_shows_tiles_findings_and_steps(run: pptrace.Run) -> None:
 
 
 def test_what_traces_say_is_text_in_the_summary(run: pptrace.Run) -> None:
-    report = replace(run.report, framework="<script>alert(1)</script>", verdict="<script>alert(2)</script>")
+    report = structs.replace(run.report, framework="<script>alert(1)</script>", verdict="<script>alert(2)</script>")
     page = pptrace.Run(replace(run.analysis, report=report))._repr_html_()
     assert "&lt;script&gt;" in page
     assert "<script" not in page
 
 
 def test_a_summary_of_many_steps_stays_short(run: pptrace.Run) -> None:
-    steps = tuple(replace(run.report.steps[0], step=number) for number in range(500))
-    many = pptrace.Run(replace(run.analysis, report=replace(run.report, steps=steps)))
+    steps = tuple(structs.replace(run.report.steps[0], step=number) for number in range(500))
+    many = pptrace.Run(replace(run.analysis, report=structs.replace(run.report, steps=steps)))
     assert "500 steps, 0 to 499" in repr(many)
     assert "488 more in report.steps" in many._repr_html_()
     assert len(many._repr_html_()) < 16_000

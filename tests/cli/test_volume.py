@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 import pptrace as pptrace_api

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import dashboards.answers
 from dashboards.answers import Answers
@@ -118,7 +119,7 @@ def test_a_run_whose_ops_were_let_go_is_not_predicted(small: Path) -> None:
 
     loaded = Store([small]).get()
     assert loaded.analysis is not None
-    data = replace(loaded.analysis.data, ops=loaded.analysis.data.ops.iloc[:0])
+    data = structs.replace(loaded.analysis.data, ops=loaded.analysis.data.ops.iloc[:0])
     light = replace(loaded, analysis=replace(loaded.analysis, data=data, costs=()))
     answers = Answers(Light([small]))
     for ask in (answers.stages, lambda: answers.whatif(Wishes())):

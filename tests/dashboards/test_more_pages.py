@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import pptrace
 from dashboards import more_pages
@@ -383,7 +384,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     )
     cut = shortened(table)
     assert (len(cut.rows), cut.notes) == (MOST_ROWS, ("… 3 more: in the files", "… 9 more: in the files"))
-    assert shortened(replace(table, rows=table.rows[:5])).rows == table.rows[:5]
+    assert shortened(structs.replace(table, rows=table.rows[:5])).rows == table.rows[:5]
 
 
 def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
@@ -408,8 +409,10 @@ def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
     """One rank has all experts: nothing is unknown of calls that there are not."""
     report = analyse(Experts(rows=((90, 80), (60, 60))).traces()).report
     assert report.experts is not None
-    alone = replace(report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
-    analysis = replace(analyse(Experts(rows=((90, 80), (60, 60))).traces()), report=replace(report, experts=alone))
+    alone = structs.replace(report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
+    analysis = replace(
+        analyse(Experts(rows=((90, 80), (60, 60))).traces()), report=structs.replace(report, experts=alone)
+    )
     page = text(experts.body(Loaded((), analysis)))
     assert "No calls are known that bring rows to experts on other ranks." in page
     assert "do not tell how many rows" not in page
@@ -418,8 +421,8 @@ def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
 
 def _without_counts(report: Report) -> Report:
     assert report.experts is not None
-    layers = tuple(replace(layer, routes=None) for layer in report.experts.layers)
-    return replace(report, experts=replace(report.experts, layers=layers))
+    layers = tuple(structs.replace(layer, routes=None) for layer in report.experts.layers)
+    return structs.replace(report, experts=structs.replace(report.experts, layers=layers))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from pptrace.api.simulate import simulate
 from pptrace.report.html import report_page, simulation_page, timeline_page
@@ -311,7 +312,7 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
     times = np.sort(np.random.default_rng(1).choice(end - origin, num_events, replace=False))
     held = np.random.default_rng(2).integers(1, 900, num_events) * 1_000_000
     columns = {"rank": 0, "t_ns": origin + times, "allocated_bytes": held, "reserved_bytes": held}
-    run = replace(analysis, data=replace(analysis.data, memory=pd.DataFrame(columns)))
+    run = replace(analysis, data=structs.replace(analysis.data, memory=pd.DataFrame(columns)))
     with shown(browser, tmp_path / "page.html", timeline_page("memory", not_none(inline_run(run)))) as page:
         for index in (10, num_events // 3, num_events // 2):
             middle = int(times[index] + times[index + 1]) // 2

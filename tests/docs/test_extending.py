@@ -50,7 +50,7 @@ def test_every_path_that_a_recipe_names_exists_but_for_those_that_it_adds() -> N
 
 def test_every_field_of_a_format_that_tells_its_files_from_others_is_described() -> None:
     described = set(re.findall(r"`(\w+)`", PAGE.split("| field of `Format` |")[1].split("\n\n")[0]))
-    assert described == set(formats.Format.__slots__) - {"name", "sniff", "read"}
+    assert described == set(formats.Format.__struct_fields__) - {"name", "sniff", "read"}
 
 
 def test_the_schedule_is_valid_and_has_the_bubble_of_its_closed_form(made: list[str]) -> None:

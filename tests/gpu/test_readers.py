@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.workflow.load import load
 from tests.roundtrip.files import write_kineto
@@ -118,7 +119,7 @@ def test_an_op_longer_than_its_events_is_seen(tmp_path: Path) -> None:
 
 def test_ops_are_compared_from_the_first_op_on() -> None:
     expected = [Op(0, "0F0", 100, 110, True), Op(0, "0B0", 120, 140, True)]
-    moved = [replace(op, start_ns=op.start_ns + 7, end_ns=op.end_ns + 7) for op in expected]
+    moved = [dataclasses.replace(op, start_ns=op.start_ns + 7, end_ns=op.end_ns + 7) for op in expected]
     assert differences(moved, expected) == []
     assert differences([moved[0], expected[1]], expected) == [(expected[1], expected[1])]
     assert differences(moved[:1], expected) == [(None, expected[1])]

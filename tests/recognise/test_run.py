@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pptrace.errors import PptraceError, ScheduleError, UsageError
 from pptrace.marks import (
@@ -113,7 +114,7 @@ def test_the_plan_and_the_mesh_are_those_of_the_facts_or_those_the_ops_follow(na
 
 def test_a_mesh_without_pipelines_in_its_facts_takes_them_from_the_ops() -> None:
     traces = [
-        replace(trace, metadata={key: value for key, value in trace.metadata.items() if key != "pp_ranks"})
+        structs.replace(trace, metadata={key: value for key, value in trace.metadata.items() if key != "pp_ranks"})
         for trace in RECORDINGS["replicas"].traces()
     ]
     run = recognise(traces)
@@ -356,7 +357,7 @@ def test_missing_ops_and_ranks_are_told() -> None:
 def test_a_damaged_plan_in_the_facts_is_said() -> None:
     traces = RECORDINGS["gpipe"].traces()
     facts = dict(traces[0].metadata) | {"plan": {"name": "gpipe", "rows": [["0F0", "zero"]]}}
-    schedule = recognise([replace(traces[0], metadata=facts), *traces[1:]]).schedule
+    schedule = recognise([structs.replace(traces[0], metadata=facts), *traces[1:]]).schedule
     assert schedule.plan is None
     assert schedule.warnings[0].startswith(
         "the plan in the metadata: the trace's metadata: row 1, cell 2: 'zero' is not an action"
@@ -367,13 +368,15 @@ def test_a_damaged_plan_in_the_facts_is_said() -> None:
     "plan", [{"rows": [1]}, {"rows": None}, {"rows": ["0F0"]}, [], {"name": "gpipe"}, {"rows": {}}]
 )
 def test_facts_without_rows_have_no_plan(plan: object) -> None:
-    traces = [replace(t, metadata=dict(t.metadata) | {"plan": plan}) for t in RECORDINGS["gpipe"].traces()]
+    traces = [structs.replace(t, metadata=dict(t.metadata) | {"plan": plan}) for t in RECORDINGS["gpipe"].traces()]
     assert recognise(traces).schedule.source is PlanSource.RECOGNISED
 
 
 @pytest.mark.parametrize("rows", [[[1]], [[None, "0F0"]], [[]], [], [["0F0", ["0B0"]]]])
 def test_rows_that_are_no_plan_are_said(rows: object) -> None:
-    traces = [replace(t, metadata=dict(t.metadata) | {"plan": {"rows": rows}}) for t in RECORDINGS["gpipe"].traces()]
+    traces = [
+        structs.replace(t, metadata=dict(t.metadata) | {"plan": {"rows": rows}}) for t in RECORDINGS["gpipe"].traces()
+    ]
     schedule = recognise(traces).schedule
     assert schedule.plan is None
     assert schedule.warnings[0].startswith("the plan in the metadata: ")
@@ -396,7 +399,7 @@ junk = st.recursive(
 )
 def test_damaged_facts_raise_nothing_but_errors_with_a_message(facts: dict[str, Any]) -> None:
     traces = RECORDINGS["one rank"].traces()
-    damaged = [replace(trace, metadata={**trace.metadata, **facts}) for trace in traces]
+    damaged = [structs.replace(trace, metadata={**trace.metadata, **facts}) for trace in traces]
     try:
         run = recognise(damaged)
     except PptraceError:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from pptrace.analysis.result import PhaseSummary, RankStep, StepReport
 from pptrace.analysis.whole_run import Bubble, Cause, Waterfall

@@ -6,13 +6,13 @@ import gzip
 import json
 import re
 from collections import Counter
-from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from msgspec.structs import asdict
 
 from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.op_costs import computed_by_op

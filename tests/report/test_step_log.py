@@ -6,11 +6,11 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.step_log import open_step_logs, step_values

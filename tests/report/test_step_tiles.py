@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from dataclasses import replace
 from functools import lru_cache, wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 import pptrace.ingest.job.read_job
 import pptrace.workflow.load

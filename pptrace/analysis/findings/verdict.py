@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call, place_of_pauses
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups

@@ -6,12 +6,12 @@ Communication of one rank by the other side: what the links of a run are joined 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.links.collectives import (
@@ -204,17 +204,17 @@ def with_network(report: Report, gbps: float) -> Report:
         if link.is_same_host is not False or not {link.source, link.target} <= on_device:
             return link
         share = None if link.algbw_gbps is None else link.algbw_gbps / gbps
-        return structs.replace(link, peak_gbps=gbps, share_of_peak=share)
+        return replace(link, peak_gbps=gbps, share_of_peak=share)
 
     def of_collective(rate: CollectiveRate) -> CollectiveRate:
         if rate.ports is None:
             return rate
         peak = between_hosts(rate.ports, gbps, (device.peak_gbps for device in devices))
-        return structs.replace(rate, peak_gbps=peak, share_of_peak=rate.busbw_gbps / peak)
+        return replace(rate, peak_gbps=peak, share_of_peak=rate.busbw_gbps / peak)
 
     collectives = tuple(map(of_collective, report.interconnect.collectives))
     reasons = tuple(reason for reason in report.interconnect.reasons if reason != NO_NETWORK)
-    interconnect = structs.replace(report.interconnect, collectives=collectives, reasons=reasons)
+    interconnect = replace(report.interconnect, collectives=collectives, reasons=reasons)
     speeds = with_peaks(report.collectives, interconnect)
     return replace(report, links=tuple(map(compared, report.links)), interconnect=interconnect, collectives=speeds)
 

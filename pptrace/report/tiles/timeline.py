@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct, structs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
@@ -103,8 +103,8 @@ def _on_tracks(
             if rank.rank not in slices:
                 slices[rank.rank] = _slice_of(rows.rows, ops, position.get(rank.rank, -1), origin_ns)
             rows = rows.within(slices[rank.rank])
-        ranks.append(structs.replace(rank, ops=rows))
-    return structs.replace(step, ranks=tuple(ranks))
+        ranks.append(replace(rank, ops=rows))
+    return replace(step, ranks=tuple(ranks))
 
 
 def _slice_of(rows: Slice, ops: Table, at: int, origin_ns: int) -> Slice:
@@ -243,7 +243,7 @@ class Timeline:
         of_step = data.ops["step"] == step
         ops = data.ops[of_step].reset_index(drop=True)
         comms = data.comms[data.comms["step"] == step].reset_index(drop=True)
-        part = structs.replace(data, ops=ops, comms=comms, rows=RowsByRank(ops, comms))
+        part = replace(data, ops=ops, comms=comms, rows=RowsByRank(ops, comms))
         slack = slack_of_ops(planned_steps(self.windows_of(step), part, analysis), part)
         return ops.assign(slack_ns=slack.slack_ns, on_path=slack.on_critical_path)
 

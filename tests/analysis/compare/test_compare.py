@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from pptrace.analysis.compare.compare import shows
 from pptrace.analysis.compare.figures import Place, figures_of
@@ -57,7 +58,7 @@ def _read(path: Path, run: NoisyRun, seed: int) -> ComparedRun:
     run.write(path, seed)
     if (run, seed) not in READ:
         READ[run, seed] = read_compared(path)
-    return replace(READ[run, seed], name=str(path))
+    return structs.replace(READ[run, seed], name=str(path))
 
 
 def part(comparison: Comparison, name: str, **where: int | str) -> PartChange:
@@ -194,8 +195,8 @@ def test_renamed_kernels_still_match() -> None:
 
 def test_ranks_whose_times_do_not_compare_have_their_own_windows() -> None:
     analysis = load([SAMPLES / "1f1b_p4"])
-    steps = tuple(replace(step, causes=None, span_ns=None) for step in analysis.report.steps)
-    figures = figures_of(replace(analysis.report, steps=steps), analysis.data)
+    steps = tuple(structs.replace(step, causes=None, span_ns=None) for step in analysis.report.steps)
+    figures = figures_of(structs.replace(analysis.report, steps=steps), analysis.data)
     assert figures.span is None
     run = ComparedRun(figures, "1f1b", 4)
     found = compare_runs(run, run)
@@ -206,13 +207,15 @@ def test_ranks_whose_times_do_not_compare_have_their_own_windows() -> None:
 
 def test_waiting_for_a_core_is_said() -> None:
     run = read_compared(SAMPLES / "1f1b_p4")
-    found = compare_runs(replace(run, core_wait=0.02), replace(run, core_wait=0.11))
+    found = compare_runs(structs.replace(run, core_wait=0.02), structs.replace(run, core_wait=0.11))
     assert any(line.startswith("ranks waited for a core (B for 11.0% of the time)") for line in found.warnings)
 
 
 def test_lines_about_one_run_name_it_and_those_about_both_come_once() -> None:
     run = read_compared(SAMPLES / "1f1b_p4")
-    of_a, of_b = (replace(run, warnings=lines) for lines in (("cut off", "no clock"), ("no clock", "no device")))
+    of_a, of_b = (
+        structs.replace(run, warnings=lines) for lines in (("cut off", "no clock"), ("no clock", "no device"))
+    )
     assert compare_runs(of_a, of_b).warnings[-3:] == ("A: cut off", "A and B: no clock", "B: no device")
 
 
@@ -228,7 +231,7 @@ def test_where_ranks_waited_for_cores_steps_are_compared_without_what_disturbed_
     """Ops of B are disturbed three times as often as those of A, whose median therefore is of other steps."""
     calm, busy = (NoisyRun(Noise(ops=0.002, long_ops=often)) for often in (0.05, 0.15))
     read = [
-        replace(read_compared(run.write(tmp_path / f"{seed}.csv", seed)), core_wait=0.5)
+        structs.replace(read_compared(run.write(tmp_path / f"{seed}.csv", seed)), core_wait=0.5)
         for seed, run in enumerate((calm, busy, replace(busy, slower=0.02)))
     ]
     same, slower = compare_runs(read[0], read[1]), compare_runs(read[0], read[2])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of, other_work
 from pptrace.analysis.report import Report

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, COMPUTE_OF_RANKS, EXPOSED, IDLE, Place, StepFigures
 from pptrace.analysis.compare.matching import match_figures, unmatched_names

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.compare import compare_sides
 from pptrace.analysis.compare.facts import differing
@@ -110,7 +111,10 @@ def test_copies_of_a_run_are_refused_in_one_line(runs: list[ComparedRun]) -> Non
 
 def test_lines_that_differ_in_numbers_alone_are_one_of_a_side(runs: list[ComparedRun]) -> None:
     of_a = [replace(run, warnings=(f"took {index}.5 s", "cut off")) for index, run in enumerate(runs[:3])]
-    of_b = [replace(runs[3], warnings=("rank 1 lacks it", "rank 2 lacks it")), replace(runs[4], warnings=("cut off",))]
+    of_b = [
+        replace(runs[3], warnings=("rank 1 lacks it", "rank 2 lacks it")),
+        replace(runs[4], warnings=("cut off",)),
+    ]
     assert compare_sides(of_a, of_b).warnings[-4:] == (
         "A (3 of 3 runs, numbers are of the first): took 0.5 s",
         "A and B (1 of 2 runs): cut off",
@@ -120,7 +124,7 @@ def test_lines_that_differ_in_numbers_alone_are_one_of_a_side(runs: list[Compare
 
 
 def test_few_steps_of_a_run_are_a_warning(runs: list[ComparedRun], tmp_path: Path) -> None:
-    short = read_compared(replace(SHORT, steps=1).write(tmp_path / "short.csv", 99))
+    short = read_compared(dataclasses.replace(SHORT, steps=1).write(tmp_path / "short.csv", 99))
     found = compare_sides([runs[0], short], runs[1:3])
     assert found.span.low is None
     assert any("A has a run of 1 whole step" in line for line in found.warnings)

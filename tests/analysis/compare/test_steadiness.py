@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pptrace.analysis.compare.bootstrap import LASTING, NOTHING_KNOWN, USUAL_DEVIATION
 from pptrace.analysis.compare.result import ChangeVerdict
@@ -54,7 +55,7 @@ def test_two_quiet_steps_find_a_change_that_two_steps_alone_do_not(tmp_path: Pat
     assert compare_runs(a, same).verdict is ChangeVerdict.NO_DIFFERENCE
     assert not any(part.significant for part in compare_runs(a, same).parts)
     assert compare_runs(a, slower).verdict is ChangeVerdict.SLOWER
-    untold = [replace(run, steadiness=None) for run in (a, slower)]
+    untold = [structs.replace(run, steadiness=None) for run in (a, slower)]
     assert compare_runs(*untold).verdict is ChangeVerdict.NO_DIFFERENCE
     assert not any(part.significant for part in compare_runs(*untold).parts)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS
 from pptrace.analysis.compare.run_to_run import changes_otherwise, mean_step_of

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from math import hypot, log
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.recording import RecordedBoth, Recording, recording_of
 from pptrace.analysis.compare.result import Comparison

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.analysis.report import Report
@@ -168,7 +169,9 @@ def test_a_recomputation_that_brings_nothing_back_is_no_exchange() -> None:
 
 def test_routes_are_known_where_the_times_of_the_ranks_do_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     estimated, related = workflow.estimate_clock, experts_of(HOT)
-    monkeypatch.setattr(workflow, "estimate_clock", lambda *given: replace(estimated(*given), uncertainty_ns=10**12))
+    monkeypatch.setattr(
+        workflow, "estimate_clock", lambda *given: structs.replace(estimated(*given), uncertainty_ns=10**12)
+    )
     experts = experts_of(HOT)
     assert [layer.routes for layer in experts.layers] == [layer.routes for layer in related.layers]
     assert (experts.ranks, experts.calls) == ((), ())

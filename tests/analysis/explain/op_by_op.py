@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.explain.blame import Typical
 from pptrace.analysis.explain.causes import CauseCosts, costs_of_causes

@@ -333,7 +333,7 @@ def test_each_wait_is_for_the_member_that_comes_last_and_holds_are_against_the_o
                 ends = number[row["window"]], row["row"], row["wait"], number[late["window"]], late["row"]
                 expected.append((*ends, longer, row["match"]))
         waits = inner_waits(ranks, is_whole)
-        columns = [getattr(waits, name).tolist() for name in InnerWaits.__slots__]
+        columns = [getattr(waits, name).tolist() for name in InnerWaits.__struct_fields__]
         assert list(zip(*columns, strict=True)) == expected
         global_ranks = np.arange(12).reshape(3, 4)
         holds = []

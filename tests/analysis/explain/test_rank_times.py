@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.explain.step_times import (
     _collections,

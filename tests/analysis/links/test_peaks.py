@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.links.answer import with_network
 from pptrace.analysis.links.peaks import (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.memory.answer import _by_events, report_memory
 from pptrace.analysis.memory.types import InFlight, PredictedMemory, StageActivations

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.memory.types import MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.analysis.questions import tables_of_answers

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.stragglers import detectors
 from pptrace.analysis.stragglers.detectors import Noise, noise_of

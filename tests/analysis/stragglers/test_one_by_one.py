@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from statistics import fmean, median
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers import alike, hosts, sequences

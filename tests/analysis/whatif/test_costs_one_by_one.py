@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix, pipelines_of
 from pptrace.analysis.whatif.change import Change, even_split

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.whatif.answer import _with_front, answer, pictures
 from pptrace.analysis.whatif.candidates import all_changes, all_schedules

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.whatif import change
@@ -146,7 +147,7 @@ def test_the_plan_of_the_advised_change_is_written_as_torchs_csv(one_f_one_b: An
 
 
 def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
-    costs = replace(COSTS, p2p_latency_ns=3 * MS)
+    costs = structs.replace(COSTS, p2p_latency_ns=3 * MS)
     analysis = analysed(build("1f1b", 4, 8), costs, tmp_path)
     # A table of ops has no messages: what they took is time before ops, which stays with them.
     result = predict_changes(analysis, Wishes()).result
@@ -155,7 +156,9 @@ def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
 
 
 def test_short_messages_that_no_trace_tells_are_warned_of_and_no_faster_links_tried(tmp_path: Path) -> None:
-    analysis = analysed(build("1f1b", 4, 8), replace(COSTS, p2p_latency_ns=MS // 2), tmp_path)  # 1.6 % of what ops take
+    analysis = analysed(
+        build("1f1b", 4, 8), structs.replace(COSTS, p2p_latency_ns=MS // 2), tmp_path
+    )  # 1.6 % of what ops take
     result = predict_changes(analysis, Wishes()).result
     assert "messages between stages were not recorded" in result.warnings[0]
     assert "links twice as fast" not in {one.name for one in result.scenarios}
@@ -221,10 +224,10 @@ def test_without_options_all_sensible_changes_come_best_first(one_f_one_b: Analy
 
 def test_what_all_costs_hang_on_comes_first_and_leaves_nothing_sure(one_f_one_b: Analysis) -> None:
     doubts = (Doubt(InDoubt.CLOCK, "the clocks"), Doubt(InDoubt.DEVICE, "one GPU"))
-    clock = replace(one_f_one_b.report.clock, uncertainty_ns=70 * MS)
+    clock = structs.replace(one_f_one_b.report.clock, uncertainty_ns=70 * MS)
 
     def with_doubts(*known: Doubt) -> WhatIf:
-        report = replace(one_f_one_b.report, doubts=known, clock=clock)
+        report = structs.replace(one_f_one_b.report, doubts=known, clock=clock)
         return predict_changes(replace(one_f_one_b, report=report), Wishes(schedules=("zb-h1", "zbv"))).result
 
     both = with_doubts(*doubts)
@@ -238,8 +241,8 @@ def test_what_all_costs_hang_on_comes_first_and_leaves_nothing_sure(one_f_one_b:
 
 
 def test_a_run_that_its_replay_does_not_give_is_not_predicted_from(one_f_one_b: Analysis) -> None:
-    steps = tuple(replace(step, span_ns=round((step.span_ns or 0) * 1.06)) for step in one_f_one_b.report.steps)
-    analysis = replace(one_f_one_b, report=replace(one_f_one_b.report, steps=steps))
+    steps = tuple(structs.replace(step, span_ns=round((step.span_ns or 0) * 1.06)) for step in one_f_one_b.report.steps)
+    analysis = replace(one_f_one_b, report=structs.replace(one_f_one_b.report, steps=steps))
     result = predict_changes(analysis, Wishes(schedules=("gpipe",))).result
     assert result.scenarios == ()
     assert result.replay_error == pytest.approx(1 - 1 / 1.06)
@@ -335,7 +338,7 @@ def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
     held = max(2 * start + count * 100 for start, count in zip((1000, 900), peak_inflight(twice), strict=True))
     assert predicted_peak(uses, now, twice, Change()) is None  # what of it is the stages'?
     for base in (0, 800):  # which is there once on a rank
-        with_base = {rank: replace(use, base=float(base)) for rank, use in uses.items()}
+        with_base = {rank: structs.replace(use, base=float(base)) for rank, use in uses.items()}
         assert predicted_peak(with_base, now, twice, Change()) == round(held) - base
     assert predicted_peak(uses, now, now, Change(split=(3, 5))) is None
     assert predicted_peak({}, now, now, Change()) is None
@@ -371,8 +374,8 @@ def test_a_split_says_what_it_takes_for_granted(stages: int, words: str, tmp_pat
 
 def test_a_rank_that_is_slower_than_its_replicas_is_warned_of(one_f_one_b: Analysis) -> None:
     slow = Finding(Severity.WARNING, "", "", 1, {"cause": "straggler", "where": {"rank": 6}})
-    others = [replace(slow, evidence={"cause": cause, "where": {"rank": 5}}) for cause in ("jitter", "host")]
-    report = replace(one_f_one_b.report, findings=(slow, *others))
+    others = [structs.replace(slow, evidence={"cause": cause, "where": {"rank": 5}}) for cause in ("jitter", "host")]
+    report = structs.replace(one_f_one_b.report, findings=(slow, *others))
     warnings = study_run(report, one_f_one_b.costs, one_f_one_b.schedule, None).warnings
     (line,) = [line for line in warnings if "slower than its replicas" in line]
     assert line.startswith("rank 6 ")
@@ -387,15 +390,15 @@ def test_a_verified_step_outside_its_interval_is_said_to_be(
     result = predict_changes(one_f_one_b, Wishes(schedules=("zb-h1",))).result
     (one,) = result.scenarios
     span = None if verified is None else {-1: one.low_ns - 1, 0: one.low_ns, 1: one.high_ns + 1}[verified]
-    (table,) = whatif_tables(replace(result, scenarios=(replace(one, verified_span_ns=span),)))
+    (table,) = whatif_tables(structs.replace(result, scenarios=(structs.replace(one, verified_span_ns=span),)))
     assert any(note.startswith("zb-h1: verified outside its interval") for note in table.notes) is is_outside
 
 
 def test_what_does_not_fit_has_nothing_to_paste(one_f_one_b: Analysis) -> None:
     result = predict_changes(one_f_one_b, Wishes(schedules=("zb-h1",))).result
     for over, has_lines in ((None, True), (0, True), (1, False)):
-        scenarios = (replace(result.scenarios[0], over_limit_bytes=over),)
-        (table,) = whatif_tables(replace(result, scenarios=scenarios))
+        scenarios = (structs.replace(result.scenarios[0], over_limit_bytes=over),)
+        (table,) = whatif_tables(structs.replace(result, scenarios=scenarios))
         assert any(note.startswith("to paste, ") for note in table.notes) is has_lines
 
 

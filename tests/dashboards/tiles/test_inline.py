@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from pptrace.report.tiles.bubbles import MEANINGS
 from pptrace.report.tiles.inline import InlineTimeline, bars_of_simulation, inline_run, inline_simulation
@@ -108,7 +109,7 @@ def with_memory(analysis: Analysis, times: Any, allocated: Any) -> Analysis:
     """A run whose rank 0 has memory events at some times, ns from its first op's start."""
     origin = int(analysis.data.ops["start_ns"].min())
     columns = {"rank": 0, "t_ns": origin + times, "allocated_bytes": allocated, "reserved_bytes": allocated}
-    return replace(analysis, data=replace(analysis.data, memory=pd.DataFrame(columns)))
+    return replace(analysis, data=structs.replace(analysis.data, memory=pd.DataFrame(columns)))
 
 
 @pytest.mark.parametrize("num_events", [100, 20_000])

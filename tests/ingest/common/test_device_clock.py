@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.ingest.common.device_times import with_host_clock
 from pptrace.ingest.formats import read_file
@@ -49,7 +50,7 @@ def trace_of(
         end = begin + kernel_us * PER_STEP + RETURN_US + late
         events.append(Event(Category.RUNTIME, name, now + 5 * PER_STEP, end, thread=1))
         now = end + 100
-    return make_trace([replace(event, start=event.start * US, end=event.end * US) for event in events])
+    return make_trace([dataclasses.replace(event, start=event.start * US, end=event.end * US) for event in events])
 
 
 def starts_of(trace: Trace) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 import pptrace.ingest.job.disk_cache as cache_module
 from pptrace.ingest import open_inputs, read_each
@@ -26,6 +28,7 @@ from pptrace.ingest.job.disk_cache import Cache, Packed, cache_for
 from pptrace.model.device_idle import IdleTime, RangedPauses, Synchronisations
 from pptrace.model.traces import Category
 from pptrace.report.to_json import report_object
+from pptrace.workflow import load as loading
 from pptrace.workflow import rank_store
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import RankStore, pack, recognise_trace, unpack
@@ -43,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own for each test, into which small files go as well."""
     index = tmp_path / "cache"
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(index))
-    monkeypatch.setattr(RankStore.__init__, "__defaults__", (0, ""))
+    monkeypatch.setattr(loading, "RankStore", partial(RankStore, 0))
     return index
 
 
@@ -118,13 +121,13 @@ def test_why_a_device_was_idle_comes_back() -> None:
     pauses = RangedPauses(np.array([4]), np.array([9]), np.array([0]), ("load",))
     rank = replace(rank, work=replace(rank.work, idle=replace(rank.work.idle, in_ranges=pauses)))
     (again,) = unpack(pack([rank], "x"), "x")
-    for item in fields(IdleTime):
-        before, after = getattr(rank.work.idle, item.name), getattr(again.work.idle, item.name)
+    for name in IdleTime.__struct_fields__:
+        before, after = getattr(rank.work.idle, name), getattr(again.work.idle, name)
         if isinstance(before, Synchronisations):
-            assert [getattr(after, name).tolist() for name in ("start_ns", "drained_end_ns")] == [[4], [40]]
+            assert [getattr(after, times).tolist() for times in ("start_ns", "drained_end_ns")] == [[4], [40]]
             assert after.names == before.names == (("cudaStreamSynchronize", ""),)
         elif isinstance(before, RangedPauses):
-            assert all(np.array_equal(getattr(before, part.name), getattr(after, part.name)) for part in fields(before))
+            assert all(np.array_equal(getattr(before, part), getattr(after, part)) for part in before.__struct_fields__)
         else:
             assert np.array_equal(before, after)
     assert len(rank.work.idle.launch_starved)
@@ -330,7 +333,7 @@ def test_where_nothing_can_be_written_nothing_is_kept_or_said(write: Write, op: 
 
 
 def test_small_files_are_not_kept(write: Write, op: Op, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RankStore.__init__, "__defaults__", (1024, ""))
+    monkeypatch.setattr(loading, "RankStore", partial(RankStore, 1024))
     report_of(write([op()], "rank0.json"))
     assert not folder.exists()
     report_of(write([op()] * 20, "rank1.json"))
@@ -452,7 +455,10 @@ def test_environment_home_and_processes_of_an_nsight_export_are_in_no_entry(
     label = Event(Category.ANNOTATION, "forward step", 0, 5_000, thread=1)
     launch = Event(Category.RUNTIME, "cudaLaunchKernel", 1_000, 2_000, thread=1, correlation=7)
     kernel = Event(Category.KERNEL, "gemm_of_the_program", 3_000, 4_000, stream=7, correlation=7, device=0)
-    events = [replace(event, start=START + event.start, end=START + event.end) for event in (label, launch, kernel)]
+    events = [
+        dataclasses.replace(event, start=START + event.start, end=START + event.end)
+        for event in (label, launch, kernel)
+    ]
     exported = nsight_files.Report([nsight_files.Process(4711, events)], generation)
     path = nsight_files.write_report(exported, tmp_path / "rank0.sqlite")
     inputs = open_inputs([path])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import polars
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep

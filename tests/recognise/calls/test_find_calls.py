@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.calls.find_calls import find_calls
@@ -391,7 +392,7 @@ def kernels_alone(rank: int, one_more: bool = False) -> Trace:
     job.args.clear()
     job.distributed = {}
     shared = {"one_clock": "session 1"}  # nothing else relates ranks without calls
-    return replace(job.trace(), metadata=shared)
+    return structs.replace(job.trace(), metadata=shared)
 
 
 def test_kernels_alone_between_labelled_ops_are_the_messages_of_their_plan() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.model.tables import OPS, empty_table
 from pptrace.recognise.groups.axes import Groups

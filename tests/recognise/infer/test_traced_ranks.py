@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import COMMS, UNKNOWN, empty_table
@@ -57,7 +58,7 @@ class Case:
             ops["stage"] = UNKNOWN
             ops["microbatch"] = [action.microbatch for action in actions]
             ops["chunk"] = [UNKNOWN if self.detail is Detail.KINDS else action.chunk for action in actions]
-        return replace(make_trace([], self.rank), ops=ops, comms=empty_table(COMMS), framework="a table")
+        return structs.replace(make_trace([], self.rank), ops=ops, comms=empty_table(COMMS), framework="a table")
 
     def labelled(self, action: Action) -> Action:
         """The action with the chunk that its label names, 0 for none."""
@@ -195,7 +196,7 @@ def test_an_order_of_no_schedule_keeps_the_pipeline_that_its_stages_tell() -> No
     assert trace.ops is not None
     swapped = trace.ops.copy()
     swapped.loc[[0, 1], "microbatch"] = [1, 0]
-    report = analyse([replace(trace, ops=swapped)], num_ranks=4).report
+    report = analyse([structs.replace(trace, ops=swapped)], num_ranks=4).report
     assert (report.mesh.pp, report.mesh.vpp, report.schedule.name) == (4, 2, "unknown")
     assert any("matches no known schedule; the closest, interleaved-1f1b" in line for line in report.warnings)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model.mesh import MeshInfo

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.model.tables import COMM_ARGS, make_table
 from pptrace.model.traces import Category

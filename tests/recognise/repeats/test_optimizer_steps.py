@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.report import Report
 from pptrace.model.tables import CALLS, make_table

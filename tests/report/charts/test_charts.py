@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, OfBoth, PartChange, SpanChange
 from pptrace.analysis.links.types import Link

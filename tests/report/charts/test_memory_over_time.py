@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from pptrace.model.tables import MEMORY, make_table
 from pptrace.report.charts.memory import memory_over_time
@@ -44,7 +45,7 @@ def test_memory_is_on_the_page_and_in_perfetto_where_there_is_any() -> None:
     analysis = load([SAMPLES / "1f1b_p2"])
     start = int(analysis.data.ops["start_ns"].min())
     memory = table(1, [start + 2_000, start + 5_000], [7, 8], reserved=-1)
-    with_memory = replace(analysis, data=replace(analysis.data, memory=memory))
+    with_memory = replace(analysis, data=structs.replace(analysis.data, memory=memory))
     assert "memory/stage/0/" in report_page(with_memory), "a tile of the timeline"
     counters = [event for event in perfetto_object(with_memory)["traceEvents"] if event["ph"] == "C"]
     assert [(counter["pid"], counter["args"]) for counter in counters] == [(1, {"allocated": 7}), (1, {"allocated": 8})]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Blame, BlamedOp, CriticalPath

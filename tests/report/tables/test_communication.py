@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pptrace.model.report_table import ReportTable
 from pptrace.report.tables import Amount, tables_of_step

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.experts.loads import FIGURES, spread_over_layers
 from pptrace.analysis.experts.show import expert_tables, late_in_most_steps

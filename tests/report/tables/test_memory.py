@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from pptrace.analysis.memory.show import has_memory, memory_table
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
