@@ -33,7 +33,11 @@ def live_files(run_dir: Path) -> dict[int, Path]:
 
 
 class LiveWriter:
-    """Appends facts, programs and steps. Every call writes whole frames, with one system call for each."""
+    """Appends facts, programs and steps. Every call writes whole frames, with one system call for each.
+
+    Raises:
+        OSError: of every call, the file cannot be written, as on a full disk; what it holds may end within a frame.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -63,8 +67,8 @@ class LiveWriter:
             self._fd = -1
 
     def _write(self, data: bytes) -> None:
-        if self._fd >= 0:
-            os.write(self._fd, data)
+        while self._fd >= 0 and data:
+            data = data[os.write(self._fd, data) :]  # less than all of it where a disk is full; the next call says so
 
 
 class LiveFile:
