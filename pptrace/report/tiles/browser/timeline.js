@@ -660,7 +660,7 @@
     }
 
     localLines(hit) {
-      const { part, section, bar, at, table } = hit;
+      const { part, section, at } = hit;
       if (hit.cell !== undefined) {
         if (!this.store.hasAnswers) {
           const time = part.time.begin + ((section.cellBucket[hit.cell] + 0.5) / this.about.buckets) * (part.time.end - part.time.begin);
@@ -671,19 +671,8 @@
         const words = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars begin here, the longest:` : "too short to be seen at this zoom:";
         return [["", words]];
       }
-      const lines = [];
-      if (table === "ops") {
-        const kind = part.texts.kind[section.kind[bar]];
-        const microbatch = section.microbatch[bar];
-        lines.push(["", `${this.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`]);
-      } else if (table === "events") lines.push(["", section.names[section.name[bar]]]);
-      else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
-      lines.push(["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]);
-      if (!this.store.hasAnswers) {
-        const [title, ...more] = T.ownLines(this, hit);
-        lines[0] = ["", title];
-        lines.push(...more);
-      }
+      const lines = [["", T.titleOf(this, hit)], ["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]];
+      if (!this.store.hasAnswers) lines.push(...T.ownLines(this, hit));
       if (this.alignment) lines.splice(2, 0, ["drawn", part.shift ? `${T.duration(Math.abs(part.shift))} ${part.shift < 0 ? "earlier" : "later"} than it was` : "when it was"]);
       return lines;
     }
