@@ -198,7 +198,7 @@ def _needs(form: OnPaper) -> list[Node]:
     flops = None if run.speeds is None else run.speeds.flops_per_ns
     lines = [
         "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
-        "" if run.step is None or run.speeds is None else step_line(run.estimate, run.step, run.speeds),
+        step_line(run.estimate, run.step, run.speeds),
         unused_line(run.unused_links),
         context_line(run.estimate, run.link_speeds, flops),
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.copies import CopiedTable
 from pptrace.api.files import ExportsJson, FilePath, text_or_file
-from pptrace.api.model_file import read_model
+from pptrace.api.model_file import FAMILIES, ModelFile, model_of, read_model
 from pptrace.api.options import Value, argument, option, options_of, require_number, require_whole, same, takes_options
 from pptrace.api.simulate import SimulateOptions, Spelling
 from pptrace.errors import UsageError
@@ -20,8 +20,8 @@ from pptrace.schedule.layout import fits
 from pptrace.schedule.plan import Plan
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, estimated_step
 from pptrace.sizes.estimate import Estimate, ParameterBytes
-from pptrace.sizes.expert_options import ExpertOptions, Scoring, check_experts
-from pptrace.sizes.form import Family, LayerNumbers, ModelForm
+from pptrace.sizes.expert_options import ExpertOptions, Scoring, Shared, check_experts
+from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm, QkNorm
 from pptrace.sizes.gpt_facts import ITEM_BYTES, GptFacts
 from pptrace.sizes.mesh import MeshSizes
 
@@ -72,7 +72,7 @@ class EstimateOptions:
         None,
         Value.TEXT,
         "gpt: LayerNorm, biases, learned positions, GELU; llama: RMSNorm, none, rotary, SwiGLU [default: gpt].",
-        choices=tuple(Family),
+        choices=FAMILIES,
         label="family",
     )
     tied: bool = option(False, Value.FLAG, "Embedding and head are one matrix.", label="tied")
@@ -274,13 +274,13 @@ def estimate_as(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
 def estimate_of(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun:
     """The same, also with options that change nothing on this mesh, as one of several has them."""
     _require_either(options, spell)
-    options = _with_file(options, spell)
+    options, model = _with_file(options, spell)
     _require_sizes(options, spell)
     mesh = MeshSizes(options.pp, options.tp, options.cp, options.dp, options.ep)
     if options.microbatches is None:
         raise UsageError(f"{spell('microbatches')} is not given; expected the microbatches of one pipeline in a step")
     plan = _plan(options.schedule, options.pp, options.microbatches, options.chunks, options.group_size)
-    facts = _facts(options, plan, spell)
+    facts = _facts(options, model, plan, spell)
     _require_divisible(facts, mesh, options, spell)
     given = options.parameter_bytes
     each = ParameterBytes.of_adam(options.number_bytes) if given is None else ParameterBytes(*given)
@@ -289,7 +289,11 @@ def estimate_of(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
     missing = tuple(name for name in _OF_TOKENS if getattr(options, name) is None)
     axes = dict.fromkeys(text.rpartition("=")[0] for text in _texts(options.link))
     return EstimatedRun(
-        Estimate(facts, mesh, plan, each, missing), options.fits, speeds, links, tuple(axis for axis in axes if axis)
+        Estimate(facts, mesh, plan, each, missing, model.notes),
+        options.fits,
+        speeds,
+        links,
+        tuple(axis for axis in axes if axis),
     )
 
 
@@ -298,20 +302,27 @@ def _plan(schedule: str, *sizes: Any) -> Plan:
     return registry.build(schedule, *sizes)
 
 
-def _with_file(options: EstimateOptions, spell: Spelling) -> EstimateOptions:
-    """The options, with the sizes of a file where they are not given."""
+def _with_file(options: EstimateOptions, spell: Spelling) -> tuple[EstimateOptions, ModelFile]:
+    """The options, with the sizes of a file where they are not given, and the model of the file."""
     if options.model is None:
-        return options
-    found = read_model(Path(os.fspath(options.model)))
-    kind = found.pop("unknown_family", None)
-    if kind is not None and options.family is None:
-        raise UsageError(f"{options.model}: its model_type {kind} is not known; say {spell('family')}, gpt or llama")
+        return options, model_of(options.family)
+    model = read_model(Path(os.fspath(options.model)), options.family)
     missing = {
         name: value
-        for name, value in found.items()
+        for name, value in model.sizes.items()
         if getattr(options, name) is None or getattr(options, name) is False
     }
-    return replace(options, **missing)
+    options = replace(options, **missing)
+    if options.layer_parameters is None:
+        model.require_counted()
+        if not model.is_known and options.family is None:
+            raise UsageError(
+                f"{options.model}: its model_type {model.kind} is not known; say {spell('family')}, gpt or llama"
+            )
+        for name, of_file in model.required.items():
+            if getattr(options, name) is None:
+                raise UsageError(f"{options.model}: has no {of_file}; give {spell(name)}")
+    return options, model
 
 
 def _require_either(options: EstimateOptions, spell: Spelling) -> None:
@@ -369,21 +380,15 @@ def _require_sizes(options: EstimateOptions, spell: Spelling) -> None:
         )
 
 
-def _facts(options: EstimateOptions, plan: Plan, spell: Spelling) -> GptFacts:
+def _facts(options: EstimateOptions, model: ModelFile, plan: Plan, spell: Spelling) -> GptFacts:
     heads, layers = options.heads or 1, options.layers
     hidden, sequence = options.hidden or options.tp, options.sequence or 2 * options.cp * options.tp
     assert layers is not None
-    numbers = [getattr(options, name) or 0 for name in _NUMBERS]
-    experts = None
-    if options.experts is not None:
-        per_token = min(options.experts_per_token or 2, options.experts)
-        scoring = Scoring.SOFTMAX_AFTER if per_token > 1 else Scoring.SOFTMAX_BEFORE
-        width = options.expert_ffn or options.ffn
-        experts = ExpertOptions(options.experts, per_token, width=width, scoring=scoring)
+    form = _form(options, model, layers)
     return GptFacts(
         hidden=hidden,
         heads=heads,
-        kv_heads=options.kv_heads or heads,
+        kv_heads=heads if form.latent is not None else options.kv_heads or heads,
         sequence=sequence,
         microbatch_size=options.microbatch_size,
         vocabulary=options.vocabulary or options.tp,
@@ -401,16 +406,36 @@ def _facts(options: EstimateOptions, plan: Plan, spell: Spelling) -> GptFacts:
         clip_grad=0.0,
         optimizer_sync="synchronous",
         steps=3,
-        experts=experts,
-        form=ModelForm(
-            Family(options.family or Family.GPT),
-            options.ffn,
-            None if options.parameter_bytes is None else options.parameter_bytes[1],
-            options.attention == "stored",
-            None if options.layer_parameters is None else LayerNumbers(*numbers),
-        ),
+        experts=_experts(options, model),
+        form=form,
+        num_positions=None if model.num_positions is None else max(model.num_positions, sequence),
         dropout=float(options.dropout),
         attention_kernel="flash",
+    )
+
+
+def _form(options: EstimateOptions, model: ModelFile, layers: int) -> ModelForm:
+    """The form of the layers, or their numbers."""
+    gradient_bytes = None if options.parameter_bytes is None else options.parameter_bytes[1]
+    if options.layer_parameters is not None:
+        numbers = LayerNumbers(*(getattr(options, name) or 0 for name in _NUMBERS))
+        return ModelForm(options.ffn, gradient_bytes, numbers=numbers)
+    is_stored = options.attention == "stored"
+    form = model.form(layers)
+    return replace(form, width=options.ffn, gradient_bytes=gradient_bytes, scores_stored=is_stored)
+
+
+def _experts(options: EstimateOptions, model: ModelFile) -> ExpertOptions | None:
+    """The experts of a layer that has some; None where no layer has."""
+    if options.experts is None:
+        return None
+    per_token = min(options.experts_per_token or 2, options.experts)
+    scoring = Scoring.SOFTMAX_AFTER if per_token > 1 else Scoring.SOFTMAX_BEFORE
+    width = options.expert_ffn or options.ffn
+    shared_width = model.shared_width(width or 4 * (options.hidden or 1))
+    shared = model.shared if shared_width else Shared.ADDED
+    return ExpertOptions(
+        options.experts, per_token, width=width, shared_width=shared_width, scoring=scoring, shared=shared
     )
 
 
@@ -440,7 +465,7 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
     ]
     if facts.form.numbers is None:
         pairs += [
-            ("heads", facts.heads, "hidden", facts.hidden),
+            *([("heads", facts.heads, "hidden", facts.hidden)] if facts.form.head_dim is None else []),
             ("tp", mesh.tp, "heads", facts.heads),
             ("kv_heads", facts.kv_heads, "heads", facts.heads),
             ("tp", mesh.tp, "ffn", facts.mlp_width),
@@ -452,6 +477,7 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
             raise UsageError(
                 f"{spell(name)} {getattr(options, name) or part}{twice} does not divide {what} {number}; choose a divisor"
             )
+    _require_shared_heads(facts, mesh, spell)
     if facts.cp_comm_type == "all_gather" and mesh.cp == facts.ulysses:
         raise UsageError(
             f"{spell('cp_comm_type')} all_gather is for the ranks of cp that exchange no heads, of which there is 1; give "
@@ -466,6 +492,23 @@ def _require_divisible(facts: GptFacts, mesh: MeshSizes, options: EstimateOption
         check_experts(facts.experts, mesh.ep, mesh.tp, tokens)
     elif mesh.ep > 1:
         raise UsageError(f"{spell('ep')} {mesh.ep} shares experts and the model has none; say {spell('experts')}")
+
+
+def _require_shared_heads(facts: GptFacts, mesh: MeshSizes, spell: Spelling) -> None:
+    """Refuse heads that ranks of tp cannot share, and formulas that are not of this form."""
+    if facts.kv_heads % mesh.tp and mesh.tp % facts.kv_heads:
+        raise UsageError(
+            f"{spell('tp')} {mesh.tp} neither divides kv_heads {facts.kv_heads} nor is a multiple of them; choose another"
+        )
+    if facts.form.qk_norm is QkNorm.ALL and mesh.tp > 1:
+        raise UsageError(f"{spell('tp')} {mesh.tp} cuts the heads of which this model makes one norm; leave it out")
+    form = replace(facts.form, width=None, gradient_bytes=None, scores_stored=False)
+    is_papers = form == OF_OUR_GPT and facts.mlp_width == 4 * facts.hidden and facts.kv_heads == facts.heads
+    if facts.form.scores_stored and not (is_papers and facts.experts is None):
+        raise UsageError(
+            f"{spell('attention')} stored takes the formulas of arXiv 2205.05198, of family gpt, an MLP of 4h, as many KV heads "
+            "as heads and no experts; leave it out"
+        )
 
 
 def require_change(options: EstimateOptions, sizes_of_tp: Iterable[Any], spell: Spelling) -> None:

@@ -109,8 +109,8 @@ def _show(run: EstimatedRun, outputs: Outputs) -> None:
     console, lines = report_console(), [Text(headline(run.estimate), style="bold")]
     if run.limit_bytes is not None:
         lines.append(Text(fit_line(run.estimate, run.limit_bytes)))
-    if run.step is not None and run.speeds is not None:
-        lines.append(Text(step_line(run.estimate, run.step, run.speeds)))
+    if step := step_line(run.estimate, run.step, run.speeds):
+        lines.append(Text(step))
     if unused := unused_line(run.unused_links):
         lines.append(Text(unused))
     flops = None if run.speeds is None else run.speeds.flops_per_ns

@@ -70,7 +70,7 @@ def command(run_dir: Path, form: str, follow: bool, last: int | None, logs: tupl
             for note in new_notes(step, noted) if form == "text" else ():
                 click.echo(f"pptrace: {note}", err=True)
     if form == "text":
-        for line in cost_lines(run.cost):
+        for line in (*cost_lines(run.cost), *filter(None, [run.early_end])):
             click.echo(f"pptrace: {line}", err=True)
         status = status_of(run_dir)
         if run.has_ended and status != "ok":

@@ -33,7 +33,11 @@ def live_files(run_dir: Path) -> dict[int, Path]:
 
 
 class LiveWriter:
-    """Appends facts, programs and steps. Every call writes whole frames, with one system call for each."""
+    """Appends facts, programs and steps. Every call writes whole frames, with one system call for each.
+
+    Raises:
+        OSError: of every call, the file cannot be written, as on a full disk; what it holds may end within a frame.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -63,19 +67,21 @@ class LiveWriter:
             self._fd = -1
 
     def _write(self, data: bytes) -> None:
-        if self._fd >= 0:
-            os.write(self._fd, data)
+        while self._fd >= 0 and data:
+            data = data[os.write(self._fd, data) :]  # less than all of it where a disk is full; the next call says so
 
 
 class LiveFile:
     """Follows the file of a rank: each :meth:`poll` reads what was added since the last one.
 
-    With ``last`` it begins with the key record before so many steps that are there at first.
+    With ``last`` it begins with the key record before so many steps that are there at first. ``last_step`` is the number of the
+    last step that was read, −1 before the first; ``is_cut``: more is there, and no whole frame.
     """
 
     def __init__(self, path: Path, last: int | None = None) -> None:
         self.path = path
         self.facts: Mapping[str, Any] = {}
+        self.last_step, self.is_cut = -1, False
         self._last = last
         self._position = 0
         self._decoder = Decoder()
@@ -90,7 +96,9 @@ class LiveFile:
             for kind, content, behind in frames(file, end):
                 self._position = behind
                 if (step := self._take(kind, content)) is not None:
+                    self.last_step = step.head.step
                     yield step
+            self.is_cut = self._position < end
 
     def _start_of(self, last: int, file: BinaryIO, end: int) -> int:
         """The place of the key record before the last steps; what comes before it is taken, but for the steps."""

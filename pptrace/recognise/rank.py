@@ -39,6 +39,7 @@ from pptrace.recognise.repeats.loop import (
     without_steps,
 )
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
+from pptrace.recognise.steps.numbered_ranges import with_numbered_steps
 from pptrace.slices import rows_among, rows_where
 
 
@@ -101,9 +102,9 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
 
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
-    trace = _with_watched_job(trace)
+    trace, numbered = _with_watched_job(trace), ""
     if trace.events.names:
-        recorded = trace.events
+        recorded, numbered = with_numbered_steps(trace.events)
         marks, events = split_marks(recorded)
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
@@ -142,7 +143,8 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     from pptrace.recognise.ops.from_labels import tables_from_labels
 
     labelled = tables_from_labels(trace, work, calls)
-    recognised = _recognised_rank(trace, work, labelled if marked is None else marked.joined_with(labelled), calls)
+    joined = labelled if marked is None else marked.joined_with(labelled)
+    recognised = _recognised_rank(trace, work, joined, calls, numbered)
     return replace(recognised, host=find_host_order(trace.events))
 
 
@@ -191,7 +193,9 @@ def _with_watched_job(trace: Trace) -> Trace:
     return replace(trace, distributed={**known_facts, "pg_config": config, **trace.distributed})
 
 
-def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
+def _recognised_rank(
+    trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame, numbered: str = ""
+) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     ops, teardown = tables.ops, trace.metadata.get("teardown")
     if isinstance(teardown, int):  # the range of a step that was only the end of the script
@@ -206,7 +210,8 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     recognised = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
     captures = capture_times(trace.events)
     capturing = capturing_steps(tables.ops, captures)
-    has_steps = has_ops or rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",)).any()
+    is_step = rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",))
+    has_steps = has_ops or (is_step.any() and not numbered)
     is_labelled = tables.framework not in ("", "unlabelled")  # labels say what a step is, if not when
     repeats = RepeatedSteps()
     if not (has_steps or is_labelled):
@@ -216,7 +221,7 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
         are_inside = (table["end_ns"] > repeats.start_ns[0]) & (table["start_ns"] < repeats.end_ns[-1])
         spans = table[~rows_among(table["kind"], ("STEP",)) & are_inside].reset_index(drop=True)
         repeats = replace(repeats, spans=spans)
-    return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)
+    return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats, numbered=numbered)
 
 
 def _without_empty_end(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:

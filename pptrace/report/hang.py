@@ -92,8 +92,9 @@ HANG_SCHEMA = "pptrace.hang/1"
 def hang_text(report: HangResult) -> str:
     """The verdict in one sentence, and lines of who waits in which call."""
     if report.hang is None:
-        seen = f" (read {rank_text(report.ranks)})" if report.ranks else ""
-        return f"no hang found: {report.reason}{seen}"
+        read = set(report.ranks) - set(report.unreadable)
+        unread = f"; no dump of {rank_text(report.unreadable)} can be read" if report.unreadable else ""
+        return f"no hang found: {report.reason}" + (f" (read {rank_text(read)}{unread})" if read else "")
     return "\n".join([str(report.hang["detail"]), *(f"  {line}" for line in lines(report.hang))])
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pptrace.sizes.form import Norms, QkNorm
 from pptrace.sizes.gpt_facts import FULLY, GptFacts, modules_of
 
 PAPER = "arXiv 2205.05198"
@@ -64,28 +65,32 @@ class ActivationSizes:
         keeps_mlp = has_mlp and "mlp" not in modules_of(recompute)
         return {
             "input": self._between_bytes,
-            **self._norm("attention_norm"),
+            **self._before("attention"),
             **self._attention(recompute),
+            **self._after("attention"),
             **self._mask("attention_out.dropout"),
             "attention residual": self._between_bytes,
-            **self._norm("mlp_norm"),
-            **(dict.fromkeys(self.facts.form.family.inner_tensors, self._wide) if keeps_mlp else {}),
+            **self._before("mlp"),
+            **(dict.fromkeys(self.facts.form.inner_tensors, self._wide) if keeps_mlp else {}),
+            **self._after("mlp"),
             **self._mask("mlp_out.dropout"),
         }
 
     def embedding_tensors(self) -> Mapping[str, int]:
         """Bytes of each tensor of the embedding, without the batch's tokens: with tp which of them are this rank's too."""
         positions = self.held // self.facts.microbatch_size * _INDEX_BYTES
-        learned = {"positions": positions} if self.facts.form.family.has_positions else {}
+        learned = {"positions": positions} if self.facts.form.has_positions else {}
         return {**learned, **self._local_indices("tokens"), **self._mask("embedding.dropout")}
 
     def head_tensors(self) -> Mapping[str, int]:
         """Bytes of each tensor of the final norm, the projection and the cross-entropy, without the batch's targets."""
         facts = self.facts
         logits = facts.vocabulary if self.tp == 1 else facts.vocabulary_rows(self.tp)  # one rank leaves out the others
+        capped = {"tanh": self.held * logits * facts.item_bytes} if facts.form.caps_logits else {}
         return {
             "input": self._between_bytes,
             **self._norm("norm"),
+            **capped,
             "softmax": self.held * logits * facts.sum_bytes,
             **self._local_indices("targets"),
             **({"loss.total_weight": facts.sum_bytes} if self.tp == 1 else {}),
@@ -145,20 +150,34 @@ class ActivationSizes:
         return sum(self._layer_work(each) for each in of_experts) + ends
 
     def _layer_work(self, of_experts: int | None) -> int:
-        facts, head = self.facts, self.facts.head_dim * self.facts.item_bytes
+        facts = self.facts
         if facts.form.numbers is not None or facts.form.scores_stored:
             return self.layer("none")  # no more than that is known
         query, kv = self._heads()
-        attention = self.whole + self.held * (query + 2 * kv) * head + self.held * query * head + self.row_gradient
+        heads = (query + kv) * facts.head_dim + (query + kv) * facts.value_dim
+        is_shard = facts.form.latent is not None and facts.form.latent.query_rank is not None
+        read = self._between_bytes if is_shard else self.whole
+        attention = read + self.held * heads * facts.item_bytes + self._latent_work() + self.row_gradient
         if of_experts is not None:
             return attention + of_experts
-        return attention + self.whole + facts.form.family.num_matrices * self._wide + self.row_gradient
+        return attention + self.whole + facts.form.num_matrices * self._wide + self.row_gradient
+
+    def _latent_work(self) -> int:
+        """Bytes of what the projections of latent attention read and of the gradients of what they make, but for those of its
+        heads' queries, keys and values; the heads' keys have ``rotary`` numbers that no projection to heads makes.
+        """
+        latent = self.facts.form.latent
+        if latent is None:
+            return 0
+        ranks = latent.kv_rank + (latent.query_rank or 0)
+        made = self.between * (ranks + latent.rotary) - self.held * self._heads()[1] * latent.rotary
+        return (self.held * ranks + made) * self.facts.item_bytes
 
     def _embedding_work(self) -> int:
         """The gradients of tokens and of positions, which a sum over sequences makes, and the indices of both."""
         facts, length = self.facts, self.held // self.facts.microbatch_size
         positions = self.between // facts.microbatch_size * facts.hidden * facts.item_bytes + length * _INDEX_BYTES
-        positions *= facts.form.family.has_positions
+        positions *= facts.form.has_positions
         return positions + self.whole + (self.held * _INDEX_BYTES if self.tp > 1 else 0)
 
     @property
@@ -173,7 +192,7 @@ class ActivationSizes:
         return self.whole + (self.whole // self.tp if is_cut else 0)
 
     def _heads(self) -> tuple[int, int]:
-        """(query heads, key and value heads) of this rank."""
+        """(query heads, key and value heads) of this rank; of latent attention there are as many."""
         facts = self.facts
         return facts.heads // self.tp, facts.kv_heads // self.tp if facts.kv_heads % self.tp == 0 else 1
 
@@ -183,9 +202,23 @@ class ActivationSizes:
 
     def _norm(self, name: str) -> Mapping[str, int]:
         """Statistics of each token, and the output, which the linear layer after it reads; its input is another's output."""
+        return {**self._statistics(name), name: self._between_bytes}
+
+    def _statistics(self, name: str, of_token: int = 1) -> Mapping[str, int]:
+        """Statistics of a norm, so many of each token."""
         statistic = self.between * (max(4, self.facts.item_bytes) if self.on_device else self.facts.item_bytes)
-        mean = {f"{name}.mean": statistic} if self.facts.form.family.has_biases else {}
-        return {**mean, f"{name}.rstd": statistic, name: self._between_bytes}
+        mean = {f"{name}.mean": statistic} if self.facts.form.has_layer_norm else {}
+        return {**mean, f"{name}.rstd": statistic * of_token}
+
+    def _before(self, part: str) -> Mapping[str, int]:
+        """The norm before the attention or the MLP."""
+        return {} if self.facts.form.norms is Norms.AFTER else self._norm(f"{part}_norm")
+
+    def _after(self, part: str) -> Mapping[str, int]:
+        """The norm of what the attention or the MLP makes, which nothing else keeps."""
+        if self.facts.form.norms is Norms.BEFORE:
+            return {}
+        return {f"{part}_out": self._between_bytes, **self._statistics(f"{part}_post_norm")}
 
     @property
     def _wide(self) -> int:
@@ -202,16 +235,39 @@ class ActivationSizes:
         query, kv = self._heads()
         runs_again = "core_attn" in modules_of(recompute)
         is_exchanged = facts.ulysses > 1 and not runs_again
+        tensors = {**self._latent(), **self._qk_norm(query, kv)}
         if is_exchanged and kv % facts.ulysses:
             kv = facts.ulysses
-        head = self.held * facts.head_dim * facts.item_bytes
-        tensors = {"all-to-all(qkv)" if is_exchanged else "qkv": (query + 2 * kv) * head, "attention": query * head}
+        item = self.held * facts.item_bytes
+        made, out = (
+            item * (query * facts.head_dim + kv * (facts.head_dim + facts.value_dim)),
+            item * query * facts.value_dim,
+        )
+        tensors |= {"all-to-all(qkv)" if is_exchanged else "qkv": made, "attention": out}
         if runs_again:
             return tensors
         tensors["attention.log-sum-exp"] = self.held * query * facts.sum_bytes
         if facts.shortest_document is not None:  # the outputs of all documents, which are joined for the next layer
-            tensors["attention.documents"] = query * head
-        return tensors | ({"all-to-all(attention)": query * head} if is_exchanged else {})
+            tensors["attention.documents"] = out
+        return tensors | ({"all-to-all(attention)": out} if is_exchanged else {})
+
+    def _qk_norm(self, query: int, kv: int) -> Mapping[str, int]:
+        """Queries and keys before their norms, and its statistics."""
+        facts, heads = self.facts, query + kv
+        if facts.form.qk_norm is QkNorm.NONE:
+            return {}
+        num_norms = 2 if facts.form.qk_norm is QkNorm.ALL else heads
+        statistics = self.held * num_norms * (max(4, facts.item_bytes) if self.on_device else facts.item_bytes)
+        return {"qk_norm.rstd": statistics, "qk": self.held * heads * facts.head_dim * facts.item_bytes}
+
+    def _latent(self) -> Mapping[str, int]:
+        """Tensors that queries, keys and values of latent attention are made of, before its norms and behind them."""
+        latent = self.facts.form.latent
+        if latent is None:
+            return {}
+        ranks, num_norms = latent.kv_rank + (latent.query_rank or 0), 2 if latent.query_rank else 1
+        numbers = self.between * (2 * ranks + latent.rotary)
+        return {"latent": numbers * self.facts.item_bytes, **self._statistics("latent_norm", num_norms)}
 
     def _mask(self, name: str) -> Mapping[str, int]:
         return {name: self.between * self.facts.hidden * _MASK_BYTES} if self.facts.dropout else {}

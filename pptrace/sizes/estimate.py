@@ -78,7 +78,8 @@ class RankEstimate:
 @dataclass(frozen=True)
 class Estimate:
     """A model on a mesh with a plan. ``missing`` are those of hidden and sequence that are not given, where layers are known by
-    their numbers alone: ``facts`` has any size then, and what follows from it is None.
+    their numbers alone: ``facts`` has any size then, and what follows from it is None. ``notes`` are lines on what is not
+    counted.
 
     Raises:
         UsageError: the mesh has no such experts.
@@ -89,6 +90,7 @@ class Estimate:
     plan: Plan
     bytes_each: ParameterBytes
     missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def ranks(self) -> tuple[RankEstimate, ...]:
@@ -106,18 +108,34 @@ class Estimate:
         return max(self.ranks, key=lambda rank: rank.total_bytes)
 
     @property
+    def kinds_of_layers(self) -> Mapping[bool, int]:
+        """The first layer of those with experts (True) and of those with an MLP, as far as there are any."""
+        layers = range(sum(self.facts.layers_per_stage))
+        return {bool(self.facts.experts_of(layer)): layer for layer in reversed(layers)}
+
+    def layer_bytes(self, layer: int, recompute: str) -> int:
+        """Bytes that a layer keeps of a microbatch, with those of its experts."""
+        volume, plan, of_experts = self.volume, self.plan, None
+        if volume.experts is not None and self.facts.experts_of(layer):
+            stages = range(plan.num_stages)
+            stage = next(stage for stage in stages if layer in self.facts.layers_of(plan.model_stage(stage)))
+            of_experts = volume.experts.kept_bytes(self.first_rank(plan.placement[stage]), layer, recompute)
+        return MemoryPrediction(volume, on_device=True).sizes.layer(recompute, of_experts)
+
+    @property
     def recomputed_bytes(self) -> int:
         """Bytes that the layer that keeps most without recompute would keep more of a microbatch."""
-        prediction = MemoryPrediction(self.volume, on_device=True)
-        how, layers = self.facts.recompute, max(self.facts.layers_per_stage)
-        if how == "none" or not layers:
-            return 0
-        kept = [prediction.sizes.layer(recompute) for recompute in ("none", how)]
-        return kept[0] - kept[1]
+        how = self.facts.recompute
+        layers = self.kinds_of_layers.values() if how != "none" else ()
+        return max((self.layer_bytes(layer, "none") - self.layer_bytes(layer, how) for layer in layers), default=0)
 
     @property
     def layer_tensors(self) -> Mapping[str, int]:
-        """Bytes that the first layer keeps of a microbatch by tensor, the largest first, without those of experts; none where a
+        """:meth:`tensors_of` the first layer."""
+        return self.tensors_of(0)
+
+    def tensors_of(self, layer: int) -> Mapping[str, int]:
+        """Bytes that a layer keeps of a microbatch by tensor, the largest first, without those of experts; none where a
         sum alone is known: of layers by their numbers, and where scores are stored.
         """
         facts = self.facts
@@ -125,7 +143,7 @@ class Estimate:
             return {}
         recompute = next(how for stage in range(len(facts.layers_per_stage)) for how in facts.recompute_of(stage))
         sizes = MemoryPrediction(self.volume, on_device=True).sizes
-        tensors = sizes.layer_tensors(recompute, has_mlp=not facts.experts_of(0))
+        tensors = sizes.layer_tensors(recompute, has_mlp=not facts.experts_of(layer))
         return dict(sorted(tensors.items(), key=lambda tensor: -tensor[1]))
 
     @property
@@ -142,6 +160,18 @@ class Estimate:
         every = [parameter for stage in stages for parameter in stage_parameters(self.facts, stage, 1)]
         again = [parameter.numel for parameter in every if parameter.is_embedding][1:] if self.facts.tied else []
         return sum(parameter.numel for parameter in every) - sum(again)
+
+    @cached_property
+    def num_active_parameters(self) -> int:
+        """Parameters that a token meets: all but those of experts that it does not go to."""
+        facts, experts = self.facts, self.facts.experts
+        if experts is None:
+            return self.num_parameters
+        stages = range(len(facts.layers_per_stage))
+        of_experts = (each for stage in stages for each in stage_parameters(facts, stage, 1) if each.is_expert)
+        return self.num_parameters - sum(
+            each.numel // each.shape[0] * (each.shape[0] - experts.top_k) for each in of_experts
+        )
 
     @cached_property
     def volume(self) -> StepVolume:

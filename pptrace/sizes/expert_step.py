@@ -216,7 +216,7 @@ class ExpertVolume:
             held=held,
             between=held // tp if facts.sequence_parallel else held,
             item_bytes=facts.item_bytes,
-            family=facts.form.family,
+            form=facts.form,
             weight_bytes=facts.sum_bytes,
         )
 

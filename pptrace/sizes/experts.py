@@ -16,11 +16,11 @@ that autograd keeps, and places of rows, which the runtime keeps besides (``inst
 of h numbers of e bytes, weights and logits of w bytes, E experts, R rows of width f on this rank (with padding):
 
     router       logits n·E·w and weights n·k·w, chosen experts 8·n·k; of 16 bits its input again, n·h·w, and weights n·k·e
-    rows         R·(h + 2·f)·e: what the experts get, and their inner layer before and after its activation
+    rows         R·(h + 2·f)·e: what the experts get, and their inner layer before and after its activation; 4·f where it is gated
     all-to-all   n·k·h·e that came back, places 16·n·k, and 16·R where rows of several ranks are sorted by expert
     padded       the same, with places of E·C + 1 slots and n·k routes
     all-gather   R·h·e twice, R weights, 8·R places and 8 bytes for each route of all ranks
-    shared MLP   n'·2·f'·e; of its coefficients what they weigh
+    shared MLP   n'·2·f'·e, or 4·f'; of its coefficients what they weigh
 
 Where a forward runs in pieces (``instrument/expert/pieces.py``), what begins a piece is kept as well: the rows that came, those
 that came back, and what crosses a cut and is kept by nothing else (a shared MLP's output, weights that are read with 16 bits).
@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 from pptrace.axes import Axis
 from pptrace.sizes.expert_options import ExpertOptions
-from pptrace.sizes.form import Family
+from pptrace.sizes.form import OF_OUR_GPT, ModelForm
 
 INDEX_BYTES = 8
 """Bytes of a route or a count: int64."""
@@ -171,13 +171,11 @@ class ExpertTensors:
     between: int
     item_bytes: int
     weight_bytes: int
-    family: Family = Family.GPT
+    form: ModelForm = OF_OUR_GPT
 
     def kept(self, rows: float) -> float:
         """Bytes with so many rows of this rank's experts."""
-        num_bytes = (
-            self._router() + rows * (self.hidden + len(self.family.inner_tensors) * self.width) * self.item_bytes
-        )
+        num_bytes = self._router() + rows * (self.hidden + len(self.form.inner_tensors) * self.width) * self.item_bytes
         return num_bytes + self._travelled(rows) + self._places(rows) + self._shared() + self._losses()
 
     def kept_at_cuts(self, arrived: float, back: float) -> float:
@@ -203,13 +201,13 @@ class ExpertTensors:
     def weight_work(self, rows: float) -> float:
         """Bytes that W reads, which I leaves, with so many rows: inputs and output gradients of experts, router, shared MLP."""
         options, e = self.options, self.item_bytes
-        num_bytes = rows * (2 * self.hidden + self.family.num_matrices * self.width) * e
+        num_bytes = rows * (2 * self.hidden + self.form.num_matrices * self.width) * e
         num_bytes += self.num_tokens * self.num_experts * self.weight_bytes
         num_bytes += self._router_input()
         keeps_norm, is_gathered = self._reads_norm, self.held != self.between
         if options.shared_width:
             whole, outputs = self.held * self.hidden * e, options.shared.num_coefficients
-            num_bytes += 2 * self.held * self.shared_width * e + whole + self.between * outputs * e
+            num_bytes += self.form.num_matrices * self.held * self.shared_width * e + whole + self.between * outputs * e
             num_bytes += (whole + self._norm_bytes) * is_gathered  # the whole input; the shard of the output's gradient
             keeps_norm |= not is_gathered or outputs > 0
         return num_bytes + self._norm_bytes * keeps_norm
@@ -278,7 +276,8 @@ class ExpertTensors:
             return 0
         outputs = options.shared.num_coefficients
         weighed = self.between * self.hidden * e * outputs  # its output; of two coefficients the experts' too
-        return 2 * self.held * self.shared_width * e + self.between * outputs * e + weighed
+        inner = len(self.form.inner_tensors) * self.held * self.shared_width * e
+        return inner + self.between * outputs * e + weighed
 
     def _losses(self) -> int:
         w, num_bytes = self.weight_bytes, 0

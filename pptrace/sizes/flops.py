@@ -11,7 +11,6 @@ from functools import cache
 
 from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.sizes.expert_options import ExpertOptions
-from pptrace.sizes.form import Family
 from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.step import StepVolume
 
@@ -31,15 +30,25 @@ def projection_flops(tokens: int, hidden: int, kv_width: int) -> int:
     return 4 * tokens * hidden * (hidden + kv_width)
 
 
-def mlp_flops(tokens: int, hidden: int, width: int, family: Family = Family.GPT) -> int:
+def attention_weights(facts: GptFacts) -> int:
+    """Numbers of the matrices of a layer's attention, which each token is multiplied with."""
+    latent, hidden, heads, both = facts.form.latent, facts.hidden, facts.heads, facts.head_dim + facts.value_dim
+    if latent is None:
+        return hidden * both * (heads + facts.kv_heads)
+    queries = heads * facts.head_dim * (latent.query_rank or hidden) + hidden * (latent.query_rank or 0)
+    keys = hidden * (latent.kv_rank + latent.rotary) + latent.kv_rank * heads * (both - latent.rotary)
+    return queries + keys + heads * facts.value_dim * hidden
+
+
+def mlp_flops(tokens: int, hidden: int, width: int, matrices: int = 2) -> int:
     """Matrices of h × width, 16·s·h² of two with width 4·h."""
-    return 2 * family.num_matrices * tokens * hidden * width
+    return 2 * matrices * tokens * hidden * width
 
 
-def expert_flops(tokens: int, hidden: int, width: int, options: ExpertOptions, family: Family = Family.GPT) -> int:
+def expert_flops(tokens: int, hidden: int, width: int, options: ExpertOptions, matrices: int = 2) -> int:
     """A layer's experts in place of its MLP, with router and shared MLP, whatever the routes."""
     outputs = options.num + options.shared.num_coefficients
-    products = mlp_flops(tokens, hidden, options.top_k * width + options.shared_width, family)
+    products = mlp_flops(tokens, hidden, options.top_k * width + options.shared_width, matrices)
     return products + 2 * tokens * hidden * outputs
 
 
@@ -55,13 +64,13 @@ def layer_flops(facts: GptFacts, layer: int) -> int:
     if form.numbers is not None:
         return 2 * tokens * form.numbers.parameters
     tokens = source if is_encoder else tokens
-    products = projection_flops(tokens, hidden, kv_width) + layer_attention_flops(facts, layer)
+    products = 2 * tokens * attention_weights(facts) + layer_attention_flops(facts, layer)
     if facts.encoder_layers and not is_encoder:
         products += cross_projection_flops(tokens, source, hidden, kv_width)
     if facts.experts is None or not facts.experts_of(layer):
-        return products + mlp_flops(tokens, hidden, facts.mlp_width, form.family)
+        return products + mlp_flops(tokens, hidden, facts.mlp_width, form.num_matrices)
     options = facts.experts.of_layer(layer)
-    return products + expert_flops(tokens, hidden, facts.expert_width, options, form.family)
+    return products + expert_flops(tokens, hidden, facts.expert_width, options, form.num_matrices)
 
 
 def layer_attention_flops(facts: GptFacts, layer: int) -> int:
@@ -69,7 +78,9 @@ def layer_attention_flops(facts: GptFacts, layer: int) -> int:
     if layer < facts.encoder_layers:
         return attention_flops(facts.source_length, facts.hidden)
     cross = attention_flops(facts.sequence, facts.hidden, facts.source_length) if facts.encoder_layers else 0
-    return attention_flops(facts.sequence, facts.hidden) + cross
+    window = facts.form.windows[layer] if facts.form.windows else None
+    num_scores = facts.sequence**2 if window is None else window.num_scores(facts.sequence)
+    return 2 * num_scores * facts.heads * (facts.head_dim + facts.value_dim) + cross
 
 
 @dataclass(frozen=True, slots=True)

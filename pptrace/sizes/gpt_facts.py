@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from pptrace.sizes.expert_options import ExpertOptions
-from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm
+from pptrace.sizes.form import OF_OUR_GPT, LayerNumbers, ModelForm, Norms, QkNorm
 
 FULLY = ("full", "inside")
 """Recompute of layers that run again as a whole."""
@@ -130,7 +130,13 @@ class GptFacts:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        """Numbers of a head's query, or key."""
+        return self.hidden // self.heads if self.form.head_dim is None else self.form.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's value."""
+        return self.head_dim if self.form.value_dim is None else self.form.value_dim
 
     @property
     def source_length(self) -> int:
@@ -165,7 +171,9 @@ class GptFacts:
 
     def experts_of(self, layer: int) -> int:
         """The experts of a layer, 0 of one with an MLP."""
-        return 0 if self.experts is None or not self.experts.in_layer(layer) else self.experts.of_layer(layer).num
+        if self.experts is None or layer in self.form.dense_layers or not self.experts.in_layer(layer):
+            return 0
+        return self.experts.of_layer(layer).num
 
     def bytes_of_each(self, parameter: Parameter) -> int:
         """Bytes of one number of a parameter."""
@@ -236,7 +244,7 @@ def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int
     num_positions = facts.sequence if facts.num_positions is None else facts.num_positions
 
     def embedding(num_positions: int) -> tuple[Parameter, ...]:
-        positions = (_whole((num_positions, hidden), shards),) if facts.form.family.has_positions else ()
+        positions = (_whole((num_positions, hidden), shards),) if facts.form.has_positions else ()
         return (Parameter((rows, hidden), is_embedding=True), *positions)
 
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
@@ -279,61 +287,93 @@ def _whole(shape: tuple[int, ...], shards_sequence: bool) -> Parameter:
 
 
 def _norm(facts: GptFacts, shards: bool) -> tuple[Parameter, ...]:
-    return (_whole((facts.hidden,), shards),) * (2 if facts.form.family.has_biases else 1)
+    return (_whole((facts.hidden,), shards),) * (2 if facts.form.has_layer_norm else 1)
 
 
 def _attention_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
-    """Parameters of a layer up to the norm before its MLP or experts."""
+    """Parameters of a layer but for its MLP or experts."""
+    form, heads = facts.form, facts.heads // tp
+    norms = _norm(facts, shards) * (2 if form.norms is Norms.BOTH else 1)
     return (
-        *_norm(facts, shards),
-        *_head_parameters(facts, tp, facts.heads // tp),
+        *norms,
+        *(_head_parameters(facts, tp, heads) if form.latent is None else _latent_parameters(facts, tp, shards)),
+        *_qk_norm_parameters(facts, tp),
+        *((Parameter((heads,)),) if form.has_sinks else ()),
         *_output_parameters(facts, tp, shards),
-        *_norm(facts, shards),
+        *norms,
     )
 
 
 def _cross_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
     """Parameters of the attention over what an encoder has made, behind the MLP of each layer of the decoder."""
     rows = facts.hidden // tp
-    query = (Parameter((rows, facts.hidden)), *((Parameter((rows,)),) if facts.form.family.has_biases else ()))
+    query = (Parameter((rows, facts.hidden)), *((Parameter((rows,)),) if facts.form.has_qkv_biases else ()))
     return (*_norm(facts, shards), *query, *_head_parameters(facts, tp, 0), *_output_parameters(facts, tp, shards))
 
 
 def _head_parameters(facts: GptFacts, tp: int, query_heads: int) -> tuple[Parameter, ...]:
     """The projection to so many queries and to this rank's keys and values, of which copies are summed."""
-    hidden, width = facts.hidden, facts.head_dim
+    hidden, of_kv = facts.hidden, facts.head_dim + facts.value_dim
     is_copied = facts.kv_heads % tp != 0
     kv_heads = 1 if is_copied else facts.kv_heads // tp
-    rows = (query_heads + 2 * kv_heads) * width
-    copied = 2 * facts.kv_heads * width if is_copied else 0  # rows of all key heads and all value heads
-    biases = (Parameter((rows,), summed=copied),) if facts.form.family.has_biases else ()
+    rows = query_heads * facts.head_dim + kv_heads * of_kv
+    copied = facts.kv_heads * of_kv if is_copied else 0  # rows of all key heads and all value heads
+    biases = (Parameter((rows,), summed=copied),) if facts.form.has_qkv_biases else ()
     return (Parameter((rows, hidden), summed=copied * hidden), *biases)
 
 
+def _latent_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
+    """The projections to what queries, and keys and values, are made of, which every rank of tp has, their norms, and those to
+    this rank's heads.
+    """
+    latent, hidden, heads = facts.form.latent, facts.hidden, facts.heads // tp
+    assert latent is not None
+    queries: tuple[Parameter, ...] = (Parameter((heads * facts.head_dim, latent.query_rank or hidden)),)
+    if latent.query_rank is not None:
+        down = _whole((latent.query_rank, hidden), shards), _whole((latent.query_rank,), shards)
+        queries = (*down, *queries)
+    return (
+        *queries,
+        _whole((latent.kv_rank + latent.rotary, hidden), shards),
+        _whole((latent.kv_rank,), shards),
+        Parameter((heads * (facts.head_dim - latent.rotary + facts.value_dim), latent.kv_rank)),
+    )
+
+
+def _qk_norm_parameters(facts: GptFacts, tp: int) -> tuple[Parameter, ...]:
+    """The weights of the norms of queries and keys, for which each rank of tp has some heads' part of the gradient."""
+    match facts.form.qk_norm:
+        case QkNorm.HEAD:
+            return (Parameter((facts.head_dim,), summed=facts.head_dim if tp > 1 else 0),) * 2
+        case QkNorm.ALL:
+            return Parameter((facts.heads * facts.head_dim,)), Parameter((facts.kv_heads * facts.head_dim,))
+    return ()
+
+
 def _output_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
-    hidden = facts.hidden
-    biases = (_whole((hidden,), shards),) if facts.form.family.has_biases else ()
-    return (Parameter((hidden, hidden // tp)), *biases)
+    biases = (_whole((facts.hidden,), shards),) if facts.form.has_output_biases else ()
+    return (Parameter((facts.hidden, facts.heads * facts.value_dim // tp)), *biases)
 
 
 def _mlp_parameters(facts: GptFacts, width: int, shards: bool) -> tuple[Parameter, ...]:
     """Two or three linear layers, ``width`` of the inner one on this rank."""
-    hidden, family = facts.hidden, facts.form.family
-    inner = (Parameter((width, hidden)), *((Parameter((width,)),) if family.has_biases else ()))
-    outer = (Parameter((hidden, width)), *((_whole((hidden,), shards),) if family.has_biases else ()))
-    return inner * (family.num_matrices - 1) + outer
+    hidden, form = facts.hidden, facts.form
+    inner = (Parameter((width, hidden)), *((Parameter((width,)),) if form.has_mlp_biases else ()))
+    outer = (Parameter((hidden, width)), *((_whole((hidden,), shards),) if form.has_mlp_biases else ()))
+    return inner * (form.num_matrices - 1) + outer
 
 
 def _expert_parameters(facts: GptFacts, num: int, tp: int, ep: int, etp: int) -> tuple[Parameter, ...]:
     """The router, whose ranks of tp see different tokens each, this rank's experts, and a shared MLP with its coefficients."""
     hidden, held, width, options = facts.hidden, num // ep, facts.expert_width // etp, facts.experts
     assert options is not None
-    family = facts.form.family
+    form = facts.form
     inner, outer = ((held, width, hidden), (held, width)), ((held, hidden, width), (held, hidden))
-    with_biases = 2 if family.has_biases else 1
-    shapes = inner[:with_biases] * (family.num_matrices - 1) + outer[:with_biases]
+    with_biases = 2 if form.has_mlp_biases else 1
+    shapes = inner[:with_biases] * (form.num_matrices - 1) + outer[:with_biases]
+    router = ((num, hidden), (num,)) if form.has_router_biases else ((num, hidden),)
     own = (
-        Parameter((num, hidden), summed=num * hidden if tp > 1 else 0, is_wide=True),
+        *(Parameter(shape, summed=prod(shape) if tp > 1 else 0, is_wide=True) for shape in router),
         *(Parameter(shape, is_expert=True) for shape in shapes),
     )
     if not options.shared_width:

@@ -33,6 +33,7 @@ from pptrace.sizes.transformer import (
     cross_entropy_volume,
     messages,
     pair_volume,
+    row_volume,
     times,
     total,
     vocabulary_volume,
@@ -153,6 +154,7 @@ class StepVolume:
             self._cp // facts.ulysses,
             facts.ulysses,
             facts.cp_comm_type == "all_gather",
+            facts.value_dim,
         )
 
     def _batch(self, pp_rank: int) -> Iterator[Volume]:
@@ -234,10 +236,20 @@ class StepVolume:
 
     @cached_property
     def _attention_layer(self) -> BothWays:
-        parts = [pair_volume(self._tensor), attention_volume(self._attention)]
+        columns = [column_volume(sizes) for sizes in self._read_by_heads()]
+        parts = [*columns, row_volume(self._tensor), attention_volume(self._attention)]
         if self.facts.encoder_layers:  # the decoder's layers attend over what the encoder has made, too
             parts += [pair_volume(self._tensor), column_volume(self._source)]
         return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
+
+    def _read_by_heads(self) -> Iterator[TensorSizes]:
+        """Inputs of the projections to a rank's heads: the layer's, or what latent attention makes of it."""
+        facts, latent = self.facts, self.facts.form.latent
+        if latent is None:
+            yield self._tensor
+            return
+        for width in (latent.query_rank or facts.hidden, latent.kv_rank + latent.rotary):
+            yield replace(self._tensor, activation_bytes=self._tensor.activation_bytes // facts.hidden * width)
 
     def _unrepeated(self, model_stage: int) -> Iterator[Volume]:
         """Communication of layers with experts that their recomputation leaves out."""

@@ -179,7 +179,7 @@ class AttentionSizes:
     """One layer's attention over whole sequences by ``ring`` · ``ulysses`` context ranks.
 
     Heads are those of one rank of tp. ``sum_bytes`` is the width of what gradients are summed in; ``gathers``: keys
-    do not rotate, but are gathered.
+    do not rotate, but are gathered. ``value_dim`` is that of values and the output where it is not ``head_dim``.
     """
 
     microbatch: int
@@ -191,10 +191,16 @@ class AttentionSizes:
     ring: int = 1
     ulysses: int = 1
     gathers: bool = False
+    value_dim: int | None = None
 
     @property
     def sum_bytes(self) -> int:
         return max(4, self.item_bytes)
+
+    @property
+    def mean_dim(self) -> int:
+        """The mean of a key and its value, or of a query and its output, numbers."""
+        return (self.head_dim + (self.head_dim if self.value_dim is None else self.value_dim)) // 2
 
     @property
     def travelling_kv_heads(self) -> int:
@@ -225,7 +231,7 @@ def ring_step_bytes(chunk: int, hidden: int, item_bytes: int = 2) -> int:
 def ulysses_volume(sizes: AttentionSizes) -> BothWays:
     """The all-to-alls: q, k and v in one, the output in another; the same bytes in backward."""
     held = sizes.sequence // sizes.ring
-    hidden, kv_hidden = sizes.heads * sizes.head_dim, sizes.travelling_kv_heads * sizes.head_dim
+    hidden, kv_hidden = sizes.heads * sizes.mean_dim, sizes.travelling_kv_heads * sizes.mean_dim
     both = sizes.microbatch * ulysses_elements(held, hidden, sizes.ulysses, kv_hidden) * sizes.item_bytes
     each = {(str(Axis.CP), str(Collective.ALL_TO_ALL)): Calls(2, both // 2)} if sizes.ulysses > 1 else {}
     return BothWays(each, each)
@@ -233,7 +239,7 @@ def ulysses_volume(sizes: AttentionSizes) -> BothWays:
 
 def ring_volume(sizes: AttentionSizes) -> BothWays:
     """The exchanges: ring − 1 steps with k and v, and in backward as many again and as many with their gradients' sums."""
-    hidden = sizes.travelling_kv_heads // sizes.ulysses * sizes.head_dim
+    hidden = sizes.travelling_kv_heads // sizes.ulysses * sizes.mean_dim
     held, steps = sizes.microbatch * sizes.sequence // sizes.ring, sizes.ring - 1
     keys = messages(Axis.CP, ring_step_bytes(held, hidden, sizes.item_bytes), steps, steps)
     sums = messages(Axis.CP, ring_step_bytes(held, hidden, sizes.sum_bytes), steps, steps)
@@ -242,7 +248,7 @@ def ring_volume(sizes: AttentionSizes) -> BothWays:
 
 def gather_volume(sizes: AttentionSizes) -> BothWays:
     """The keys and values of all ranks of the ring, in backward again, and the sums of their gradients."""
-    hidden = sizes.travelling_kv_heads // sizes.ulysses * sizes.head_dim
+    hidden = sizes.travelling_kv_heads // sizes.ulysses * sizes.mean_dim
     tokens = sizes.microbatch * sizes.sequence
 
     def of(kind: Collective, item_bytes: int) -> Volume:
@@ -271,8 +277,8 @@ def attention_again_volume(sizes: AttentionSizes) -> Volume:
     """
     scattered: Volume = {}
     if sizes.ulysses > 1:
-        heads = sizes.heads + 2 * sizes.travelling_kv_heads
+        numbers = sizes.heads * sizes.head_dim + 2 * sizes.travelling_kv_heads * sizes.mean_dim
         held = sizes.sequence // (sizes.ring * sizes.ulysses)
-        num_bytes = sizes.microbatch * held * heads * sizes.head_dim * sizes.item_bytes
+        num_bytes = sizes.microbatch * held * numbers * sizes.item_bytes
         scattered = collective(Axis.CP, Collective.ALL_TO_ALL, sizes.ulysses, num_bytes)
     return total((scattered, _keys_volume(sizes).forward))

@@ -21,12 +21,15 @@ from pptrace.regular import read_regular
 
 
 class HangResult(Struct, frozen=True):
-    """A verdict. ``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` have a dump or are in run.json."""
+    """A verdict. ``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` have a dump or are in run.json;
+    the dumps of ``unreadable`` cannot be read.
+    """
 
     hang: Mapping[str, Any] | None
     reason: str
     ranks: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    unreadable: tuple[int, ...] = ()
 
 
 def find_hang(paths: Sequence[Path]) -> HangResult:
@@ -44,7 +47,7 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
         raise TraceError("; ".join(dumped.warnings) or _no_dumps_message(paths))
     diagnosis = diagnose_dumps(dumped)
     ranks = tuple(sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable}))
-    return HangResult(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings)
+    return HangResult(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings, tuple(dumped.unreadable))
 
 
 def hang_of_dumps(dumps: Sequence[Path], is_all: bool) -> Mapping[str, Any] | None:

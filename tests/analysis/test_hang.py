@@ -115,6 +115,15 @@ def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
     assert pptrace_here("hang", tmp_path).out == "no hang found: no rank waits for another (read ranks 0 and 1)\n"
 
 
+def test_a_dump_that_cannot_be_read_is_not_said_to_be_read(tmp_path: Path) -> None:
+    for rank in range(4):
+        write(tmp_path / f"a_dump_{rank}", [entry("nccl:all_reduce", 1, "completed")], {"0 default_pg": range(4)})
+    (tmp_path / "a_dump_2").write_bytes((tmp_path / "a_dump_2").read_bytes()[:60])
+    assert pptrace_here("hang", tmp_path).out == (
+        "no hang found: no rank waits for another (read ranks 0, 1, 3; no dump of rank 2 can be read)\n"
+    )
+
+
 def test_of_gloo_s_dumps_no_collective_that_is_open_proves_no_rank_to_be_free(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path / f"a_dump_{rank}", [entry("gloo:all_reduce", 1, "completed")], {"0 default_pg": [0, 1]})

@@ -14,9 +14,11 @@ import pptrace as api
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import pptrace_here
+from tests.support.public_models import PUBLIC
 
 SIZES = ("--layers", "24", "--hidden", "1024", "--heads", "16", "--sequence", "2048", "--vocabulary", "50304", "--tied")
 RUN = ("estimate", "1f1b", "--pp", "4", "--microbatches", "8", "--microbatch-size", "2", *SIZES)
+GPT = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 2048, "vocabulary": 50304}
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -39,7 +41,7 @@ def config(tmp_path: Path) -> Path:
 
 def test_the_table_has_each_ranks_memory_flops_and_bytes() -> None:
     out = pptrace_here(*RUN, "--fits", "5GB", "--tflops", "100", "--link", "pp=25").out
-    assert "355,919,872 parameters on 4 ranks (pp 4), 1f1b, 8 microbatches, 2 sequences each" in out
+    assert "355,919,872 parameters on 4 ranks (pp 4), 1f1b, 8 microbatches, 2 sequences of 2,048 tokens each" in out
     assert "does not fit 5.0 GB: rank 0 needs" in out
     assert "no speed of embd" not in out, "ends of a tied embedding take the links of the pipeline"
     (row,) = [line.split() for line in out.splitlines() if "129,185,792" in line]
@@ -285,7 +287,139 @@ def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:
     path.write_text(json.dumps(LLAMA | {"model_type": "grok"}))
     with pytest.raises(api.PptraceError, match="model_type grok is not known; say family, gpt or llama"):
         api.estimate("1f1b", microbatches=4, model=path)
-    assert api.estimate("1f1b", microbatches=4, model=path, family="llama").num_parameters == 8_030_261_248
-    path.write_text(json.dumps(LLAMA | {"head_dim": 256}))
-    with pytest.raises(api.PptraceError, match="heads of another width are not known"):
-        api.estimate("1f1b", microbatches=4, model=path)
+    as_llama = api.estimate("1f1b", microbatches=4, model=path, family="llama")
+    assert as_llama.num_parameters == 8_030_261_248
+    assert json.loads(as_llama.to_json())["reasons"] == [f"{path}: model_type grok is taken for family llama"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is of layers that are not counted"),
+        ({"state_size": 128}, "state_size is of layers that are not counted"),
+        ({"linear_num_key_heads": 16}, "linear_num_key_heads is of layers that are not counted"),
+        ({"hybrid_override_pattern": "M-M*"}, "hybrid_override_pattern is of layers that are not counted"),
+        ({"moe_num_experts": 64}, "moe_num_experts is of layers that are not counted"),
+        ({"index_topk": 2048}, "index_topk is of layers that are not counted"),
+        ({"layer_types": ["full_attention", "conv"] * 16}, "layer_types has 'conv', of layers that are not counted"),
+        ({"layer_types": ["full_attention"] * 8}, "layer_types has no value for each of 32 layers"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window is None; expected a whole number"),
+        ({"use_qk_norm": True}, "use_qk_norm is of a norm that is not counted"),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "qk_nope_head_dim is None; expected a whole number"),
+        (
+            {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "attention_bias": True},
+            "attention_bias is of biases that are not counted",
+        ),
+        ({"head_dim": "wide"}, "head_dim is 'wide'; expected a whole number"),
+        ({"num_experts": 8}, "has no num_experts_per_tok; give experts_per_token"),
+        ({"intermediate_size": None}, "has no intermediate_size; give ffn"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers is no list of layers"),
+        ({"hidden_size": None}, "hidden is not given"),
+    ],
+)
+def test_a_config_that_is_not_counted_is_refused_in_a_line_that_names_the_field(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | fields))
+    for family in (None, "llama"):
+        with pytest.raises(api.PptraceError) as refusal:
+            api.estimate("1f1b", microbatches=4, model=path, family=family)
+        assert message in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+    numbers = {"layer_parameters": 10**6, "layer_activations": 10**6, "hidden": 64}
+    by_numbers = api.estimate("1f1b", microbatches=4, model=path, **numbers)
+    assert by_numbers.num_parameters == 32 * 10**6, "layers by their numbers need no field"
+
+
+def test_heads_that_ranks_of_tp_cannot_share_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            LLAMA
+            | {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 17920}
+        )
+    )
+    assert api.estimate("1f1b", microbatches=4, model=path, tp=20).ranks.parameters[0] > 0
+    with pytest.raises(api.PptraceError, match="tp 4 neither divides kv_heads 10 nor is a multiple of them"):
+        api.estimate("1f1b", microbatches=4, model=path, tp=4)
+    path.write_text(json.dumps(PUBLIC["OLMo 2 7B"].config))
+    with pytest.raises(api.PptraceError, match="tp 2 cuts the heads of which this model makes one norm"):
+        api.estimate("1f1b", microbatches=4, model=path, tp=2)
+
+
+def test_formulas_of_stored_scores_are_of_no_other_form(config: Path) -> None:
+    assert api.estimate("1f1b", microbatches=4, attention="stored", **GPT).peak_bytes > 0
+    others: list[dict[str, Any]] = [{"kv_heads": 8}, {"ffn": 1024}, {"experts": 8}, {"family": "llama"}]
+    for other in (*(GPT | other for other in others), {"model": config}):
+        with pytest.raises(api.PptraceError, match=r"attention stored takes the formulas of arXiv 2205\.05198"):
+            api.estimate("1f1b", microbatches=4, attention="stored", **other)
+
+
+def test_a_model_with_experts_says_what_is_active_what_each_kind_of_layer_keeps_and_what_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["DeepSeek-V3"].config))
+    given = ("--model", str(path), "--sequence", "4096", "--microbatches", "8", "--pp", "4", "--fits", "80GB")
+    out = " ".join(pptrace_here("estimate", "1f1b", *given).out.split())
+    assert "671,026,404,352 parameters (37,552,282,624 active for a token) on 4 ranks (pp 4)" in out
+    assert "8 microbatches, 1 sequence of 4,096 tokens each" in out
+    assert f"{path.name}: num_nextn_predict_layers not counted" in out
+    swept = pptrace_here("estimate", "1f1b", "--sweep", *given[:-4], "--pp", "4,8").out
+    assert swept.count(f"{path.name}: num_nextn_predict_layers not counted") == 1
+    assert "a layer with an MLP keeps 1.5 GB of a microbatch: qkv 536.9 MB, mlp_gate 151.0 MB" in out
+    assert "a layer with experts keeps 2.6 GB of a microbatch: experts 1.7 GB, qkv 536.9 MB" in out
+    assert (
+        json.loads(pptrace_here("estimate", "1f1b", *given, "--json", "-").out)["active_parameters"] == 37_552_282_624
+    )
+    run = api.estimate("1f1b", model=path, sequence=4096, microbatches=8, pp=4, recompute="full")
+    dense, with_experts = (run.estimate.layer_bytes(layer, "none") for layer in (0, 3))
+    decisions = run.estimate.layer_bytes(3, "full") - 4096 * 7168 * 2
+    assert 8 * 8 * 4096 < decisions < 3 * 8 * 8 * 4096 + 4096, "the chosen experts of a token, and places of rows"
+    assert run.estimate.recomputed_bytes == with_experts - 4096 * 7168 * 2 - decisions > dense
+    shared = 4 * 2048 * 2 * 4096  # four tensors of the shared MLP's inner layer, and the norm's output that it reads
+    path.write_text(json.dumps({**PUBLIC["DeepSeek-V3"].config, "n_shared_experts": 2}))
+    two = api.estimate("1f1b", model=path, sequence=4096, microbatches=8, pp=4)
+    assert two.estimate.layer_bytes(3, "none") - with_experts == shared
+
+
+def test_the_bubble_needs_no_speeds(config: Path) -> None:
+    """The last stage has the head besides: the step is (m − 1) of its ops, and of each stage one forward and one backward."""
+    given = ("estimate", "1f1b", "--model", str(config), "--pp", "4", "--microbatches", "16")
+    ranks = json.loads(pptrace_here(*given, "--json", "-").out)["ranks"]
+    flops = [rank["model_flops"] / 16 for rank in ranks]
+    ratio = 4 * (15 * flops[-1] + sum(flops)) / (16 * sum(flops)) - 1
+    out = pptrace_here(*given).out
+    assert f"bubble ratio {ratio:.3f} by FLOPs alone (0.188 with equal stages)." in out
+    assert (
+        f"bubble ratio {ratio:.3f} (0.188 with equal stages and free messages), "
+        in pptrace_here(*given, "--tflops=9").out
+    )
+
+
+def test_positions_are_those_of_the_file_however_long_sequences_are(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["GPT-2"].config))
+    made = {length: api.estimate("1f1b", microbatches=4, model=path, sequence=length) for length in (512, 1024, 2048)}
+    parameters = {length: run.num_parameters for length, run in made.items()}
+    assert parameters == {512: 124_439_808, 1024: 124_439_808, 2048: 124_439_808 + 1024 * 768}
+
+
+def test_a_logit_that_is_capped_is_kept_once_more(tmp_path: Path) -> None:
+    path, kept = tmp_path / "config.json", []
+    for cap in (None, 30.0):
+        path.write_text(json.dumps(PUBLIC["Gemma 2 9B"].config | {"final_logit_softcapping": cap}))
+        run = api.estimate("1f1b", microbatches=4, model=path, sequence=1024, pp=2)
+        kept.append(run.ranks.activations_bytes.tolist())
+    assert [after - before for before, after in zip(*kept, strict=True)] == [0, 1024 * 256_000 * 2]
+
+
+def test_a_ring_says_nothing_of_layers_that_see_a_part_of_the_sequence(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Mistral 7B"].config))
+    contexts = [
+        json.loads(api.estimate("1f1b", microbatches=4, model=path, sequence=length, cp=2).to_json())["context"]
+        for length in (4096, 8192)
+    ]
+    assert [context is None for context in contexts] == [False, True]

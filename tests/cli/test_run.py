@@ -402,6 +402,17 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
     assert ended.facts["ranks"][0]["trace"] is None
 
 
+def test_a_script_that_starts_torchrun_is_told_to_run_the_script_of_that(start: Start) -> None:
+    ended = start(
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', '', '/bin/torchrun', 'train.py'])"
+    ).end()
+    assert ended.code == 0
+    line = ended.err.splitlines()[0]
+    assert "which started torchrun: the ranks of that are not recorded" in line
+    assert "pptrace run -n RANKS SCRIPT" in line
+    assert "--steps all" not in line
+
+
 @pytest.mark.processes
 def test_a_run_that_takes_too_long_is_ended_and_says_where_each_rank_is(start: Start) -> None:
     ended = start(HANGING, "--steps", "all", "--timeout", "8").end()

@@ -114,6 +114,10 @@ def test_a_phone_s_page_is_no_wider_than_it_and_its_texts_are_not_broken_into_le
         settle(page)
         if name == "timeline":
             page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+            boxes = [page.locator(f".timeline-{part}").bounding_box() for part in ("canvas", "mini")]
+            labels = page.evaluate(f"{STATE}.left")
+            assert labels < boxes[0]["width"] / 3
+            assert boxes[1]["x"] == boxes[0]["x"] + labels
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
         if name == "overview":
             assert page.locator(".finding-head strong").first.bounding_box()["width"] > 200

@@ -12,8 +12,11 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
+from pptrace.report.tiles.details import title_of
+from pptrace.report.tiles.timeline import Timeline
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
+from pptrace.workflow.load import load
 from tests.dashboards.accessibility import violations
 from tests.dashboards.canvas import STATE, difference, drawn, picture
 from tests.dashboards.conftest import Visit, visiting
@@ -567,3 +570,31 @@ def test_the_whole_run_is_seen_above_the_rows_where_few_ranks_ever_compute_at_on
         return line.some((value, at) => at % 4 === 3 && value);
     }}"""
     assert page.evaluate(painted)
+
+
+TITLES = f"""() => {STATE}.drawn.filter(part => part.placeOf).flatMap(part => ["ops", "comms", "back"].flatMap(table => {{
+    const section = part.sections[table];
+    return [...section.start.keys()].map(bar => {{
+        const track = section.track[bar];
+        const hit = {{ part, table, section, bar, at: section.rank[track], lane: section.lane[track], start: 0, length: 0 }};
+        return [part.source, table, section.row[bar], {STATE}.localLines(hit)[0][1]];
+    }});
+}}))"""
+
+
+def test_titles_are_the_servers_before_it_answers(timeline: Any, run_p4: Path) -> None:
+    timeline.evaluate(GO, "/hang")
+    timeline.wait_for_selector("#no-hang")
+    timeline.evaluate(GO, "/timeline?step=2&sources=planned,simulated,measured")
+    found = drawn(timeline).evaluate(TITLES)
+    expected = {
+        ("planned", "ops"),
+        ("simulated", "ops"),
+        ("measured", "ops"),
+        ("measured", "comms"),
+        ("measured", "back"),
+    }
+    assert {(source, table) for source, table, _, _ in found} >= expected
+    tiles = Timeline(load([run_p4]))
+    for source, table, row, title in found:
+        assert title == title_of(table, tiles.table(source, 2, table, 0), row), (source, table)

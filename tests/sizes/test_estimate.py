@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from instrument.mesh import MeshShape
+from pptrace.api.estimate import estimate
+from pptrace.api.model_file import model_of
 from pptrace.errors import UsageError
 from pptrace.schedule.registry import build
+from pptrace.sizes.activations import ActivationSizes
 from pptrace.sizes.estimate import Estimate, ParameterBytes
 from pptrace.sizes.expert_options import ExpertOptions
-from pptrace.sizes.form import Family, LayerNumbers, ModelForm
+from pptrace.sizes.form import LayerNumbers, ModelForm, Window
 from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.mesh import MeshSizes
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import Calls
 from tests.support.gpt_runs import facts
+from tests.support.public_models import PUBLIC
 
 MIB = 2**20
+OF_LLAMA = model_of("llama").form(1)
 MIXED = ParameterBytes.of_adam(2)
 GPT2 = facts(
     hidden=768,
@@ -33,7 +42,7 @@ GPT2 = facts(
     layers_per_stage=(12,),
 )
 LLAMA3 = replace(
-    GPT2, hidden=4096, heads=32, kv_heads=8, vocabulary=128256, tied=False, form=ModelForm(Family.LLAMA, 14336)
+    GPT2, hidden=4096, heads=32, kv_heads=8, vocabulary=128256, tied=False, form=replace(OF_LLAMA, width=14336)
 )
 # 24 layers, h 1024, 16 heads, s 2048, b 2, V 50257 padded to 50304, fp16, dropout 0.1, p 4, m 8: a log of Megatron-LM
 LOGGED = facts(
@@ -50,6 +59,12 @@ LOGGED = facts(
 )
 
 
+def of_config(config: Mapping[str, Any], folder: Path, **options: Any) -> Estimate:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return estimate("1f1b", model=path, microbatches=1, **{"sequence": 1024} | options).estimate
+
+
 def estimated(
     model: GptFacts, mesh: MeshSizes, schedule: str = "1f1b", microbatches: int = 8, each: ParameterBytes = MIXED
 ) -> Estimate:
@@ -57,20 +72,141 @@ def estimated(
     return Estimate(model, mesh, build(schedule, mesh.pp, microbatches, chunks), each)
 
 
-@pytest.mark.parametrize(
-    ("model", "published"),
-    [
-        (GPT2, 124_439_808),
-        (replace(LLAMA3, layers_per_stage=(32,)), 8_030_261_248),
-        (
-            replace(LLAMA3, layers_per_stage=(32,), vocabulary=32000, experts=ExpertOptions(8, width=14336)),
-            46_702_792_704,
-        ),
-    ],
-    ids=["GPT-2", "Llama 3 8B", "Mixtral 8x7B"],
-)
-def test_parameters_of_models_are_the_published_numbers(model: GptFacts, published: int) -> None:
-    assert estimated(model, MeshSizes(1)).num_parameters == published
+@pytest.mark.parametrize("name", PUBLIC)
+def test_parameters_of_models_are_the_published_numbers(name: str, tmp_path: Path) -> None:
+    config, parameters, active = PUBLIC[name]
+    estimate = of_config(config, tmp_path)
+    assert estimate.num_parameters == parameters
+    assert estimate.num_active_parameters == (pytest.approx(active * 1e9, rel=0.004) if active else parameters)
+    stages = of_config(config, tmp_path, pp=3)
+    ends = [rank.num_parameters for rank in stages.ranks]
+    tied = 0 if not estimate.facts.tied else estimate.facts.vocabulary * estimate.facts.hidden
+    assert sum(ends) == parameters + tied
+
+
+def test_flops_of_a_token_are_those_of_what_it_is_multiplied_with_and_of_the_scores_that_a_layer_has(
+    tmp_path: Path,
+) -> None:
+    """6 FLOPs of each active parameter but embeddings, norms, biases and sinks, and of each score 6 · (key + value) a head."""
+    s = 16384
+
+    def of_token(name: str, unmultiplied: int, of_scores: int) -> None:
+        estimate = of_config(PUBLIC[name].config, tmp_path, sequence=s)
+        (rank,) = estimate.ranks
+        assert rank.model_flops == s * 6 * (estimate.num_active_parameters - unmultiplied) + 6 * of_scores
+
+    of_token("Llama 3 8B", 128256 * 4096 + 65 * 4096, 32 * 32 * s**2 * 256)
+    norms = 61 * (2 * 7168 + 1536 + 512) + 7168
+    of_token("DeepSeek-V3", 129280 * 7168 + norms, 61 * 128 * s**2 * (192 + 128))
+    attention, experts = (64 + 2 * 8) * 64 + 2880 + 64, 32 + 4 * (2 * 2880 + 2880)
+    windows = 12 * (s**2 + 2 * s * 128 - 128**2)
+    of_token("gpt-oss-20b", 201088 * 2880 + 24 * (2 * 2880 + attention + experts) + 2880, windows * 64 * 128)
+    chunks = 36 * s * 8192 + 12 * s**2
+    of_token("Llama 4 Scout", 202048 * 5120 + 97 * 5120, chunks * 40 * 256)
+    pattern = 52 * (2 * s * 1024 - 1024**2) + 10 * s**2
+    sliding = {**PUBLIC["Gemma 3 27B"].config["text_config"], "sliding_window": 1024}
+    of_gemma = of_config(sliding, tmp_path, sequence=s).ranks[0].model_flops
+    of_all = of_config(PUBLIC["Gemma 3 27B"].config, tmp_path, sequence=s).ranks[0].model_flops
+    assert of_all - of_gemma == 6 * 32 * 256 * (62 * s**2 - pattern)
+
+
+def test_a_stage_has_the_layers_that_the_pattern_says(tmp_path: Path) -> None:
+    attention = 187_107_328 + 2 * 7168  # as DeepSeek-V3's layers have it, and two norms
+    dense, of_experts = 3 * 7168 * 18432, 256 * 7168 + 257 * 3 * 7168 * 2048
+    ranks = of_config(PUBLIC["DeepSeek-V3"].config, tmp_path, pp=2, layers=6).ranks
+    assert ranks[0].num_parameters - 129280 * 7168 == 3 * (attention + dense)
+    assert ranks[1].num_parameters - 129281 * 7168 == 3 * (attention + of_experts)
+    maverick = of_config(PUBLIC["Llama 4 Maverick"].config, tmp_path).facts
+    assert [bool(maverick.experts_of(layer)) for layer in range(4)] == [False, True, False, True]
+    for name, fields, layers in (
+        ("Qwen3 30B-A3B", {"decoder_sparse_step": 2, "mlp_only_layers": [3]}, [1, 5, 7]),
+        ("DeepSeek-V3", {"moe_layer_freq": [0, 0, 0, 1, 0, *[1] * 56]}, [3, 5, 6, 7]),
+        ("DeepSeek-V3", {"moe_layer_freq": 2}, [4, 6]),
+        ("DeepSeek-V3", {"moe_layers": [2, 5]}, [5]),
+    ):
+        facts = of_config({**PUBLIC[name].config, **fields}, tmp_path).facts
+        assert [layer for layer in range(8) if facts.experts_of(layer)] == layers, (name, fields)
+
+
+def test_a_layer_sees_what_its_file_says(tmp_path: Path) -> None:
+    def windows(name: str, **fields: Any) -> list[int]:
+        config = PUBLIC[name].config
+        seen = of_config({**config.get("text_config", config), **fields}, tmp_path, layers=4).facts.form.windows
+        return [0 if window is None else window.size for window in seen]
+
+    assert windows("Mistral 7B") == [4096] * 4
+    assert windows("Mistral 7B", sliding_window=None) == windows("Qwen2.5 7B") == []
+    assert windows("Qwen2.5 7B", use_sliding_window=True, max_window_layers=3, sliding_window=9) == [0, 0, 0, 9]
+    assert windows("Gemma 2 9B") == [4096, 0, 4096, 0]
+    assert windows("Llama 4 Scout") == [8192, 8192, 8192, 0]
+    assert windows("Llama 4 Scout", no_rope_layers=[0, 1, 1, 1]) == [0, 8192, 8192, 8192]
+    assert Window(4, is_chunk=True).num_scores(10) == 4**2 + 4**2 + 2**2
+    assert Window(4).num_scores(10) == 10**2 - 6**2
+
+
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_biases_and_norms_are_those_of_the_fields(is_normed: bool, tmp_path: Path) -> None:
+    """Biases of q, k and v alone, and weights of each head's norm, as GLM-4.5 has them; or a bias everywhere."""
+    h, heads, kv, width, v = 5120, 96, 8, 128, 151552
+    moe = {"n_routed_experts": 160, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 1536}
+    config = {
+        **{**PUBLIC["Llama 3 8B"].config, "model_type": "glm4_moe", "head_dim": width, "first_k_dense_replace": 3},
+        **{"num_hidden_layers": 92, "hidden_size": h, "intermediate_size": 12288, "vocab_size": v, **moe},
+        **{"num_attention_heads": heads, "num_key_value_heads": kv, "attention_bias": True, "use_qk_norm": is_normed},
+    }
+    attention = (2 * heads + 2 * kv) * width * h + (heads + 2 * kv) * width + 2 * width * is_normed + 2 * h
+    experts = 160 * h + 161 * 3 * h * 1536
+    glm = of_config(config, tmp_path)
+    assert glm.num_parameters == 92 * attention + 3 * 3 * h * 12288 + 89 * experts + (2 * v + 1) * h
+    no_field = {"norms": "before", "has_positions": True}
+    assert of_config({**PUBLIC["Gemma 2 9B"].config, **no_field}, tmp_path).num_parameters == 9_241_705_984
+    llama = {**PUBLIC["Llama 3 8B"].config, "attention_bias": True, "mlp_bias": True}
+    biases = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+    assert of_config(llama, tmp_path).num_parameters == 8_030_261_248 + biases
+
+
+def test_latent_attention_sends_what_its_heads_read_and_its_projections_have_inputs_and_gradients(
+    tmp_path: Path,
+) -> None:
+    s, h, rank, kv = 1024, 7168, 1536, 512 + 64
+    mesh = {"sequence": s, "layers": 2, "tp": 2, "pp": 2, "sequence_parallel": True}
+    of_two = of_config(PUBLIC["DeepSeek-V3"].config, tmp_path, **mesh)
+    gathered = of_two.volume.forward(0)["tp", "all_gather"]
+    assert (gathered.count, gathered.bytes) == (3, 2 * s * (rank + kv + h))
+    plain = of_config(PUBLIC["DeepSeek-V3"].config, tmp_path, **mesh | {"sequence_parallel": False})
+    assert plain.volume.backward(0, False)["tp", "all_reduce"].bytes == 2 * s * (rank + kv + h)
+    ring = of_config(PUBLIC["DeepSeek-V3"].config, tmp_path, sequence=s, layers=2, cp=2)
+    assert ring.volume.forward(0)["cp", "send"].bytes == 2 * 2 * s // 2 * 128 * (192 + 128)
+    attention = 3 * h - h + 2 * (rank + kv) - 64 + 128 * (192 + 256 + 128)  # each input and each output once
+    work = ActivationSizes(ring.facts, 1, 1, True).weight_work([None], False, False)
+    assert work == 2 * s * (attention + 2 * h + 3 * 18432)
+    of_rank = h // 2 + (rank + kv) // 2 + rank + 512 + 64 * (192 + 256 + 128) + h + h // 2  # of down-projections shards
+    assert ActivationSizes(of_two.facts, 2, 1, True).weight_work([None], False, False) == 2 * s * (
+        of_rank + h + 3 * 18432 // 2 + h + h // 2
+    )
+    exchanged = of_config(
+        PUBLIC["DeepSeek-V3"].config, tmp_path, sequence=s, layers=2, cp=2, ulysses=2, recompute="selective"
+    )
+    made = 2 * s // 2 * 128 * (192 + 192 + 128)
+    calls = exchanged.volume.backward(0, False)["cp", "all_to_all"]
+    assert calls.bytes == 2 * (made + made + 2 * s // 2 * 128 * 128), "q, k and v again, and the gradients of all four"
+    one = {**PUBLIC["DeepSeek-V3"].config, "num_key_value_heads": 1}
+    assert of_config(one, tmp_path, sequence=s, layers=2).layer_bytes(0, "none") == ring.layer_bytes(0, "none") * 2
+
+
+def test_weights_of_norms_of_heads_are_summed_over_tp_and_w_reads_three_tensors_of_a_gated_shared_mlp(
+    tmp_path: Path,
+) -> None:
+    qwen = of_config(PUBLIC["Qwen3 8B"].config, tmp_path, layers=2, tp=2)
+    summed = [each for each in qwen.volume.gradients_of(0).parameters() if each.summed]
+    assert [(each.shape, each.summed) for each in summed] == [((128,), 128)] * 4
+    work = []
+    for number in (1, 2):
+        config = {**PUBLIC["DeepSeek-V3"].config, "n_shared_experts": number}
+        experts = of_config(config, tmp_path, sequence=64, layers=4).volume.experts
+        assert experts is not None
+        work.append(experts.weight_work(0, 3))
+    assert work[1] - work[0] == 64 * 3 * 2048 * 2
 
 
 def test_parameters_and_peaks_of_the_ranks_are_those_of_megatrons_log() -> None:

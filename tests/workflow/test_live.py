@@ -261,3 +261,23 @@ def test_the_text_says_once_why_figures_are_missing_and_how_the_run_ended(tmp_pa
     lines = pptrace_here("live", tmp_path).err.splitlines()
     assert len([line for line in lines if "compute is not known" in line]) == 1
     assert "'failed'" in lines[-1]
+
+
+def test_records_that_end_before_their_ranks_do_are_said_to(tmp_path: Path) -> None:
+    run = LiveFolder(tmp_path)
+    run.write_steps(6)
+    assert "the live records end" not in pptrace_here("live", tmp_path, "--once").err
+    seen = [{"rank": rank, "steps_seen": 6} for rank in (0, 1)]
+    write_json(tmp_path / "run.json", {"status": "ok", "ranks": seen})
+    assert "the live records end" not in pptrace_here("live", tmp_path).err
+    whole = live_files(tmp_path)[1].read_bytes()
+    live_files(tmp_path)[1].write_bytes(whole[:-30])
+    said = (
+        "pptrace: the live records end with step 4: what rank 1 wrote after it is cut (a full disk, or a killed rank)"
+    )
+    write_json(tmp_path / "run.json", {"status": "ok", "ranks": ["?", {"rank": 1}]})
+    assert pptrace_here("live", tmp_path).err.splitlines()[-1] == said
+    write_json(tmp_path / "run.json", {"status": "ok", "ranks": seen})
+    assert pptrace_here("live", tmp_path, "--last", "1").err.splitlines()[-1] == f"{said}; rank 1 went on to step 5"
+    live_files(tmp_path)[1].write_bytes(whole[:40])
+    assert "end before the first step does: what rank 1 wrote" in pptrace_here("live", tmp_path).err

@@ -7,7 +7,9 @@ a step the bounds alone are kept, and written with the next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from threading import get_native_id
@@ -29,14 +31,15 @@ Facts = Callable[[], Mapping[str, Any]]
 
 
 class LiveRecorder:
-    """Writes the live file of this rank."""
+    """Writes the live file of this rank. What cannot be written, as on a full disk, ends the file with a line, not the script."""
 
     def __init__(self, run_dir: Path, rank: int, facts: Facts, state: Callable[[], object]) -> None:
         """``facts`` gives what a trace's metadata would have. It is asked again where ``state`` gives another object than before,
         or a step had ranges that none had before.
         """
         self.rows = LiveRows()
-        self._writer: LiveWriter | None = LiveWriter(live_path(run_dir, rank))
+        self._path = live_path(run_dir, rank)
+        self._writer: LiveWriter | None = LiveWriter(self._path)
         self._facts = facts
         self._state = state
         self._seen_state: object = None
@@ -78,21 +81,34 @@ class LiveRecorder:
         head = StepHead(
             step, flags | Flag.OBSERVED, begin_ns, end_ns - begin_ns, op_ns, comm_ns, self._own_ns, waited_ns
         )
-        self._flush(writer)
-        program = self._program(writer, rows)
-        if program == NO_PROGRAM:
-            writer.bounds(head)
-        else:
-            writer.step(head, program, [row[1] for row in rows], [row[2] for row in rows])
+        with self._writing(writer):
+            self._flush(writer)
+            program = self._program(writer, rows)
+            if program == NO_PROGRAM:
+                writer.bounds(head)
+            else:
+                writer.step(head, program, [row[1] for row in rows], [row[2] for row in rows])
         self._own_ns = perf_counter_ns() - end_ns + int(self._range_ns * len(rows))
 
     def close(self) -> None:
         """The script has ended; the step that runs is not written."""
         writer, self._writer, self.rows.on = self._writer, None, False
         if writer is not None:
-            self._flush(writer)
+            with self._writing(writer):
+                self._flush(writer)
             writer.close()
         self._core.close()
+
+    @contextmanager
+    def _writing(self, writer: LiveWriter) -> Iterator[None]:
+        """End the records, with a line, where what is done inside cannot be written."""
+        try:
+            yield
+        except OSError as err:
+            line = f"pptrace: {self._path}: cannot be written ({err.strerror}): its records end; the script goes on"
+            print(line, file=sys.stderr, flush=True)
+            writer.close()
+            self._writer = None
 
     def leave_child(self) -> None:
         """A forked child is no rank of the run."""

@@ -24,8 +24,13 @@ def describe_activity(hooks: OptimizerSteps) -> str:
     return "no module ran, no backward pass, and no step of an optimizer"
 
 
-def no_step(num_children: int, what_ran: str, *, are_recorded: bool = False) -> str:
-    """``are_recorded``: the processes that it started, or some of them."""
+def no_step(num_children: int, what_ran: str, *, are_recorded: bool = False, has_torchrun: bool = False) -> str:
+    """``are_recorded``: the processes that it started, or some of them; ``has_torchrun``: it started torch's launcher."""
+    if has_torchrun:
+        return (
+            "no step was seen in this process, which started torchrun: the ranks of that are not recorded. To record them, run "
+            "its script, pptrace run -n RANKS SCRIPT, or have it start torchrun … -m instrument.launch -o DIR SCRIPT"
+        )
     if num_children and are_recorded:
         count = "the process" if num_children == 1 else f"the {num_children} processes"
         return f"no step was seen in this process, nor in {count} that it started"

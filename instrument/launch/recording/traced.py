@@ -543,7 +543,10 @@ class TracedSession(Session):
         seen, window = self.num_steps, self._window
         if seen == 0:
             started = self._processes
-            return no_step(started.count, self._what_ran(), are_recorded=started.num_recorded > 0)
+            are_recorded = started.num_recorded > 0
+            return no_step(
+                started.count, self._what_ran(), are_recorded=are_recorded, has_torchrun=started.has_torchrun
+            )
         if self._writer.record.trace is None:
             if self._is_script_profiling or seen > window.first:
                 written = self._script_trace is not None and self._script_trace.path is not None

@@ -13,14 +13,42 @@ from pathlib import Path
 
 import numpy as np
 
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.model.tables import Int64
 from pptrace.model.traces import InputFormat, TraceInfo
 from pptrace.model.wording import as_ranges, counted, listed
 
 _FORMATS = (InputFormat.KINETO, InputFormat.ASCEND)
-_WORKER = re.compile(r"(.+)\.\d{10,20}(?:\.pt)?\.trace\.json(?:\.gz)?")
-"""A name of torch's ``tensorboard_trace_handler``: the worker's, by default host and process, and a time."""
+_WORKER = re.compile(r"(.+)\.(\d{10,20})(?:\.pt)?\.trace\.json(?:\.gz)?")
+"""A name of torch's ``tensorboard_trace_handler``: the worker's, by default host and process, and the time of the export."""
+_RANK = re.compile(rb'"distributedInfo":\s*\{[^{}\[\]]*"rank":\s*(\d{1,9})\b')
 _FEW = 3
+
+
+def last_recordings(files: Sequence[InputFile]) -> tuple[dict[int, int], tuple[str, ...]]:
+    """Find each worker's last recording, as :func:`one_recording` chooses it, by names and heads alone.
+
+    Returns:
+        by the number of its file the time of the export before it, ns since 1970: it begins later, if the names are right; and a
+        line that names the other files. Nothing unless all files are of torch's handler, workers have equally many of them, and
+        their heads say that each worker is a rank of its own.
+    """
+    of_worker: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for number, file in enumerate(files):
+        name = _WORKER.fullmatch(file.path.name) if file.format is InputFormat.KINETO else None
+        rank = _RANK.search(first_bytes(file.path)) if name else None
+        if name is None or rank is None:
+            return {}, ()
+        exported_ns = int(name[2].ljust(19, "0"))  # older versions of torch write milliseconds
+        of_worker.setdefault((int(rank[1]), str(file.path.with_name(name[1]))), []).append((exported_ns, number))
+    is_rank = all(len(set(names)) == len(of_worker) for names in zip(*of_worker, strict=True))
+    counts = {len(recordings) for recordings in of_worker.values()}
+    if len(counts) != 1 or counts == {1} or not is_rank:
+        return {}, ()
+    last = {recordings[-1][1]: recordings[-2][0] for recordings in map(sorted, of_worker.values())}
+    others = {number: rank for (rank, _), own in of_worker.items() for _, number in own if number not in last}
+    return last, _lines([(str(files[number].path), others[number]) for number in sorted(others)])
 
 
 def one_recording(infos: Sequence[TraceInfo], ranks: Sequence[int | None]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -43,7 +71,7 @@ def one_recording(infos: Sequence[TraceInfo], ranks: Sequence[int | None]) -> tu
     left_out = sorted(number for numbers in of_rank for number in numbers if number not in chosen)
     others = {number for numbers in of_rank for number in numbers}
     used = tuple(number for number in range(len(infos)) if number in chosen or number not in others)
-    return used, _lines(infos, ranks, left_out)
+    return used, _lines([(infos[number].path, ranks[number]) for number in left_out])
 
 
 def _recordings(infos: Sequence[TraceInfo], ranks: Sequence[int | None]) -> list[list[int]]:
@@ -88,12 +116,13 @@ def _overlap(first: Int64, last: Int64, at: int) -> Int64:
     return overlap
 
 
-def _lines(infos: Sequence[TraceInfo], ranks: Sequence[int | None], left_out: Sequence[int]) -> tuple[str, ...]:
+def _lines(left_out: Sequence[tuple[str, int | None]]) -> tuple[str, ...]:
+    """The line that names these files, each with its rank."""
     if not left_out:
         return ()
-    named = {rank for number in left_out if (rank := ranks[number]) is not None}
+    named = {rank for _, rank in left_out if rank is not None}
     of_ranks = f"rank{'s' * (len(named) > 1)} {as_ranges(named)}" if named else "one process"
-    files = listed([infos[number].path for number in left_out], _FEW)
+    files = listed([path for path, _ in left_out], _FEW)
     return (
         f"{counted(len(left_out), 'file')} of other recordings of {of_ranks}, made at other times, left out: {files}; the last "
         "recording that most ranks have is analysed; give the files of another one alone to see that",

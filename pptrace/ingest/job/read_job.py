@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -16,7 +16,7 @@ from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
-from pptrace.ingest.job.one_recording import one_recording
+from pptrace.ingest.job.one_recording import last_recordings, one_recording
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.model.traces import InputFormat, Trace, TraceInfo
@@ -105,18 +105,29 @@ def read_each(
     """
     meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
     results = {} if store is None else _cached(inputs.files, store, meter)
-    others = {index: file for index, file in enumerate(inputs.files) if index not in results}
     read: Read[Data] = partial(_read_one, transform, store)
-    results.update((read_files or partial(_read_here, jobs))(others, read, meter))
+
+    def read_some(numbers: Iterable[int]) -> None:
+        others = {number: inputs.files[number] for number in numbers if number not in results}
+        results.update((read_files or partial(_read_here, jobs))(others, read, meter))
+
+    exported_ns, unread = last_recordings(inputs.files)
+    numbers: Sequence[int] = sorted(exported_ns)
+    read_some(numbers)
+    if not numbers or not all(_begins_after(results[number], exported_ns[number]) for number in numbers):
+        unread, numbers = (), range(len(inputs.files))
+        read_some(numbers)
+    for number in set(range(len(inputs.files))).difference(results):
+        meter.set_done(number)
     traces: list[tuple[InputFile, Data]] = []
     failures: list[PptraceError] = []
-    for index, file in enumerate(inputs.files):
-        result = results[index]
+    for number in numbers:
+        result = results[number]
         if isinstance(result, PptraceError):
             failures.append(result)
         else:
-            traces += [(file, trace) for trace in result]
-    if len(failures) == len(results):
+            traces += [(inputs.files[number], trace) for trace in result]
+    if len(failures) == len(numbers):
         raise failures[0] if failures else TraceError("no trace files are given; expected one per rank")
     _require_one_run([(trace.info, trace.info.metadata) for _, trace in traces])
     claimed = [_claimed_rank(file, trace.info)[0] for file, trace in traces]
@@ -125,7 +136,13 @@ def read_each(
     _require_one_run([(trace.info, trace.info.distributed) for _, trace in traces])
     ranked, rank_warnings = _with_ranks(traces)
     failure_warnings = (f"{failure} (left out; read the other {len(ranked)})" for failure in failures)
-    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *left_out, *rank_warnings))
+    return ReadResult(ranked, (*inputs.warnings, *failure_warnings, *unread, *left_out, *rank_warnings))
+
+
+def _begins_after(result: FileResult[Data], time_ns: int) -> bool:
+    """Return whether a file holds one recording, which begins after a time, ns since 1970."""
+    begins = [] if isinstance(result, PptraceError) else [trace.info.begins_ns for trace in result]
+    return len(begins) == 1 and begins[0] is not None and begins[0][0] > time_ns
 
 
 def _unchanged(trace: Trace) -> Trace:

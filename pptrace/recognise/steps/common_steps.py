@@ -130,6 +130,22 @@ def without_capturing_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recog
     return without, (line if len(steps) > 1 else f"{line}, since that is no step",)
 
 
+def with_numbered_steps_of_most(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
+    """Keep steps from ranges that the script numbers, with a line that names them, where most ranks have some.
+
+    Else they stay on ranks of a pipeline alone; for others :func:`with_repeated_steps` finds those that all ranks have.
+    """
+    numbered = [recognised.numbered for recognised in ranks if recognised.numbered]
+    if 2 * len(numbered) > len(ranks):
+        return list(ranks), (f"nothing else marks the steps: they are the ranges {numbered[0]} of the script",)
+    return [
+        replace(recognised, ops=recognised.ops[:0])
+        if recognised.numbered and not _steps_with_ops(recognised)
+        else recognised
+        for recognised in ranks
+    ], ()
+
+
 def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Add the steps that repetition tells, where the ops of all ranks tell none; with a line.
 

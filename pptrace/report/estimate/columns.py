@@ -89,6 +89,7 @@ def estimate_object(
         "recompute": estimate.facts.recompute,
         "layers_per_stage": list(estimate.facts.layers_per_stage),
         "parameters": estimate.num_parameters,
+        "active_parameters": estimate.num_active_parameters,
         "peak_bytes": estimate.peak_bytes,
         "limit_bytes": limit_bytes,
         "fits": None if limit_bytes is None else estimate.peak_bytes <= limit_bytes,
@@ -103,7 +104,8 @@ def estimate_object(
 
 
 def missing_reasons(estimate: Estimate) -> Iterator[str]:
-    """Lines that say why something is None."""
+    """Lines that say why something is None, or not counted."""
+    yield from estimate.notes
     if "sequence" in estimate.missing:
         yield "without a sequence FLOPs, tokens and the time of a step are not known"
     sent = {axis for rank in estimate.ranks for axis, _ in rank.volume}
@@ -116,10 +118,13 @@ def missing_reasons(estimate: Estimate) -> Iterator[str]:
 def context_object(
     estimate: Estimate, bytes_per_ns: Mapping[str, float], flops_per_ns: float | None
 ) -> dict[str, Any] | None:
-    """Scores of the ranks of a ring, and from which sequences on it hides its keys; None without one, or with gathered keys."""
+    """Scores of the ranks of a ring, and from which sequences on it hides its keys; None without one, or where some layers see
+    only a part of the sequence.
+    """
     facts, cp, speed = estimate.facts, estimate.mesh.cp, bytes_per_ns.get("cp")
     ring = cp // facts.ulysses
-    if ring == 1 or facts.form.numbers is not None:
+    is_cut = any(window is not None and window.size < facts.sequence for window in facts.form.windows)
+    if ring == 1 or is_cut or facts.form.numbers is not None:
         return None
     is_known = flops_per_ns is not None and speed and facts.cp_comm_type == "p2p"
     hides = hiding_sequences(facts, cp, flops_per_ns / speed) if is_known and flops_per_ns and speed else None

@@ -79,7 +79,7 @@ def sweep_lines(candidates: Sequence[Candidate]) -> list[str]:
 
 def _unknown(candidates: Sequence[Candidate]) -> list[str]:
     """Lines that say why something is None in all combinations: sizes that are not given are missing in each."""
-    estimates = (one.estimate for one in candidates if one.estimate is not None and one.estimate.missing)
+    estimates = (one.estimate for one in candidates if one.estimate is not None)
     return list(dict.fromkeys(line for estimate in estimates for line in missing_reasons(estimate)))
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted, listed
 from pptrace.report.estimate.columns import as_rows, communication_columns, context_object, missing_reasons
-from pptrace.simulator.estimated_step import EstimatedStep, Speeds, missing_speeds
+from pptrace.simulator.estimated_step import EstimatedStep, Speeds, estimated_step, missing_speeds
+from pptrace.simulator.simulation import IDEAL, simulate
 from pptrace.sizes.estimate import Estimate, RankEstimate
 
 _MOST_RANKS = 16
 _MOST_TENSORS = 8
 _MOST_SCORES = 8
+_STEP_NS = 1e12
+"""Length of the ops of a rank where their ratios alone count, ns."""
 _NOT_COUNTED = "at the peak, without temporaries, messages on their way and what an allocator rounds up"
 
 
@@ -22,10 +25,13 @@ def headline(estimate: Estimate) -> str:
     """Model, mesh and schedule in a line."""
     mesh, plan, facts = estimate.mesh, estimate.plan, estimate.facts
     axes = " ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp", "ep") if (size := getattr(mesh, axis)) > 1)
+    parameters, active = estimate.num_parameters, estimate.num_active_parameters
+    of_token = f" ({active:,} active for a token)" if active < parameters else ""
+    tokens = f" of {facts.sequence:,} tokens" if estimate.tokens is not None else ""
     parts = [
-        f"{estimate.num_parameters:,} parameters on {counted(mesh.world, 'rank')}" + (f" ({axes})" if axes else ""),
+        f"{parameters:,} parameters{of_token} on {counted(mesh.world, 'rank')}" + (f" ({axes})" if axes else ""),
         f"{plan.name}, {counted(plan.num_microbatches, 'microbatch', 'microbatches')}",
-        f"{counted(facts.microbatch_size, 'sequence')} each",
+        f"{counted(facts.microbatch_size, 'sequence')}{tokens} each",
     ]
     parts += [f"{plan.num_chunks} chunks"] if plan.num_chunks > 1 else []
     parts += [f"ZeRO-{facts.zero}"] if facts.zero else []
@@ -41,10 +47,7 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
         shown = [ranks[index] for index in sorted(several | {estimate.fullest.rank})]
     each, size = estimate.bytes_each, units.num_bytes
     of_parameter = f"{each.weights} weights, {each.gradients} gradients, {each.optimizer} optimizer"
-    notes = [f"bytes of a parameter: {of_parameter}; {_NOT_COUNTED}"]
-    if tensors := estimate.layer_tensors:
-        parts = listed((f"{name} {size(num_bytes)}" for name, num_bytes in tensors.items()), _MOST_TENSORS)
-        notes.append(f"a layer keeps {size(sum(tensors.values()))} of a microbatch: {parts}")
+    notes = [f"bytes of a parameter: {of_parameter}; {_NOT_COUNTED}", *_layer_notes(estimate)]
     if (again := estimate.recomputed_bytes) > 0:
         notes.append(f"a layer that is computed again has {size(again)} more while that lasts, which is not counted")
     fullest = estimate.fullest
@@ -77,6 +80,20 @@ def rank_table(estimate: Estimate, limit_bytes: int | None = None) -> ReportTabl
     return table_of("estimate", "Each rank of a stage, one step", shown, columns, notes)
 
 
+def _layer_notes(estimate: Estimate) -> Iterator[str]:
+    """Lines on the bytes that a layer keeps of a microbatch, one for each kind of layers."""
+    size, kinds = units.num_bytes, estimate.kinds_of_layers
+    for has_experts, layer in kinds.items():
+        if not (tensors := estimate.tensors_of(layer)):
+            continue
+        total = estimate.layer_bytes(layer, estimate.facts.recompute)
+        of_experts = {"experts": rest} if (rest := total - sum(tensors.values())) else {}
+        largest = sorted({**tensors, **of_experts}.items(), key=lambda tensor: -tensor[1])
+        parts = listed((f"{name} {size(num_bytes)}" for name, num_bytes in largest), _MOST_TENSORS)
+        which = "" if len(kinds) == 1 else " with experts" if has_experts else " with an MLP"
+        yield f"a layer{which} keeps {size(total)} of a microbatch: {parts}"
+
+
 def communication_table(estimate: Estimate, bytes_per_ns: Mapping[str, float]) -> ReportTable | None:
     """Bytes of each axis and kind of call, of the rank that sends most; None where nothing is sent."""
     most: dict[tuple[str, str], dict[str, Any]] = {}
@@ -107,15 +124,25 @@ def tables(estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: i
     return [rank_table(estimate, limit_bytes), *([] if sent is None else [sent])]
 
 
-def step_line(estimate: Estimate, step: EstimatedStep, speeds: Speeds) -> str:
-    """The predicted step, and what it rests on."""
+def step_line(estimate: Estimate, step: EstimatedStep | None, speeds: Speeds | None) -> str:
+    """The predicted step, and what it rests on; without speeds the bubble alone, "" where FLOPs are not known."""
+    if estimate.tokens is None:
+        return ""
+    equal = simulate(estimate.plan.compute_only(), IDEAL).bubble_ratio
+    if step is None or speeds is None:
+        most = max(rank.hardware_flops or 0 for rank in estimate.ranks)
+        alone = estimated_step(estimate, Speeds(most / _STEP_NS, {}))
+        return (
+            f"bubble ratio {units.ratio(alone.simulation.bubble_ratio)} by FLOPs alone ({units.ratio(equal)} with equal stages). "
+            "TFLOP/s of a rank and GB/s of its links predict the step."
+        )
     flops = sum(rank.model_flops or 0 for rank in estimate.ranks) / estimate.plan.pp / step.step_ns / 1e3
     missing = ", ".join(missing_speeds(estimate, speeds))
     free = f"; no speed of {missing} is given, so that it takes no time" if missing else ""
     return (
-        f"predicted step {units.milliseconds(step.step_ns)} ms: bubble ratio {units.ratio(step.simulation.bubble_ratio)}, "
-        f"{flops:,.1f} model TFLOP/s of each rank, {(estimate.tokens or 0) / step.step_ns * 1e9:,.0f} tokens/s. "
-        f"Nothing overlaps but messages of the pipeline{free}."
+        f"predicted step {units.milliseconds(step.step_ns)} ms: bubble ratio {units.ratio(step.simulation.bubble_ratio)} "
+        f"({units.ratio(equal)} with equal stages and free messages), {flops:,.1f} model TFLOP/s of each rank, "
+        f"{(estimate.tokens or 0) / step.step_ns * 1e9:,.0f} tokens/s. Nothing overlaps but messages of the pipeline{free}."
     )
 
 
@@ -147,7 +174,7 @@ def context_line(estimate: Estimate, bytes_per_ns: Mapping[str, float], flops_pe
 def fit_line(estimate: Estimate, limit_bytes: int) -> str:
     """Say whether the fullest rank has room, and what fills it."""
     size = units.num_bytes(limit_bytes)
-    return f"fits {size}" if estimate.peak_bytes <= limit_bytes else f"does not fit {size}: {excess(estimate)}"
+    return f"{'fits' if estimate.peak_bytes <= limit_bytes else 'does not fit'} {size}: {excess(estimate)}"
 
 
 def excess(estimate: Estimate) -> str:

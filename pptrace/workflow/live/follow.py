@@ -24,6 +24,7 @@ from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.slow_rank import PAST_STEPS, OpTimesByKind, SlowRank, SlowRanks, op_times
 from pptrace.errors import PptraceError, TraceError
+from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.live_records.codec import Flag, LiveStep, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.marks import METADATA_KEY
@@ -223,6 +224,21 @@ class LiveRun(Struct):
         return status_of(self.run_dir) not in (None, "running")
 
     @property
+    def early_end(self) -> str | None:
+        """Line where records end before their ranks do, as on a full disk; None where nothing says so, after the last poll."""
+        last = {rank: file.last_step for rank, file in self.files.items()}
+        cut = [rank for rank, file in self.files.items() if file.is_cut]
+        seen = {rank: steps for rank, steps in _steps_seen(self.run_dir) if steps > last.get(rank, steps) + 1}
+        why = (
+            "a full disk, or a killed rank" if self.has_ended else "a full disk, a killed rank, or one that writes now"
+        )
+        reasons = [f"what {rank_text(cut)} wrote after it is cut ({why})"] if cut else []
+        reasons += [f"{rank_text(seen)} went on to step {max(seen.values()) - 1}"] if seen else []
+        end = min(last.values(), default=-1)
+        where = f"end with step {end}" if end >= 0 else "end before the first step does"
+        return f"the live records {where}: {'; '.join(reasons)}" if reasons else None
+
+    @property
     def cost(self) -> LiveCosts:
         """Cost of observing, from the last steps."""
         return self._costs.costs
@@ -345,9 +361,22 @@ def _where_to_look(run_dir: Path) -> str:
 
 def status_of(run_dir: Path) -> str | None:
     """The status that run.json has; None where there is none."""
-    try:
-        run: Any = json.loads(read_regular(run_dir / "run.json"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    status = run.get("status") if isinstance(run, dict) else None
+    status = _read_run(run_dir).get("status")
     return status if isinstance(status, str) else None
+
+
+def _steps_seen(run_dir: Path) -> list[tuple[int, int]]:
+    """(rank, the number of steps it took), as run.json says once the run is over."""
+    ranks = _read_run(run_dir).get("ranks")
+    entries = [entry for entry in ranks if isinstance(entry, dict)] if isinstance(ranks, list) else []
+    seen = [(entry.get("rank"), entry.get("steps_seen")) for entry in entries]
+    return [(rank, steps) for rank, steps in seen if isinstance(rank, int) and isinstance(steps, int)]
+
+
+def _read_run(run_dir: Path) -> dict[str, Any]:
+    """run.json; {} where it cannot be read."""
+    try:
+        run = json.loads(read_regular(run_dir / "run.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return run if isinstance(run, dict) else {}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pptrace.ingest import ReadResult, open_inputs, read_traces
+from pptrace.ingest.job import read_job
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -77,4 +78,69 @@ def test_files_of_one_worker_without_a_rank_are_recordings_of_one_process(
 
 def test_files_of_several_workers_are_several_ranks(record: Callable[..., Path]) -> None:
     paths = [record(f"host_{123 + turn}.1796027157353842438.pt.trace.json", turn, None) for turn in (0, 1)]
+    assert len(read_traces(open_inputs(paths), 1).traces) == 2
+
+
+def turns_of(record: Callable[..., Path], workers: dict[str, int | None], turns: int = 3, hour: int = 0) -> list[Path]:
+    """The files of torch's handler in some turns, each named by the time of its export, ``hour`` later."""
+    ended = EPOCH_US + LENGTH + 5 + hour * 3_600_000_000
+    return [
+        record(f"{worker}.{(ended + turn * TURN) * 1000}.pt.trace.json", turn, rank, EPOCH_US + at)
+        for at, (worker, rank) in enumerate(workers.items())
+        for turn in range(turns)
+    ]
+
+
+@pytest.fixture
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are read."""
+    files: list[Path] = []
+    read = read_job.read_file
+
+    def noted(path: Path, *rest: Any) -> Any:
+        files.append(path)
+        return read(path, *rest)
+
+    monkeypatch.setattr(read_job, "read_file", noted)
+    return files
+
+
+EPOCH_US = 1_790_000_000_000_000
+TWO = {"host_12": 1, "host_11": 0}
+
+
+def test_files_of_earlier_turns_of_the_profilers_schedule_are_not_read(
+    record: Callable[..., Path], read_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, progress = turns_of(record, TWO), []
+    result = read_traces(open_inputs(paths), 1, progress.append)
+    assert read_files == [paths[2], paths[5]]
+    assert progress[-1].files_read == len(paths)
+    monkeypatch.setattr(read_job, "last_recordings", lambda _: ({}, ()))
+    reference = read_traces(open_inputs(paths), 1)
+    assert len(read_files) == 2 + len(paths)
+    assert names(result) == names(reference) == {0: "/".join(paths[5].parts[-2:]), 1: "/".join(paths[2].parts[-2:])}
+    assert result.warnings == reference.warnings
+
+
+def test_all_files_are_read_where_names_and_heads_do_not_tell_the_last_recording(
+    record: Callable[..., Path], read_files: list[Path]
+) -> None:
+    assert len(read_traces(open_inputs(turns_of(record, TWO, turns=1)), 1).traces) == 2
+    for workers, hour, extra in (
+        (TWO, 1, None),  # the names say that the last recording began before the one before it was over
+        ({"host_12": 1, "host_11": 1}, 0, None),
+        ({"host_12": 1, "host_11": None}, 0, None),
+        ({"host_11": 0}, 0, "rank1.json"),
+        ({"host_11": 0}, 0, "host_12.1790000000000001000.pt.trace.json"),
+    ):
+        paths = turns_of(record, workers, hour=hour) + ([] if extra is None else [record(extra, 2, 1, EPOCH_US)])
+        read_files.clear()
+        read_traces(open_inputs(paths), 1)
+        assert sorted(read_files) == sorted(paths), (workers, hour, extra)
+
+
+def test_a_last_recording_that_cannot_be_read_leaves_the_others(record: Callable[..., Path]) -> None:
+    paths = turns_of(record, TWO)
+    paths[2].write_text(paths[2].read_text()[:150])
     assert len(read_traces(open_inputs(paths), 1).traces) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import time
@@ -208,6 +209,33 @@ def test_no_record_keeps_a_message_alive(tmp_path: Path) -> None:
     gc.collect()
     assert tensor() is None
     live.close()
+
+
+def test_a_full_disk_ends_the_records_with_one_line_and_not_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live, recorder = make(tmp_path)
+    for step in range(2):
+        run_step(live, recorder, step)
+    write, room = os.write, [9, 4096, 20]
+
+    def write_into_full_disk(fd: int, data: bytes) -> int:
+        """Write what there is room for, the first record in two parts, and fail once there is none."""
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[: room.pop(0)])
+
+    monkeypatch.setattr(os, "write", write_into_full_disk)
+    for step in range(2, 6):
+        run_step(live, recorder, step)
+    live.begin_step(6)
+    assert not recorder.listening
+    live.close()
+    monkeypatch.undo()
+    assert [step.head.step for step in written(tmp_path)] == [0, 1, 2]
+    assert capfd.readouterr().err.splitlines() == [
+        f"pptrace: {live_path(tmp_path, 0)}: cannot be written (No space left on device): its records end; the script goes on"
+    ]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")

@@ -4,6 +4,8 @@
 (() => {
   const T = (window.pptraceTimeline = window.pptraceTimeline || {});
   const LABELS = 168;
+  const NARROW = 480; // px of the timeline, as on a phone, below which the labels leave out what has no room in
+  const NARROW_LABELS = 104;
   const MINI = 34; // height of the whole run
   const LEAST_SPAN = 50; // ns
   const LANE = 6;
@@ -68,7 +70,6 @@
       this.chosen = null; // the bar that was clicked
       this.kept = []; // bars whose details stay
       this.newest = {}; // the question of each kind that was asked last
-      this.left = LABELS;
       this.scale = T.scale();
       this.build();
       this.start();
@@ -91,7 +92,7 @@
         this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
       }
       this.haveMemory = new Set(this.about.haveMemory);
-      this.right = this.size().width;
+      this.fit();
       const asked = new URLSearchParams(this.view ?? (this.isWholePage ? location.search : ""));
       this.read(asked);
       if (!this.about.steps.length) {
@@ -255,6 +256,13 @@
     size() {
       const box = this.box.getBoundingClientRect();
       return { width: Math.max(Math.round(box.width), LEAST_WIDTH) / this.scale, height: this.height || 400 };
+    }
+
+    /* Take the width that there is. */
+    fit() {
+      this.right = this.size().width;
+      this.left = this.right < NARROW ? NARROW_LABELS : LABELS;
+      this.mini.style.setProperty("--labels", `${this.left}px`);
     }
 
     /* The lanes of a rank that have bars. */
@@ -546,8 +554,8 @@
     draw() {
       const began = performance.now();
       this.lay();
+      this.fit();
       const size = this.size();
-      this.right = size.width;
       const ratio = (window.devicePixelRatio || 1) * this.scale;
       const [width, height] = [Math.round(size.width * ratio), Math.round(size.height * ratio)];
       if (this.canvas.width !== width || this.canvas.height !== height) {
@@ -560,7 +568,7 @@
       ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
       T.draw(ctx, this, size, this.marks());
       const mini = this.mini.getContext("2d");
-      const wide = Math.round((size.width - LABELS) * this.scale);
+      const wide = Math.round((size.width - this.left) * this.scale);
       if (this.mini.width !== wide) Object.assign(this.mini, { width: wide, height: Math.round(MINI * this.scale) });
       const tile = this.tiles.get(this.miniPath());
       if (tile && tile.sections) tile.bucket = 2 ** Number(this.miniPath().split("/")[4]);
@@ -652,7 +660,7 @@
     }
 
     localLines(hit) {
-      const { part, section, bar, at, table } = hit;
+      const { part, section, at } = hit;
       if (hit.cell !== undefined) {
         if (!this.store.hasAnswers) {
           const time = part.time.begin + ((section.cellBucket[hit.cell] + 0.5) / this.about.buckets) * (part.time.end - part.time.begin);
@@ -663,19 +671,8 @@
         const words = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars begin here, the longest:` : "too short to be seen at this zoom:";
         return [["", words]];
       }
-      const lines = [];
-      if (table === "ops") {
-        const kind = part.texts.kind[section.kind[bar]];
-        const microbatch = section.microbatch[bar];
-        lines.push(["", `${this.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`]);
-      } else if (table === "events") lines.push(["", section.names[section.name[bar]]]);
-      else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
-      lines.push(["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]);
-      if (!this.store.hasAnswers) {
-        const [title, ...more] = T.ownLines(this, hit);
-        lines[0] = ["", title];
-        lines.push(...more);
-      }
+      const lines = [["", T.titleOf(this, hit)], ["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]];
+      if (!this.store.hasAnswers) lines.push(...T.ownLines(this, hit));
       if (this.alignment) lines.splice(2, 0, ["drawn", part.shift ? `${T.duration(Math.abs(part.shift))} ${part.shift < 0 ? "earlier" : "later"} than it was` : "when it was"]);
       return lines;
     }

@@ -721,7 +721,7 @@
     if (hasToggle(view, row)) {
       ctx.font = `10px ${FONT}`;
       ctx.fillStyle = c.soft;
-      ctx.fillText(`${view.withEvents.has(row.at) ? "▾" : "▸"} kernels, operators`, 10, middle + TOGGLE);
+      ctx.fillText(cut(ctx, `${view.withEvents.has(row.at) ? "▾" : "▸"} kernels, operators`, view.left - 14), 10, middle + TOGGLE);
     }
     ctx.font = `${fit}px ${FONT}`;
     ctx.fillStyle = c.soft;
@@ -738,7 +738,8 @@
       if (row.sources.length > 1 && part.compute >= 8) {
         ctx.textAlign = "right";
         ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
-        ctx.fillText(T.sourceName(part.source).toLowerCase(), view.left - 8, at);
+        const beside = part === first ? taken + 16 : 0;
+        ctx.fillText(cut(ctx, T.sourceName(part.source).toLowerCase(), view.left - 8 - beside), view.left - 8, at);
       }
       ctx.textAlign = "right";
       ctx.font = `${LANE_FONT}px ${FONT}`;

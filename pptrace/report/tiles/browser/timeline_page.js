@@ -65,31 +65,40 @@
   const CARRIED = { F: "activations", B: "gradients" };
   const SOURCES = { label: "from its label" };
 
-  /* The title of a bar, and what its tile knows of it, as the dashboard answers. */
-  T.ownLines = (view, { part, table, section, bar, lane }) => {
+  /* The title of a bar, as a server answers, but for overlapped pairs: a server's tiles have no text of these. */
+  T.titleOf = (view, { part, table, section, bar, lane }) => {
+    if (table === "events") return section.names[section.name[bar]];
+    const { lanes, texts } = view.about.tables[table];
+    if (table === "back") {
+      const state = texts[lanes[lane]][section.group[bar]];
+      const words = state[0].toUpperCase() + state.slice(1);
+      return { phases: state, gaps: `${words}, in an op` }[lanes[lane]] || words;
+    }
+    if (table === "ops") {
+      const [kind, microbatch] = [part.texts.kind[section.kind[bar]], section.microbatch[bar]];
+      return `${view.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`;
+    }
+    const [kind, peer] = [texts.kind[section.kind[bar]], section.peer[bar]];
+    return kind in MESSAGES ? `${MESSAGES[kind]} rank ${peer >= 0 ? peer : "?"}` : kind;
+  };
+
+  /* What a tile of a page knows of a bar. */
+  T.ownLines = (view, { table, section, bar, lane }) => {
     const { lanes, texts } = view.about.tables[table];
     const textOf = (column) => texts[column][section[column][bar]];
     const lines = (...pairs) => pairs.filter(([, value]) => value);
     const numbers = (...columns) => columns.filter((column) => section[column][bar] >= 0).map((column) => [column, String(section[column][bar])]);
-    if (table === "back") {
-      const state = texts[lanes[lane]][section.group[bar]];
-      const title = state[0].toUpperCase() + state.slice(1);
-      return [lanes[lane] === "gaps" ? `${title}, in an op` : title, ...lines(["why", view.about.states[state]])];
-    }
+    if (table === "back") return lines(["why", view.about.states[texts[lanes[lane]][section.group[bar]]]]);
     if (table === "ops") {
-      const kind = part.texts.kind[section.kind[bar]];
-      const [microbatch, source, clock] = [section.microbatch[bar], textOf("source"), textOf("clock")];
-      const title = `${view.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`;
+      const [source, clock] = [textOf("source"), textOf("clock")];
       const known = `${SOURCES[source] || source}${clock && source !== "simulated" ? `, ${clock} clock` : ""}`;
       const ofPair = [...textOf("pair").matchAll(/(\d+)[A-Z_]+?(\d+)/g)].map(([, stage, number]) => `microbatch ${number} on stage ${stage}`);
-      return [title, ...lines(["both", ofPair.join(" and ")]), ...numbers("stage", "chunk", ...(view.about.stepName ? [] : ["step"])), ...lines(["phase", textOf("phase")], ["known", known])];
+      return [...lines(["both", ofPair.join(" and ")]), ...numbers("stage", "chunk", ...(view.about.stepName ? [] : ["step"])), ...lines(["phase", textOf("phase")], ["known", known])];
     }
-    const [kind, peer] = [textOf("kind"), section.peer[bar]];
-    const title = kind in MESSAGES ? `${MESSAGES[kind]} rank ${peer >= 0 ? peer : "?"}` : kind;
     const about = [...lines(["axis", textOf("axis") || "unknown"], ["carries", CARRIED[textOf("direction")] || textOf("direction")]), ...numbers("microbatch", "step")];
-    if (section.match[bar] < 0) return [title, ...about, ["other side", "not in the trace: waiting and transfer cannot be distinguished"]];
+    if (section.match[bar] < 0) return [...about, ["other side", "not in the trace: waiting and transfer cannot be distinguished"]];
     const waits = section.before[bar] + section.after[bar];
     const bytes = section.bytes[bar];
-    return [title, ...about, ["waits", T.duration(waits)], ["transfers", T.duration(section.length[bar] - waits)], ...lines(["bytes", bytes > 0 && T.bytes(bytes)])];
+    return [...about, ["waits", T.duration(waits)], ["transfers", T.duration(section.length[bar] - waits)], ...lines(["bytes", bytes > 0 && T.bytes(bytes)])];
   };
 })();
