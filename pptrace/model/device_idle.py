@@ -75,6 +75,10 @@ class HostIdle:
     dependency_ns: int  #: time in which the work was launched and waited for another rank, stream or kernel
 
 
+IDLE_REASONS = {"launch_starved": "not launched", "blocking": "blocked", "dependency": "dependency"}
+"""Words for the reasons."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncSummary:
     """Calls of the host, inside one operator, that waited for its device, or that took tens of times as long as usual while the
