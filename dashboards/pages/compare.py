@@ -14,7 +14,7 @@ from dashboards.exports import whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
-from pptrace.analysis.compare.result import PartChange
+from pptrace.analysis.compare.result import REMAINDER, PartChange
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.changes import causes_of_both, changes_of_parts
@@ -23,6 +23,8 @@ from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
 
 _NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."
+_NO_PIPELINE = "This run has no pipeline; the parts below are those that any step has."
+_NOT_OF_BOTH = "Not known of both runs: the warnings below say why."
 
 
 def layout(_loaded: Loaded, answers: Answers) -> Node:
@@ -50,13 +52,19 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
     verdict = html.P(with_minus(result.detail), className="verdict", id="compare-detail")
     head = panel("B against A", verdict, html.P(names, className="note"))
     note = note_on_chance(result.parts)
+    pipelines = [_has_pipeline(run) for run in (loaded, other)]
+    waterfalls = [_waterfall("A", loaded, other), _waterfall("B", other, loaded)] if any(pipelines) else []
+    title, why_not = "Causes of a typical step", _NOT_EXPLAINED
+    if not all(pipelines):
+        title, why_not = "Parts of a typical step", _NOT_OF_BOTH
+    nothing = "No part changed." if result.parts else _NOT_OF_BOTH
     charts = [
-        chart("Causes of a typical step", causes_of_both(result), "compare-causes", _NOT_EXPLAINED),
-        chart("Parts that changed most", changes_of_parts(result), "compare-parts", "No part changed.", note=note),
+        chart(title, causes_of_both(result), "compare-causes", why_not),
+        chart("Parts that changed most", changes_of_parts(result), "compare-parts", nothing, note=note),
     ]
     return [
         with_files(head, whole_files("comparison.html", "comparison.json")),
-        html.Div([_waterfall("A", loaded, other), _waterfall("B", other, loaded)], className="columns"),
+        *([html.Div(waterfalls, className="columns")] if waterfalls else []),
         html.Div(charts, className="columns ragged"),
         *(_table(table) for table in comparison_tables(result, Amount.WHOLE)),
         *([panel("Warnings", lines(result.warnings, "compare-warnings"))] if result.warnings else []),
@@ -65,7 +73,7 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
 
 def note_on_chance(parts: Sequence[PartChange]) -> str:
     """The note on which parts changed by more than chance."""
-    marks = {part.significant for part in parts}
+    marks = {part.significant for part in parts if part.name != REMAINDER}
     if True in marks:
         return "coloured: by more than chance"
     return "not known whether by more than chance" if None in marks else "none by more than chance can explain"
@@ -78,10 +86,16 @@ def _table(table: ReportTable) -> Node:
     return data_table(table, table.key) if table.key in TABLES else report_table(table)
 
 
+def _has_pipeline(run: Loaded) -> bool:
+    step = None if run.analysis is None else run.analysis.report.typical_step
+    return step is not None and step.has_pipeline
+
+
 def _waterfall(name: str, loaded: Loaded, other: Loaded) -> Node:
     step, against = (None if run.analysis is None else run.analysis.report.typical_step for run in (loaded, other))
     figure = None
     if step is not None and step.length_ns is not None and step.parts is not None:
         figure = waterfall(step, 0 if against is None else against.length_ns or 0)
     note = "" if step is None else f"typical step {step.step}: {milliseconds(step.length_ns)} ms"
-    return chart(f"{name}: where the step went", figure, f"compare-waterfall-{name.lower()}", _NOT_EXPLAINED, note=note)
+    why_not = _NOT_EXPLAINED if _has_pipeline(loaded) else _NO_PIPELINE
+    return chart(f"{name}: where the step went", figure, f"compare-waterfall-{name.lower()}", why_not, note=note)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from pptrace.analysis.compare.compare import compare_sides
-from pptrace.analysis.compare.result import Comparison, MeanChange, OfBoth, SpanChange
+from pptrace.analysis.compare.result import Comparison, MeanChange, OfBoth, SpanChange, Work
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.files import ExportsJson, ExportsPage, FilePath, as_input
 from pptrace.api.options import require_type, require_whole
@@ -36,7 +36,7 @@ class RunComparison(ExportsJson, ExportsPage):
 
     @property
     def verdict(self) -> Literal["slower", "faster", "no difference"]:
-        """The verdict on B against A."""
+        """The verdict on steps of B against those of A: B is as much slower or faster where their ``work`` is the same."""
         return self.result.verdict.value
 
     @property
@@ -59,6 +59,11 @@ class RunComparison(ExportsJson, ExportsPage):
         return self.result.mean
 
     @property
+    def work(self) -> Work:
+        """The work of a step of both runs: ``is_same``, None where nothing tells, and in ``detail`` by what that is known."""
+        return self.result.work
+
+    @property
     def num_runs(self) -> OfBoth[int]:
         """The number of runs of A and of B."""
         return self.result.num_runs
@@ -70,8 +75,9 @@ class RunComparison(ExportsJson, ExportsPage):
 
     @property
     def parts(self) -> pd.DataFrame:
-        """Parts of the step, largest change first: ``name``, ``where`` (a dict), ``a_ns``, ``b_ns``, ``change_ns`` and
-        ``significant`` (<NA> with too few steps, or where what was recorded differs).
+        """Parts of the step, largest change first: ``name``, ``where`` (a dict), ``a_ns``, ``b_ns``, ``change_ns``,
+        ``significant`` (<NA> with too few steps, or where what was recorded differs) and ``adds_up`` (those that do sum to the
+        step).
         """
         parts = self.result.parts
         return pd.DataFrame(
@@ -83,6 +89,7 @@ class RunComparison(ExportsJson, ExportsPage):
                     for name in ("a_ns", "b_ns", "change_ns")
                 },
                 "significant": pd.array([part.significant for part in parts], dtype="boolean"),
+                "adds_up": pd.array([part.adds_up for part in parts], dtype="bool"),
             }
         )
 

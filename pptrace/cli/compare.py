@@ -31,7 +31,7 @@ from pptrace.workflow.compare import read_side
 @click.option(
     "--fail-on",
     metavar="slower[:PERCENT]",
-    help="End with exit code 3 if B is slower, by more than PERCENT with 95 % certainty [default: 0]: for CI.",
+    help="End with exit code 3 if steps of B are longer, by more than PERCENT with 95 % certainty [default: 0]: for CI.",
 )
 @click.option("--as-recorded", is_flag=True, help="Compare recordings: what these cost is not taken out.")
 @click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")

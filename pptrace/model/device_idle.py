@@ -71,6 +71,10 @@ class HostIdle(Struct, frozen=True):
     dependency_ns: int  #: time in which the work was launched and waited for another rank, stream or kernel
 
 
+IDLE_REASONS = {"launch_starved": "not launched", "blocking": "blocked", "dependency": "dependency"}
+"""Words for the reasons."""
+
+
 class SyncSummary(Struct, frozen=True):
     """Calls of the host, inside one operator, that waited for its device, or that took tens of times as long as usual while the
     device ran dry: at first use of a kernel modules are loaded, memory is allocated.

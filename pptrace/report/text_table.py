@@ -87,8 +87,8 @@ def render_table(table: ReportTable, width: int) -> RenderableType:
     others = [at for at in shown if at not in columns.bars]
     needed = [columns.longest[at] if at in columns.prose else columns.least(at, number_width) for at in others]
     bar_width = max(least, min(most, width - sum(needed) - _GAP * (len(shown) - 1)))
-    title = {"title": f"\n{table.title}", "title_justify": "left", "title_style": "bold"}
-    drawn = Table(**title, header_style="dim", box=None, pad_edge=False)  # type: ignore[arg-type]
+    title = Text(f"\n{table.title}", style="bold")  # not that of the drawn table, which would be broken at its width
+    drawn = Table(header_style="dim", box=None, pad_edge=False)
     for at in shown:
         is_number, needed_width = at in columns.numbers, columns.least(at, number_width)
         drawn.add_column(
@@ -110,7 +110,7 @@ def render_table(table: ReportTable, width: int) -> RenderableType:
     lacking = dict.fromkeys(table.columns[at].strip() for at in columns.all if at not in shown)
     named = ", ".join(filter(None, lacking))
     notes = [*table.notes, *([f"some columns need a wider terminal: {named}"] if named else [])]
-    return Group(drawn, *below, *(Text(note, style="dim") for note in notes))
+    return Group(title, drawn, *below, *(Text(note, style="dim") for note in notes))
 
 
 def _bar(bar: Bar, width: int) -> Text:

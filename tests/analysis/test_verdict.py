@@ -422,7 +422,7 @@ def test_what_ranges_say_of_hosts_is_no_launching() -> None:
     text = verdict_of(step_of(1_000_000, None, rank), num_ranks=1)
     assert text.startswith("The devices wait while hosts load data. ")
     assert (
-        "70% compute, 20% loading of data, 5% copies and gaps between kernels, 5% devices waiting for launches." in text
+        "70% compute, 20% loading of data, 5% devices waiting for launches, 5% copies and gaps between kernels." in text
     )
 
 

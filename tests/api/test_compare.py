@@ -31,9 +31,10 @@ def test_the_object_the_text_and_the_json_say_the_same(pair: tuple[Path, Path], 
     assert both.verdict == "slower"
     assert f"{both}\n" == pptrace_here("compare", *pair).out
     assert both.to_json() + "\n" == pptrace_here("compare", *pair, "--json", "-").out
-    assert repr(both).startswith("<pptrace.RunComparison: B is slower: a typical step takes")
-    assert both._repr_html_().startswith("<pre>B is slower")
-    assert str(both).splitlines()[0].startswith("B is slower")
+    assert "Steps of B are longer: a typical step takes" in both.detail
+    assert repr(both) == f"<pptrace.RunComparison: {both.detail}>"
+    assert " ".join(str(both).split()).startswith(both.detail)
+    assert " ".join(both._repr_html_().split()).startswith(f"<pre>{both.detail}")
 
 
 def test_the_json_has_the_fields_of_the_contract(pair: tuple[Path, Path], both: pptrace.RunComparison) -> None:
@@ -44,9 +45,11 @@ def test_the_json_has_the_fields_of_the_contract(pair: tuple[Path, Path], both: 
     assert written["span"]["change"] == written["span"]["b_ns"] / written["span"]["a_ns"] - 1
     assert written["span"]["low"] < written["span"]["change"] < written["span"]["high"]
     for part in written["parts"]:
-        assert set(part) == {"name", "where", "a_ns", "b_ns", "change_ns", "significant"}
+        assert set(part) == {"name", "where", "a_ns", "b_ns", "change_ns", "significant", "adds_up"}
         assert isinstance(part["a_ns"], int)
         assert part["change_ns"] == part["b_ns"] - part["a_ns"]
+    assert written["work"] == {"is_same": None, "detail": "batch and model are not known of A and B"}
+    assert (both.work.is_same, both.work.detail) == (None, written["work"]["detail"])
     assert written["num_steps"] == {"a": 19, "b": 19}  # when the step behind the last one begins is not known
     assert len(both.parts) == len(written["parts"])
     assert both.parts.change_ns.tolist() == [part["change_ns"] for part in written["parts"]]
@@ -87,7 +90,7 @@ def test_the_page_is_one_file_with_every_part(tmp_path: Path, pair: tuple[Path, 
     page = tmp_path / "page.html"
     assert pptrace_here("compare", *pair, "--html", page).code == 0
     text = page.read_text(encoding="utf-8")
-    assert "B is slower" in text
+    assert "Steps of B are longer" in text
     assert "<title>pptrace · comparison, B against A</title>" in text
     assert text.count(">cooldown</td>") == 1
     assert "src=" not in text.partition("<script>")[0]

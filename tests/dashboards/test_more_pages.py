@@ -34,7 +34,7 @@ from dashboards.pages import (
 )
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
-from pptrace.analysis.compare.result import PartChange
+from pptrace.analysis.compare.result import REMAINDER, PartChange
 from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
@@ -44,6 +44,7 @@ from pptrace.report.to_files import write_csv
 from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
+from tests.analysis.compare.test_without_pipeline import run_of
 from tests.analysis.experts.test_experts import Experts
 from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
@@ -376,6 +377,20 @@ def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
     pictures = figures_by_id(page)
     assert pictures["compare-waterfall-a"] == pictures["compare-waterfall-b"]
     assert "compare-parts" not in pictures, "nothing changed"
+
+
+def test_runs_without_a_pipeline_are_compared_by_the_parts_of_their_steps(tmp_path: Path) -> None:
+    """No text of the page asks for a plan."""
+    paths = [run_of(tmp_path / name, loads=name == "b") for name in "ab"]
+    store = Store(paths[:1])
+    page = compare.body(store.get(), Answers(store, Store(paths[1:])))
+    assert figures(page) == {"compare-causes", "compare-parts"}
+    assert "Parts of a typical step" in text(page)
+    assert "plan" not in text(page).partition("Warnings")[0]
+    with_pipeline = compare.body(store.get(), Answers(store, Store([OTHER])))
+    assert figures(with_pipeline) == {"compare-waterfall-b", "compare-causes", "compare-parts"}
+    assert "This run has no pipeline; the parts below are those that any step has." in text(with_pipeline)
+    assert compare.note_on_chance([PartChange(REMAINDER, {}, 1, 2, 1, None, adds_up=True)]).startswith("none by more")
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

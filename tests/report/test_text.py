@@ -12,8 +12,9 @@ from rich.console import Console
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.report import Report
 from pptrace.analysis.steps.step_series import series_of
-from pptrace.report.tables import Amount, tables_of
+from pptrace.report.tables import Amount, ReportTable, tables_of
 from pptrace.report.text import print_report
+from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import ALL
@@ -161,3 +162,10 @@ def test_a_terminal_of_80_columns_keeps_what_a_message_costs() -> None:
     assert " not hidden ms " in " ".join(head.split())
     phases = lines[lines.index("Phases") + 1]
     assert phases.split().count("bubble") == 3
+
+
+def test_the_title_of_a_narrow_table_is_one_line() -> None:
+    out = StringIO()
+    table = ReportTable("compared-facts", "Facts that differ", ("fact", "A", "B"), (("pp", "1", "2"),), num_labels=3)
+    Console(file=out, width=80).print(Stripped(render_table(table, 80)))
+    assert out.getvalue().splitlines() == ["", "Facts that differ", "fact  A  B", "pp    1  2"]

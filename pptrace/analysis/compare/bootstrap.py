@@ -111,6 +111,34 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
     return Typical(middle, *sampled_deviation(samples, series), run_to_run)
 
 
+def typical_part(part: Floats, lengths: Int64, core_wait_ns: float = 0.0) -> Typical:
+    """A part of the typical step, ns: its mean over the half of the steps in the middle by length, of few steps what the median
+    one has. Parts that sum to each step sum to the mean of these, hardly another length than the median.
+
+    Args:
+        part: a value per step, ns.
+        lengths: of the same steps, ns.
+        core_wait_ns: as of :func:`typical_of`.
+    """
+    num_steps = len(part)
+    half_width = (num_steps - 1) // 4 if num_steps >= FEWEST_STEPS else 0
+    mean = float(_mean_of_middle(part, lengths, half_width))
+    if num_steps < FEWEST_STEPS:
+        return Typical(round(mean))
+    run_to_run = hypot(RUN_TO_RUN * mean, CORE_WAIT * core_wait_ns)
+    drawn = drawn_steps(num_steps, block_length(num_steps))
+    samples = _mean_of_middle(part[drawn], lengths[drawn], half_width)
+    return Typical(round(mean), *sampled_deviation(samples, np.rint(part).astype(np.int64)), run_to_run)
+
+
+def _mean_of_middle(part: Floats, lengths: Int64, half_width: int) -> Floats:
+    """The mean of a part over the median step and so many on each side of it by length, along the last axis."""
+    middle = (lengths.shape[-1] - 1) // 2
+    order = np.argsort(lengths, axis=-1, kind="stable")[..., middle - half_width : middle + half_width + 1]
+    mean: Floats = np.take_along_axis(part, order, axis=-1).mean(axis=-1)
+    return mean
+
+
 def sampled_deviation(samples: npt.NDArray[np.int64 | np.float64], series: Int64) -> tuple[float, float]:
     """(standard deviation of a figure of a series, from its values in the drawn samples of it; degrees of freedom of that)."""
     num_steps = len(series)

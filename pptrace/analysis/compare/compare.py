@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from math import exp, hypot
 
 import numpy as np
 from msgspec.structs import replace
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, Typical, difference, holm, relative_difference
-from pptrace.analysis.compare.facts import differing, other_work
-from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
-from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
+from pptrace.analysis.compare.facts import differing, work_of
+from pptrace.analysis.compare.figures import COMPUTE, EXPOSED, RANGE, WINDOW, Series, StepFigures
+from pptrace.analysis.compare.matching import MatchedPart, lines_on_windows, match_figures, unmatched_names
 from pptrace.analysis.compare.recording import RecordedBoth
-from pptrace.analysis.compare.result import ChangeVerdict, Comparison, MeanChange, OfBoth, PartChange, SpanChange
+from pptrace.analysis.compare.result import REMAINDER, Comparison, MeanChange, OfBoth, PartChange, SpanChange, Work
 from pptrace.analysis.compare.run_to_run import Order, TypicalOfSides, changes_otherwise, typical_of_sides
+from pptrace.analysis.compare.sentence import sentence_of, verdict_of
 from pptrace.analysis.compare.side import ComparedRun, Side, describe_counts, order_of, side_of
 from pptrace.analysis.shared_devices import CORE_WAIT
 from pptrace.model.tables import Int64
-from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
+from pptrace.model.wording import counted, listed, milliseconds
 
 
 def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) -> Comparison:
@@ -37,14 +39,18 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     of_a = _off_by(recorded.deviation, lengths.a)
     span = SpanChange(of_a.ns, lengths.b.ns, *_change(of_a, lengths.b), undisturbed is not None)
     off_ns = recorded.deviation * max(lengths.a.ns, lengths.b.ns)
-    parts = _part_changes(a, b, recorded, order, off_ns, is_undisturbed=undisturbed is not None)
-    verdict, mean = _verdict(span), _mean_change(a, b, order, recorded.deviation)
+    matched = match_figures(a.figures, b.figures, a.schedule == b.schedule, (span_a, span_b))
+    changes = _part_changes(a, b, matched, recorded, order, off_ns, is_undisturbed=undisturbed is not None)
+    parts = _with_remainder(changes, span)
+    mean = _mean_change(a, b, order, recorded.deviation)
     about_sides = _warnings(a, b, order, None if undisturbed is None else usual, note)
     warnings = (*about_sides, *recorded.lines(), *_of_runs(a, b))
-    work = other_work(a.runs[0].facts, b.runs[0].facts)
+    work = work_of(a.runs[0].facts, b.runs[0].facts)
+    if work.is_same is None and _has_copies(a, b):
+        work = Work(True, _COPIES)
     return Comparison(
-        verdict,
-        _detail(verdict, span, mean, parts, describe_counts(a, b), work),
+        verdict_of(span),
+        sentence_of(span, mean, parts, describe_counts(a, b), work),
         span,
         OfBoth(a.figures.num_steps, b.figures.num_steps),
         parts,
@@ -55,6 +61,18 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
         _share(lengths.trend, lengths.a.ns),
         recorded.recordings,
         mean,
+        work,
+    )
+
+
+_COPIES = "the same steps, to the nanosecond"
+
+
+def _has_copies(a: Side, b: Side) -> bool:
+    """Return whether a recording is on both sides."""
+    both = product((run.figures for run in a.runs), (run.figures for run in b.runs))
+    return any(
+        np.array_equal(one.window, other.window) and np.array_equal(one.lengths, other.lengths) for one, other in both
     )
 
 
@@ -109,16 +127,16 @@ def _off_by(deviation: float, typical: Typical) -> Typical:
     return replace(typical, run_to_run=hypot(typical.run_to_run, deviation * typical.ns))
 
 
-def _verdict(span: SpanChange | MeanChange) -> ChangeVerdict:
-    if span.low is None or span.high is None or span.low <= 0 <= span.high:
-        return ChangeVerdict.NO_DIFFERENCE
-    return ChangeVerdict.SLOWER if span.low > 0 else ChangeVerdict.FASTER
-
-
 def _part_changes(
-    a: Side, b: Side, recorded: RecordedBoth, order: Order | None, off_ns: float, is_undisturbed: bool
-) -> tuple[PartChange, ...]:
-    """The parts that are known in whole steps of all runs and not 0 in all, largest change first.
+    a: Side,
+    b: Side,
+    matched: Iterable[MatchedPart],
+    recorded: RecordedBoth,
+    order: Order | None,
+    off_ns: float,
+    is_undisturbed: bool,
+) -> list[PartChange]:
+    """The parts that are known in whole steps of all runs and not 0 in all.
 
     Of parts that may differ by what was recorded it is not known whether they do. With ``is_undisturbed`` what ops compute is
     that of the least disturbed steps. ``off_ns`` is by how much the change of the step may be off for what recording cost.
@@ -126,17 +144,17 @@ def _part_changes(
     has_devices = bool(a.recording.has_devices and b.recording.has_devices)
     typical = [
         (part, typical_of_sides(*of_runs, order))
-        for part in match_figures(a.figures, b.figures, a.schedule == b.schedule)
+        for part in matched
         if shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]
     found = [
         None
-        if recorded.hides(part.name, part.place)
+        if recorded.hides(part.name if part.lengths is None else WINDOW, part.place)
         else difference(_off_by_recording(part.name, both, off_ns, has_devices), both.b)
         for part, both in typical
     ]
     marks = iter(holm([tests.p for tests in found if tests is not None]))
-    changes = [
+    return [
         PartChange(
             part.name,
             dict(part.place),
@@ -144,9 +162,18 @@ def _part_changes(
             both.b.ns,
             both.b.ns - both.a.ns,
             None if tests is None else next(marks),
+            adds_up=part.lengths is not None,
         )
         for (part, both), tests in zip(typical, found, strict=True)
     ]
+
+
+def _with_remainder(changes: Sequence[PartChange], span: SpanChange) -> tuple[PartChange, ...]:
+    """The parts, largest change first, with what those that sum to the step leave of the median one, or have too much."""
+    summed = [part for part in changes if part.adds_up]
+    a_ns, b_ns = span.a_ns - sum(part.a_ns for part in summed), span.b_ns - sum(part.b_ns for part in summed)
+    if summed and (a_ns or b_ns):
+        changes = [*changes, PartChange(REMAINDER, {}, a_ns, b_ns, b_ns - a_ns, None, adds_up=True)]
     return tuple(sorted(changes, key=lambda part: (-abs(part.change_ns), part.name, str(part.where))))
 
 
@@ -162,6 +189,8 @@ def _off_by_recording(name: str, both: TypicalOfSides, step_ns: float, has_devic
 
 def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> _OfRuns | None:
     """A part of the step in each run of A and of B; None where a run lacks it."""
+    if part.lengths is not None:
+        return _of_both(a.typical_part(part.a, part.lengths[0]), b.typical_part(part.b, part.lengths[1]))
     if part.name != COMPUTE:
         return _of_both(a.typical(part.a), b.typical(part.b))
     if is_undisturbed and (least := _of_both(a.least_disturbed(part.a), b.least_disturbed(part.b))) is not None:
@@ -188,7 +217,7 @@ def _too_few(a: Side, b: Side) -> Iterator[str]:
             known.setdefault(f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})", []).append(
                 side.name
             )
-        doubts = ", ".join(f"those of {listed(names)} {doubt}" for doubt, names in known.items())
+        doubts = ", ".join(f"those of {' and '.join(names)} {doubt}" for doubt, names in known.items())
         yield (
             f"little evidence: {counts}, and from {FEWEST_STEPS} on it shows how much steps vary; until then they are taken to "
             f"deviate like two more, {doubts}; record more, as with pptrace run --steps 2:52"
@@ -201,6 +230,8 @@ def _warnings(
     """Lines on what makes the comparison doubtful; ``measured`` and ``note`` are of typical steps, the former where undisturbed
     ones are compared.
     """
+    if _has_copies(a, b):
+        yield f"A and B have {_COPIES}: they are one recording, or copies of it, and show nothing of how runs differ"
     yield from _too_few(a, b)
     if len(a.runs) + len(b.runs) > 2 and order is not None and not order.is_in_turns:
         first, second = (a, b) if order.apart > 0 else (b, a)
@@ -214,6 +245,7 @@ def _warnings(
         yield (
             f"A has {counted(a.num_ranks, 'rank')} and B {b.num_ranks}: parts are means over the ranks of each run, or of a stage"
         )
+    yield from lines_on_windows(a.figures, b.figures)
     lacking: dict[str, list[str]] = {}
     for name, run in unmatched_names(a.figures, b.figures):
         lacking.setdefault(name, []).append(run)
@@ -254,70 +286,3 @@ def _of_runs(a: Side, b: Side) -> Iterator[str]:
             of_lines.setdefault(line, []).append(runs)
     for line, sides in of_lines.items():
         yield f"{' and '.join(sides)}: {line}"
-
-
-def _detail(
-    verdict: ChangeVerdict, span: SpanChange, mean: MeanChange | None, parts: Sequence[PartChange], runs: str, work: str
-) -> str:
-    """The verdict in a sentence; ``runs`` is how many runs there are, "" with one of each. Where they do other ``work``, "" where
-    they do not, it is one on the lengths of steps.
-    """
-    different = (
-        f"A and B do different work ({work}), so that no length of a step says which is faster. " if work else ""
-    )
-    step = "an undisturbed step" if span.is_undisturbed else "a typical step"
-    lengths = f"{step} takes {_lengths_of_both(span, runs)}"
-    if span.low is None or span.high is None:
-        return f"{different}Too few steps to tell a difference{' of their lengths' * bool(work)}: {lengths}"
-    other = mean if mean is not None and mean.is_otherwise else None
-    if other is not None:
-        lengths += f", but the mean one, which counts for throughput, {_lengths_of_both(other)}"
-    if verdict is ChangeVerdict.NO_DIFFERENCE:
-        of_steps = "of typical steps " if other is not None else "of their lengths " if work else ""
-        return f"{different}No difference {of_steps}found: {lengths}"
-    along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
-    largest = next((part for part in along if part.name != CAUSE), None)
-    most = (
-        ""
-        if largest is None
-        else f"; of its parts {part_label(largest)} changed most, {signed_milliseconds(largest.change_ns)} ms"
-    )
-    of_mean = verdict if other is None else _verdict(other)
-    is_otherwise, is_sure = of_mean is not verdict, of_mean is not ChangeVerdict.NO_DIFFERENCE
-    if work:
-        on_average = f", on average {_OF_LENGTHS[of_mean]}" * is_otherwise
-        return f"{different}Steps of B are {_OF_LENGTHS[verdict]}{on_average}: {lengths}{most}"
-    by_which = f" by typical steps{f' and {of_mean} on average' * is_sure}" * is_otherwise
-    return f"B is {verdict}{by_which}: {lengths}{most}"
-
-
-_OF_LENGTHS = {
-    ChangeVerdict.SLOWER: "longer",
-    ChangeVerdict.FASTER: "shorter",
-    ChangeVerdict.NO_DIFFERENCE: "about as long",
-}
-
-
-def _lengths_of_both(of: SpanChange | MeanChange, runs: str = "") -> str:
-    """Lengths of a step of both and the change: "20.00 ms in A and 22.00 ms in B (+10.00%, 95 % interval +9.00% to +11.00%)"."""
-    lengths = f"{milliseconds(of.a_ns)} ms in A and {milliseconds(of.b_ns)} ms in B"
-    if of.change is None:
-        return lengths
-    interval = "" if of.low is None or of.high is None else f", 95 % interval {of.low:+.2%} to {of.high:+.2%}"
-    return f"{lengths} ({of.change:+.2%}{interval}{f', {runs}' if runs else ''})"
-
-
-def part_label(part: PartChange) -> str:
-    """A part and its place in words: "compute B, stage 2"."""
-    return f"{part.name} {place_label(part.where)}".strip()
-
-
-def place_label(where: Mapping[str, int | str]) -> str:
-    """A place in words: "B, stage 2"."""
-    return ", ".join(
-        str(value).replace("_", "-") if name in _PLAIN else f"{name} {value}" for name, value in where.items()
-    )
-
-
-_PLAIN = ("kind", "cause", "reason", "phase")
-"""Coordinates whose values say by themselves what they are."""

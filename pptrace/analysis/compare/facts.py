@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
-from pptrace.analysis.compare.result import FactChange
+from pptrace.analysis.compare.result import FactChange, Work
 from pptrace.analysis.report import Report
 from pptrace.analysis.shared_devices import core_waits_of
 from pptrace.environment import read_environment
@@ -82,18 +83,40 @@ _OF_WORK = (
 """Facts of a model that say how much a microbatch computes."""
 
 
-def other_work(a: Facts, b: Facts) -> str:
-    """Describe by what steps of two runs are not the same work: "layers 4 and 8, hidden 96 and 8"; "" where nothing does."""
+def work_of(a: Facts, b: Facts) -> Work:
+    """Tell whether steps of two runs do the same work: by sizes, "layers 4 and 8, hidden 96 and 8", else by what was run."""
     of_models = [(name.replace("_", " "), a.get(f"model {name}"), b.get(f"model {name}")) for name in _OF_WORK]
-    known = [("sequences a step", _sequences(a), _sequences(b)), *of_models]
-    differing = [(name, *both) for name, *both in known if None not in both and both[0] != both[1]]
-    return ", ".join(f"{name} {of_a} and {of_b}" for name, of_a, of_b in differing)
+    sizes = [("sequences a step", _sequences(a), _sequences(b)), *of_models]
+    differing = [f"{name} {of_a} and {of_b}" for name, of_a, of_b in sizes if None not in (of_a, of_b) and of_a != of_b]
+    if differing:
+        return Work(False, ", ".join(differing))
+    alone = [name for name, *both in sizes if both[0] != both[1]]
+    if not alone and all(both[0] for name, *both in sizes if name in _SIZES):
+        return Work(True, "batch and model have the same sizes")
+    if unknown := [name for name, run in (("A", a), ("B", b)) if _SCRIPT not in run]:
+        return Work(None, f"batch and model are not known of {' and '.join(unknown)}")
+    others = [name for name in dict.fromkeys((*a, *b)) if _is_of_command(name) and a.get(name) != b.get(name)]
+    if others:
+        return Work(None, f"batch or model are not known, and the commands differ in {listed(others, _MOST_VALUES)}")
+    if a.get("ranks") != b.get("ranks"):
+        return Work(
+            None, f"one command on {a.get('ranks')} and {b.get('ranks')} ranks may share a batch or multiply it"
+        )
+    return Work(True, "the same command on as many ranks")
+
+
+_SIZES = ("sequences a step", "layers", "hidden", "sequence")
+"""Sizes that tell, where they are known, how much a step computes."""
+
+
+def _is_of_command(name: str) -> bool:
+    return name == _SCRIPT or _is_option(name)
 
 
 def _sequences(run: Facts) -> str | None:
-    """Sequences that a pipeline takes in a step; None where that is not known."""
-    counts = (run.get("microbatches", ""), run.get("model microbatch_size", ""))
-    return str(int(counts[0]) * int(counts[1])) if all(map(str.isdecimal, counts)) else None
+    """Sequences that all pipelines take in a step; None where that is not known."""
+    counts = (run.get("microbatches", ""), run.get("model microbatch_size", ""), run.get("dp", "1"))
+    return str(prod(map(int, counts))) if all(map(str.isdecimal, counts)) else None
 
 
 def _together(name: str, runs: Sequence[Facts]) -> str | None:

@@ -8,10 +8,12 @@ import numpy as np
 from msgspec import Struct, field
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.findings.window_parts import window_parts
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep, StepReport, alike_steps
 from pptrace.analysis.steps.step_series import periodic_steps
 from pptrace.intervals import lengths_within
+from pptrace.model.device_idle import IDLE_REASONS
 from pptrace.model.known import all_known
 from pptrace.model.tables import Floats, Int64
 from pptrace.model.traces import InputFormat
@@ -21,7 +23,7 @@ Place = tuple[tuple[str, int | str], ...]
 Series = Floats
 """A value per step, ns; NaN where it is not known."""
 
-COMPUTE, COMPUTE_OF_RANKS, BUBBLE, EXPOSED, CAUSE, IDLE, RANGE = (
+COMPUTE, COMPUTE_OF_RANKS, BUBBLE, EXPOSED, CAUSE, IDLE, RANGE, WINDOW = (
     "compute",
     "compute of ranks",
     "bubble",
@@ -29,8 +31,8 @@ COMPUTE, COMPUTE_OF_RANKS, BUBBLE, EXPOSED, CAUSE, IDLE, RANGE = (
     "cause",
     "device idle",
     "range",
+    "window",
 )
-_REASONS = ("launch_starved", "blocking", "dependency")
 _NO_RANGES = ("STEP",)
 """Ranges that are the step itself and no part of it."""
 
@@ -46,7 +48,8 @@ class StepFigures(Struct, frozen=True, eq=False):
     causes, whatever their place; they and the ideal (``compute``) sum to the span. ``knows_communication``: everything that was
     communicated is in the traces, so that an axis without a figure has nothing exposed. ``num_stages`` is that of the run, traced
     or not; None where it is not known.
-    ``period`` is the time from step to step, None where one is not known.
+    ``period`` is the time from step to step, None where one is not known. ``window`` among the parts has those of the ranks'
+    windows in the words of the report's sentence, which sum to it: ``part`` by name, and what they leave as ``rest``.
     """
 
     span: Int64 | None
@@ -55,6 +58,7 @@ class StepFigures(Struct, frozen=True, eq=False):
     knows_communication: bool = False
     num_stages: int | None = None
     period: Int64 | None = None
+    has_pipeline: bool = True
 
     @property
     def num_steps(self) -> int:
@@ -75,6 +79,7 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         COMPUTE: _mean_over_stages(of_ranks),
         COMPUTE_OF_RANKS: _mean_over_ranks(of_ranks),
         CAUSE: _causes(steps, with_communication=any(rank.comms for step in steps for rank in step.ranks)),
+        WINDOW: _of_windows(steps, report.mesh.num_ranks),
         **_of_ranks(steps),
     }
     spans, periods = (all_known(getattr(step, name) for step in steps) for name in ("span_ns", "period_ns"))
@@ -86,13 +91,17 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         _knows_communication(report, steps),
         report.schedule.num_stages,
         None if spans is None or periods is None else np.array(periods, dtype=np.int64),
+        any(step.has_pipeline for step in steps),
     )
 
 
 def _knows_communication(report: Report, steps: Sequence[StepReport]) -> bool:
-    """Return whether these are traces of profilers, which record every call, and tell waiting from transfer."""
+    """Return whether these are traces of profilers, which record every call, and tell waiting from transfer. Without any call the
+    messages of a pipeline are missing; others may have none.
+    """
     ranks = [rank for step in steps for rank in step.ranks]
-    is_recorded = any(rank.comms for rank in ranks) and all(info.format in _RECORD_ALL for info in report.inputs)
+    has_calls = any(rank.comms for rank in ranks) or not any(step.has_pipeline for step in steps)
+    is_recorded = has_calls and all(info.format in _RECORD_ALL for info in report.inputs)
     return is_recorded and all(rank.exposed_comm_ns is not None for rank in ranks)
 
 
@@ -108,6 +117,18 @@ def whole_steps(steps: Sequence[StepReport]) -> list[StepReport]:
     known = [step for step in present if step.span_ns is not None] or present
     whole = [step for step in known if step.causes is not None] or known
     return periodic_steps(whole, len(whole)) or whole
+
+
+def _of_windows(steps: Sequence[StepReport], num_ranks: int) -> dict[Place, Series]:
+    """The parts of the ranks' windows, means over ranks; not known in a step where not as much is known of all of them."""
+    series: dict[Place, Series] = {}
+    for index, step in enumerate(steps):
+        found = window_parts(step, num_ranks)
+        if found is not None and found.is_of_all:
+            for name, ns in found.parts.items():
+                place = (("rest" if name == found.rest else "part", name),)
+                series.setdefault(place, np.full(len(steps), np.nan))[index] = ns / len(step.ranks)
+    return series
 
 
 def _of_ranks(steps: Sequence[StepReport]) -> dict[str, dict[Place, Series]]:
@@ -130,7 +151,7 @@ def _parts_of(rank: RankStep) -> Iterator[tuple[str, Place, int | None]]:
         yield BUBBLE, (("phase", str(phase)),), summary.bubble_ns
     for comm in rank.comms:
         yield EXPOSED, (("axis", str(comm.axis)), ("kind", str(comm.kind))), comm.exposed_ns
-    for reason in _REASONS:
+    for reason in IDLE_REASONS:
         yield IDLE, (("reason", reason),), None if rank.host is None else getattr(rank.host, f"{reason}_ns")
     for kind, ns in rank.spans.items():
         if kind not in _NO_RANGES:

@@ -18,38 +18,113 @@ from pptrace.analysis.compare.figures import (
     EXPOSED,
     IDLE,
     RANGE,
+    WINDOW,
     Place,
     Series,
     StepFigures,
 )
+from pptrace.analysis.findings import window_parts
 from pptrace.model.known import all_known
+from pptrace.model.tables import Int64
+from pptrace.model.wording import listed
 from pptrace.schedule.actions import Kind
 
 Parts = Mapping[Place, Series]
 _FORWARD, _BACKWARD, _PAIR = str(Kind.F), str(Kind.B), str(Kind.OVERLAP_F_B)
 _HALVES = (str(Kind.I), str(Kind.W))
 _UNKNOWN = -1
+OUTSIDE_WINDOWS = "outside the ranks' windows"
+"""Time that a step takes beyond the mean window of its ranks; below 0 where windows reach into the next step."""
+_COMPUTE_OF_WINDOW: Place = (("part", window_parts.COMPUTE),)
 _ALL = "F+B"
 """Forwards and backwards together, where one run overlaps them in pairs."""
 
 
 class MatchedPart(Struct, frozen=True, eq=False):
-    """One part of the step in both runs: a value per whole step of each, ns; NaN where it is not known."""
+    """One part of the step in both runs: a value per whole step of each, ns; NaN where it is not known. ``lengths`` are those of
+    the steps to which it sums with others, None where it is none of such parts.
+    """
 
     name: str
     place: Place
     a: Series
     b: Series
+    lengths: tuple[Int64, Int64] | None = None
 
 
-def match_figures(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Iterator[MatchedPart]:
-    """The parts that both runs have: compute first, then by name."""
-    yield from _match_compute(a, b, is_same_schedule)
+def match_figures(
+    a: StepFigures, b: StepFigures, is_same_schedule: bool, lengths: tuple[Int64, Int64] | None = None
+) -> Iterator[MatchedPart]:
+    """The parts that both runs have: compute first, then by name. Where one has no pipeline they are those of the ranks' windows,
+    and what they leave of the ``lengths`` of steps.
+    """
+    has_pipelines = a.has_pipeline and b.has_pipeline
+    if has_pipelines:
+        yield from _match_compute(a, b, is_same_schedule)
+    else:
+        yield from _match_windows(a, b, lengths or (a.lengths, b.lengths))
     for name, level_of in _LEVELS.items():
         of_a, of_b = a.parts.get(name, {}), b.parts.get(name, {})
-        if (of_a and of_b) or name == EXPOSED:
+        if ((of_a and of_b) or name == EXPOSED) and (has_pipelines or name not in _OF_PIPELINES):
             level = level_of(of_a, of_b)
             yield from _match(name, _summed(of_a, level), _summed(of_b, level), a, b)
+
+
+def _match_windows(a: StepFigures, b: StepFigures, lengths: tuple[Int64, Int64]) -> Iterator[MatchedPart]:
+    """The parts of the ranks' windows that both runs tell apart, what they leave of the windows, and of the steps."""
+    of_a, of_b = _known_of_windows(a), _known_of_windows(b)
+    common, rest = _common_of_windows(of_a, of_b)
+    if not common:
+        return
+    parts = {str(place[0][1]): (of_a[place], of_b[place]) for place in common}
+    known = parts[window_parts.COMPUTE]
+    windows = [np.where(np.isnan(of), np.nan, run.window) for of, run in zip(known, (a, b), strict=True)]
+    left_a, left_b = (window - sum(both[side] for both in parts.values()) for side, window in enumerate(windows))
+    beyond_a, beyond_b = (length.astype(np.float64) - window for length, window in zip(lengths, windows, strict=True))
+    for name, (of_part, other) in (parts | {rest: (left_a, left_b), OUTSIDE_WINDOWS: (beyond_a, beyond_b)}).items():
+        yield MatchedPart(name, (), of_part, other, lengths)
+
+
+def _known_of_windows(run: StepFigures) -> Parts:
+    """The parts of the ranks' windows that are known in every step in which any is."""
+    parts = run.parts.get(WINDOW, {})
+    is_known = ~np.isnan(parts[_COMPUTE_OF_WINDOW]) if _COMPUTE_OF_WINDOW in parts else np.zeros(0, dtype=np.bool_)
+    return {place: series for place, series in parts.items() if is_known.any() and not np.isnan(series[is_known]).any()}
+
+
+def _common_of_windows(a: Parts, b: Parts) -> tuple[list[Place], str]:
+    """(the parts of windows that both runs tell apart, the name of what these leave): the runs' own where they tell the same."""
+    common = [place for place in a if place in b]
+    rests = [str(name) for ((kind, name),) in common if kind == "rest"]
+    common = [place for place in common if place[0][0] == "part"]
+    if rests and a.keys() == b.keys():
+        return common, rests[0]
+    names = {name for ((_, name),) in common}
+    rest = "rest" if names <= {window_parts.COMPUTE, window_parts.EXPOSED} else "other rest"
+    has_communication = names & {window_parts.EXPOSED, window_parts.WITH_WAITING}
+    return common, rest if has_communication else f"{rest}, with exposed communication"
+
+
+def lines_on_windows(a: StepFigures, b: StepFigures) -> Iterator[str]:
+    """Lines on what is not compared, or not apart, where a run has no pipeline."""
+    if a.has_pipeline and b.has_pipeline:
+        return
+    if a.has_pipeline != b.has_pipeline:
+        one, other = ("A", "B") if a.has_pipeline else ("B", "A")
+        yield (
+            f"{other} has no pipeline: compute of stages, bubbles and causes of {one} are not compared; the parts are those that "
+            "any step has"
+        )
+    of_runs = {"A": _known_of_windows(a), "B": _known_of_windows(b)}
+    if unknown := [name for name, parts in of_runs.items() if not parts]:
+        yield f"what a step was spent on is not known in {' and '.join(unknown)}: no parts that sum to it are compared"
+    elif of_runs["A"].keys() != of_runs["B"].keys():
+        common, rest = _common_of_windows(*of_runs.values())
+        apart = (
+            f"in {name} {listed(place[0][1] for place, of in parts.items() if place not in common and np.nansum(of))}"
+            for name, parts in of_runs.items()
+        )
+        yield f"{rest} is one part, as the runs do not tell the same apart: {'; '.join(apart)}"
 
 
 def joined(runs: Sequence[StepFigures]) -> StepFigures:
@@ -70,6 +145,7 @@ def joined(runs: Sequence[StepFigures]) -> StepFigures:
         all(run.knows_communication for run in runs),
         runs[0].num_stages if len({run.num_stages for run in runs}) == 1 else None,
         None if periods is None else np.concatenate(periods),
+        all(run.has_pipeline for run in runs),
     )
 
 
@@ -86,7 +162,7 @@ def _match(name: str, of_a: Parts, of_b: Parts, a: StepFigures, b: StepFigures) 
     for place in sorted({*of_a, *of_b}, key=str):
         both = all_known(_or_nothing(of.get(place), name, place, run) for of, run in ((of_a, a), (of_b, b)))
         if both is not None:
-            yield MatchedPart(name, place, *both)
+            yield MatchedPart(name, place, both[0], both[1])
 
 
 def _match_compute(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Iterator[MatchedPart]:
@@ -122,8 +198,11 @@ def _within(parts: Parts, stages: set[object]) -> Parts:
 
 
 def unmatched_names(a: StepFigures, b: StepFigures) -> Iterator[tuple[str, str]]:
-    """(name, which run lacks it) of what one run alone tells."""
+    """(name, which run lacks it) of what one run alone tells; without a pipeline that of one is not missed."""
+    has_pipelines = a.has_pipeline and b.has_pipeline
     for name in (COMPUTE, *_LEVELS):
+        if not has_pipelines and name in (COMPUTE, *_OF_PIPELINES):
+            continue
         if (name in a.parts) != (name in b.parts) and name not in (EXPOSED, RANGE):
             yield name, "B" if name in a.parts else "A"
     for name, run, other in (("A", a, b), ("B", b, a)):
@@ -207,3 +286,4 @@ _LEVELS: Mapping[str, Callable[[Parts, Parts], Level]] = {
     IDLE: _finest,
     RANGE: _finest,
 }
+_OF_PIPELINES = (BUBBLE, CAUSE)

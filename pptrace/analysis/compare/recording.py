@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS
-from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, EXPOSED, Place
+from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, EXPOSED, WINDOW, Place
 from pptrace.analysis.compare.result import RecordingOfSide, Recordings
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.report import RecordingReport
@@ -216,7 +216,7 @@ class RecordedBoth(Struct, frozen=True):
     def hides(self, name: str, place: Place) -> bool:
         """Return whether a part may differ by the recording alone."""
         if self._devices_differ:
-            return name in (COMPUTE, BUBBLE, EXPOSED, CAUSE)
+            return name in (COMPUTE, BUBBLE, EXPOSED, CAUSE, WINDOW)
         if not self._messages_differ:
             return False
         if self.a.has_devices:
@@ -229,8 +229,8 @@ class RecordedBoth(Struct, frozen=True):
         if self._devices_differ:
             with_devices, without = ("A", "B") if a.has_devices else ("B", "A")
             yield (
-                f"times are those of device work in {with_devices} and of the host in {without}: whether compute, bubble, "
-                "communication and causes differ is not known (significant is null); record both in the same way"
+                f"times are those of device work in {with_devices} and of the host in {without}: whether compute, "
+                "communication, and what is neither differ is not known (significant is null); record both in the same way"
             )
         elif self._messages_differ:
             what = "bubble and what causes have of waits" if a.has_devices else "compute, bubble and causes"

@@ -50,7 +50,8 @@ class PartChange(Struct, frozen=True):
     """A part of the typical step in both runs, the median over steps, ns; ``where`` names a stage, kind, phase, axis or reason.
 
     ``significant``: it differs by more than chance, the number of parts allowed for; None with too few steps to tell,
-    or where what was recorded differs.
+    or where what was recorded differs. Parts that ``adds_up`` sum to the typical step, as means over the half of the steps in
+    the middle by length: there are such where a run has no pipeline.
     """
 
     name: str
@@ -59,6 +60,20 @@ class PartChange(Struct, frozen=True):
     b_ns: int
     change_ns: int
     significant: bool | None
+    adds_up: bool = False
+
+
+REMAINDER = "remainder"
+"""The part that others leave of the step, or have too much."""
+
+
+class Work(Struct, frozen=True):
+    """The work of a step of both runs: ``is_same``, so that the shorter one is the faster, None where nothing tells, and in
+    ``detail`` by what that is known.
+    """
+
+    is_same: bool | None
+    detail: str = ""
 
 
 class FactChange(Struct, frozen=True):
@@ -100,7 +115,8 @@ class Recordings(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
+    """``verdict`` says what steps of B are against those of A, which is faster or slower where their ``work`` is the same;
+    ``detail`` says both in a sentence. ``parts`` are largest change first.
 
     ``num_steps`` are the whole steps that are compared, ``run_to_run`` is the standard deviation of the typical step from one run
     of a side to another, as a share of it; None with one run, or with too few steps.
@@ -120,6 +136,7 @@ class Comparison(Struct, frozen=True):
     trend: float | None = None
     recording: Recordings = Recordings()
     mean: MeanChange | None = None
+    work: Work = Work(None)
 
     def __repr__(self) -> str:
         """The verdict in a sentence, without the parts."""

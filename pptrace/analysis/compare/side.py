@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from msgspec import Struct, field
 
-from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, typical_of, typical_of_few
+from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, typical_of, typical_of_few, typical_part
 from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
@@ -111,6 +111,17 @@ class Side(Struct, frozen=True, eq=False, dict=True):
         if not all(part.size for part in known):
             return None
         return [run.typical(part) for run, part in zip(self.runs, known, strict=True)]
+
+    def typical_part(self, series: Series, lengths: Int64) -> list[Typical] | None:
+        """The same of a part that sums to the ``lengths`` of all steps with others, by those whose lengths are in the middle."""
+        of_runs = [
+            (part[is_known], of_steps[is_known])
+            for part, of_steps in zip(self._of_runs(series), self._of_runs(lengths), strict=True)
+            for is_known in (~np.isnan(part),)
+        ]
+        if not all(part.size for part, _ in of_runs):
+            return None
+        return [typical_part(*of, run.core_wait_ns) for run, of in zip(self.runs, of_runs, strict=True)]
 
     def typical_steps(self, lengths: Int64) -> list[Typical]:
         """The typical step of each run: of the recorded ones, or of those that were timed unrecorded. Of few steps it is hardly

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.analysis.findings.plain import LOOK_AT_LONG_CALLS, communicating_ns, is_long_call, place_of_pauses
+from pptrace.analysis.findings.plain import ANYWHERE, LOOK_AT_LONG_CALLS, is_long_call, place_of_pauses
 from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
-from pptrace.analysis.part_words import (
-    IDLE_WORDS,
-    NOT_HIDDEN,
-    OUTSIDE_WORDS,
-    in_brackets,
-    place_of_part,
-    words_of_part,
+from pptrace.analysis.findings.window_parts import (
+    BETWEEN_OPERATORS,
+    COMPUTE,
+    EXPOSED,
+    NOT_SEPARATED,
+    WAITING_FOR_LAUNCHES,
+    WindowParts,
+    sum_of,
+    window_parts,
 )
+from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
 from pptrace.analysis.whole_run import OUTSIDE
-from pptrace.model.known import all_known
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
-_WAITING_FOR_LAUNCHES = "devices waiting for launches"
-
 
 _WON_BACK, _ONLY = "; the most to win back is ", " Only "
 
@@ -188,7 +188,7 @@ def _verdict(report: Report) -> str:
     sentence, series = _sentence(report), report.step_series
     if not _speaks_of_hosts(report):
         sentence = sentence.replace(
-            _WAITING_FOR_LAUNCHES, f"{_WAITING_FOR_LAUNCHES} (the recorder's part of it is not known)"
+            WAITING_FOR_LAUNCHES, f"{WAITING_FOR_LAUNCHES} (the recorder's part of it is not known)"
         )
     if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
         return sentence
@@ -239,72 +239,39 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
     ranks = [rank for rank in step.ranks if rank.compute_ns is not None]
     if 0 < len(ranks) < len(step.ranks):
         length = f"{length} (shares of {len(ranks)} of {len(step.ranks)} ranks)"
-    window = sum(rank.window_ns for rank in ranks)
-    compute = _sum(rank.compute_ns for rank in ranks)
-    exposed = _sum(rank.exposed_comm_ns for rank in ranks)
-    bubble = _sum(rank.bubble_ns for rank in ranks)
-    if compute is None or not window:
+    parts = window_parts(step, num_ranks)
+    if parts is None:
         return f"{length}; what it was spent on is not known."
-    starved = sum(rank.host.launch_starved_ns for rank in ranks if rank.host is not None)
     # Windows are the pipelines' spans: what is outside of them is a part of the step by itself.
-    window = round(window * (step.length_ns or 1) / (step.span_ns or 1)) if step.outside is not None else window
-    sums: dict[str, int] = {}
+    window = (
+        parts.window_ns * (step.length_ns or 1) / (step.span_ns or 1) if step.outside is not None else parts.window_ns
+    )
+    shares = {name: ns / window for name, ns in parts.parts.items()}
+    first = _first_of_plain(parts) if not step.has_pipeline or EXPOSED not in parts.named else ""
+    if between := shares.pop(BETWEEN_OPERATORS, 0):
+        shares[f"{BETWEEN_OPERATORS} ({place_of_pauses(ranks)})"] = between
     for part in step.outside or ():
         name = _name(step, f"{OUTSIDE}{part.part}")
-        sums[name] = sums.get(name, 0) + part.ns
-    outside = {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
-    idle_in = {
-        words.phrase: sum((rank.idle_spans or {}).get(kind, 0) for rank in ranks) for kind, words in IDLE_WORDS.items()
-    }
-    between = _sum(rank.between_operators_ns for rank in ranks if rank.host is not None or not step.has_devices)
-    idle_in[f"between operators ({place_of_pauses(ranks)})"] = max((between or 0) - sum(idle_in.values()), 0)
-    of_spans = {name: ns / window for name, ns in idle_in.items() if ns}
-    named = sum(idle_in.values())
-    starved = max(starved - named, 0)
-    if exposed is None or bubble is None:
-        communicating = _sum(map(communicating_ns, ranks))
-        launching = min(starved, window - compute - (communicating or 0))
-        shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **of_spans, **outside}
-        first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
-        if communicating is not None:
-            shares[_WITH_WAITING] = communicating / window
-            shares[_GAPS] = (window - compute - communicating - launching - named) / window
-            return f"{first}{length}: {_shares_text(shares)}{largest}."
-        rest = "the rest is waiting and exposed communication, which these traces do not separate"
-        return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
-    shares = {"compute": compute / window, "exposed communication": exposed / window}
-    if step.has_pipeline:
-        return f"{length}: {_shares_text(shares | {'bubble': bubble / window} | outside)}{largest}."
-    shares |= of_spans
-    bubble -= named
-    launching = min(starved, bubble)
-    if all(rank.host is not None for rank in ranks) and num_ranks > 1:
-        launched = min(sum(rank.host.dependency_ns for rank in ranks if rank.host is not None), bubble - launching)
-        shares[_LAUNCHED] = launched / window
-        bubble -= launched
-    rest = _rest_name(step, num_ranks) if step.has_devices or between is None else "waiting for other ranks"
-    shares[rest] = (bubble - launching) / window
-    shares[_WAITING_FOR_LAUNCHES] = launching / window
-    name, most = max(idle_in.items(), key=lambda item: item[1])
-    first = ""
-    if launching >= max(_RULES * window, exposed, bubble - launching, most):
-        first = _LAUNCHING
-    elif step.has_devices and most >= max(_RULES * window, exposed, bubble):
-        does = {words.phrase: words.takes for words in IDLE_WORDS.values()}
-        first = f"The devices wait while hosts {does.get(name, 'run no operator')}. "
-    return f"{first}{length}: {_shares_text(shares)}{largest}."
+        shares[name] = shares.get(name, 0) + part.ns / (step.length_ns or 1)
+    rest = ""
+    if parts.rest == NOT_SEPARATED:
+        del shares[NOT_SEPARATED]
+        rest = f"; the rest is {NOT_SEPARATED}, which these traces do not separate"
+    return f"{first}{length}: {_shares_text(shares)}{rest}{largest}."
 
 
-def _rest_name(step: StepReport, num_ranks: int) -> str:
-    """Name of what is neither compute nor communication nor launching: a rank alone waits for no other one."""
-    if num_ranks > 1:
-        return "waiting for other ranks, input and Python"
-    return _GAPS if step.has_devices else "waiting for input and Python"
-
-
-_LAUNCHED = "devices idle though work was launched"
-_GAPS = "copies and gaps between kernels"
-_WITH_WAITING = f"{NOT_HIDDEN}, with the waiting in it"
+def _first_of_plain(parts: WindowParts) -> str:
+    """A sentence before all others where devices mostly wait for their hosts."""
+    ns, least = parts.named, _RULES * parts.window_ns
+    launching = ns.get(WAITING_FOR_LAUNCHES, 0)
+    if EXPOSED not in ns:
+        return _LAUNCHING if launching >= max(least, parts.window_ns - ns[COMPUTE] - launching) else ""
+    of_hosts = {"run no operator": BETWEEN_OPERATORS} | {words.takes: words.phrase for words in IDLE_WORDS.values()}
+    does, most = max(((does, ns.get(name, 0)) for does, name in of_hosts.items()), key=lambda part: part[1])
+    if launching >= max(least, ns[EXPOSED], parts.rest_ns, most):
+        return _LAUNCHING
+    is_ruled = WAITING_FOR_LAUNCHES in ns and most >= max(least, ns[EXPOSED], launching + parts.rest_ns)
+    return f"The devices wait while hosts {does}. " if is_ruled else ""
 
 
 def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:
@@ -387,7 +354,7 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
         "moving memory": sum(part.memory_ns or 0 for part in known) / whole,
     }
     idle = sum(part.idle_ns or 0 for part in known)
-    starved = _sum(entry.host.launch_starved_ns if entry.host else None for entry in on_devices)
+    starved = sum_of(entry.host.launch_starved_ns if entry.host else None for entry in on_devices)
     if starved is None:
         shares["idle"] = idle / whole
     else:
@@ -406,7 +373,7 @@ def _of_hosts(device: Sequence[RankDevice]) -> str:
     shares = {
         "compute": sum(window.compute_ns for window in known) / whole,
         "communication and waiting for it": sum(window.communication_ns for window in known) / whole,
-        BETWEEN_OPERATORS: sum(window.rest_ns for window in known) / whole,
+        f"{BETWEEN_OPERATORS} ({ANYWHERE})": sum(window.rest_ns for window in known) / whole,
     }
     whose = "The trace lasts" if len(known) == 1 else f"The {len(known)} traces last, at the mean,"
     return f" {whose} {_ms(whole // len(known))} ms: {_shares_text(shares)}."
@@ -420,7 +387,6 @@ def _shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join([*longer, *shorter]) or ", ".join(f"{share:.0%} {name}" for name, share in named[:1])
 
 
-BETWEEN_OPERATORS = "between operators (Python, input)"
 _SHORTER = {"shared by several causes": "counted in several causes", "unexplained": "by which its replay is too long"}
 
 
@@ -444,11 +410,6 @@ def _largest(findings: Sequence[Finding], step: StepReport) -> str:
         gains.append((finding.gain_ns or 0, what))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"{_WON_BACK}{_ms(gain)} ms a step {what}" if gain > 0 else ""
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = all_known(values)
-    return None if known is None else sum(known)
 
 
 def _ms(ns: int) -> str:

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.compare.compare import part_label
 from pptrace.analysis.compare.figures import CAUSE
-from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.compare.result import REMAINDER, Comparison
+from pptrace.analysis.compare.sentence import part_label
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.model.units import milliseconds, signed_milliseconds
 from pptrace.model.wording import counted
@@ -219,13 +219,15 @@ _TEXT_PART = 0.8
 
 
 def causes_of_both(comparison: Comparison) -> go.Figure | None:
-    """The causes of a typical step of A and of B, ms each; None where they are not known of both."""
+    """The causes of a typical step of A and of B, ms each, else the parts that sum to it; None where neither is known of both."""
     causes = [part for part in comparison.parts if part.name == CAUSE]
-    if not causes:
-        return None
     order = list(PART_COLOURS)
     causes.sort(key=lambda part: order.index(str(part.where["cause"])) if part.where["cause"] in order else len(order))
-    names = [plain(part.where["cause"]) for part in causes]
+    summed = sorted((part for part in comparison.parts if part.adds_up), key=lambda part: -max(part.a_ns, part.b_ns))
+    causes = causes or summed
+    if not causes:
+        return None
+    names = [plain(part.where.get("cause", part.name)) for part in causes]
     figure = go.Figure()
     for label, colour, values in (
         ("A", A_COLOUR, [part.a_ns for part in causes]),
@@ -233,12 +235,17 @@ def causes_of_both(comparison: Comparison) -> go.Figure | None:
     ):
         hover = f"<b>{label}</b>: %{{x:,.2f}} ms<extra></extra>"
         add_bars(figure, [value / 1e6 for value in values], label, colour=colour, hovertemplate=hover)
-    return lay_out(figure, 46 * len(names) + 110, "ms, median over steps", barmode="group", yaxis=names_axis(names))
+    unit = "ms" if summed else "ms, median over steps"
+    return lay_out(figure, 46 * len(names) + 110, unit, barmode="group", yaxis=names_axis(names))
 
 
 def changes_of_parts(comparison: Comparison) -> go.Figure | None:
-    """The parts of a step that changed most, ms; those that differ by more than chance are filled. None without parts."""
-    parts = [part for part in comparison.parts if part.name != CAUSE and part.change_ns][:_MOST_PARTS]
+    """The parts of a step that changed most, ms, those that sum to it where there are such; those that differ by more than chance
+    are filled. None without parts.
+    """
+    adds_up = any(part.adds_up for part in comparison.parts)
+    of_kind = (part for part in comparison.parts if part.adds_up is adds_up and part.name not in (CAUSE, REMAINDER))
+    parts = [part for part in of_kind if part.change_ns][:_MOST_PARTS]
     if not parts:
         return None
     values = [part.change_ns / 1e6 for part in parts]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, RUN_TO_RUN
-from pptrace.analysis.compare.compare import place_label
-from pptrace.analysis.compare.result import Comparison, MeanChange, SpanChange
+from pptrace.analysis.compare.figures import COMPUTE
+from pptrace.analysis.compare.result import REMAINDER, Comparison, MeanChange, PartChange, SpanChange
+from pptrace.analysis.compare.sentence import place_label
 from pptrace.model import units
 from pptrace.model.report_table import MAX_ROWS, Amount, ReportTable, more
 from pptrace.model.wording import listed
@@ -17,8 +18,9 @@ _LEAST_SHARE = 0.001
 
 def comparison_tables(comparison: Comparison, amount: Amount) -> list[ReportTable]:
     """The tables in reading order."""
-    parts = _parts_table(comparison, amount)
-    tables = [_steps_table(comparison, has_parts=bool(parts.rows)), *([parts] if parts.rows else [])]
+    summed, parts = _sum_table(comparison, amount), _parts_table(comparison, amount)
+    has_parts = bool(summed.rows or parts.rows)
+    tables = [_steps_table(comparison, has_parts), *(table for table in (summed, parts) if table.rows)]
     if comparison.facts:
         facts = tuple((fact.name, fact.a or "–", fact.b or "–") for fact in comparison.facts)
         title = "Facts that differ"
@@ -46,7 +48,8 @@ def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
         for row, num, share in ((of_a, runs.a, deviations.a), (of_b, runs.b, deviations.b)):
             row += [str(num), "–" if share is None else f"{share:.2%}"]
         columns += ["runs", "run to run"]
-    notes: tuple[str, ...] = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
+    nothing = f"no part changed by {_LEAST_SHARE:.1%} of a step" if comparison.parts else "no part is known of both"
+    notes: tuple[str, ...] = () if has_parts else (nothing,)
     notes = (*notes, *_notes_on_recording(comparison), *_notes_on_runs(comparison))
     return ReportTable("compared-steps", "Steps", tuple(columns), (tuple(of_a), tuple(of_b)), notes)
 
@@ -84,32 +87,62 @@ def _notes_on_runs(comparison: Comparison) -> Iterator[str]:
         yield f"taken out: a change of {comparison.trend:+.2%} from each run to the next, whichever side it is of"
 
 
-def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:
-    """The parts, largest change first; brief, those that differ significantly or by most."""
-    parts, shown = comparison.parts, comparison.parts
-    if amount is Amount.BRIEF:
-        least = _LEAST_SHARE * max(comparison.span.a_ns, comparison.span.b_ns)
-        shown = tuple(part for part in parts if abs(part.change_ns) >= least)[:MAX_ROWS]
-    rows = tuple(
-        (
-            part.name,
-            place_label(part.where),
-            units.milliseconds(part.a_ns),
-            units.milliseconds(part.b_ns),
-            units.signed_milliseconds(part.change_ns),
-            f"{part.change_ns / part.a_ns:+.1%}" if part.a_ns > 0 else "–",
-            "*" if part.significant else "",
-        )
-        for part in shown
-    )
-    usual = "compute as in the least disturbed steps, else " if comparison.span.is_undisturbed else ""
+def _sum_table(comparison: Comparison, amount: Amount) -> ReportTable:
+    """The parts that sum to the step, and the step; brief without those that are hardly any of it."""
+    span, recording = comparison.span, comparison.recording
+    least = _least_of(comparison) if amount is Amount.BRIEF else 0
+    parts = [part for part in comparison.parts if part.adds_up]
+    shown = [part for part in parts if max(abs(part.a_ns), abs(part.b_ns)) >= least]
+    step = PartChange("step", {}, span.a_ns, span.b_ns, span.b_ns - span.a_ns, None)
+    rows = tuple((part.name, *_cells(part)) for part in [*sorted(shown, key=_is_remainder), step]) if parts else ()
     notes = [
-        f"{usual}medians over steps of means over ranks, or over those of a stage; compute is that of all microbatches of a "
-        "step; * differs by more than chance, however many parts there are (Holm, 5 %)"
+        f"of the median step (from {FEWEST_STEPS} steps on, of the half in the middle by length), means over ranks; {_MARK}"
     ]
+    if any(map(_is_remainder, shown)):
+        is_measured = "measured" in (recording.a.source, recording.b.source)
+        timed = ", timed without recording" * is_measured
+        notes.append(f"{REMAINDER}: what they leave of the typical step{timed}")
     notes += more(len(parts) - len(shown))
-    columns = ("part", "", "A ms", "B ms", "change ms", "change", " ")
-    return ReportTable("compared-parts", "Parts of a step", columns, rows, tuple(notes), num_labels=2)
+    columns = ("part", *_COLUMNS)
+    return ReportTable("compared-step", "Parts that sum to the step", columns, rows, tuple(notes))
+
+
+def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:
+    """The other parts, largest change first; brief, those that differ significantly or by most."""
+    parts = shown = tuple(part for part in comparison.parts if not part.adds_up)
+    if amount is Amount.BRIEF:
+        least = _least_of(comparison)
+        shown = tuple(part for part in parts if abs(part.change_ns) >= least)[:MAX_ROWS]
+    rows = tuple((part.name, place_label(part.where), *_cells(part)) for part in shown)
+    usual = "compute as in the least disturbed steps, else " if comparison.span.is_undisturbed else ""
+    of_ops = "compute is that of all microbatches of a step; " if any(part.name == COMPUTE for part in parts) else ""
+    is_within = len(parts) < len(comparison.parts)
+    notes = [f"{usual}medians over steps of means over ranks, or over those of a stage; {of_ops}{_MARK}"]
+    notes += more(len(parts) - len(shown))
+    title = "Within these parts" if is_within else "Parts of a step"
+    return ReportTable("compared-parts", title, ("part", "", *_COLUMNS), rows, tuple(notes), num_labels=2)
+
+
+_COLUMNS = ("A ms", "B ms", "change ms", "change", " ")
+_MARK = "* differs by more than chance, however many parts there are (Holm, 5 %)"
+
+
+def _least_of(comparison: Comparison) -> float:
+    return _LEAST_SHARE * max(comparison.span.a_ns, comparison.span.b_ns)
+
+
+def _is_remainder(part: PartChange) -> bool:
+    return part.name == REMAINDER
+
+
+def _cells(part: PartChange) -> tuple[str, ...]:
+    return (
+        units.milliseconds(part.a_ns),
+        units.milliseconds(part.b_ns),
+        units.signed_milliseconds(part.change_ns),
+        f"{part.change_ns / part.a_ns:+.1%}" if part.a_ns > 0 else "–",
+        "*" if part.significant else "",
+    )
 
 
 def _signed(change: float | None) -> str:

@@ -15,6 +15,7 @@ from pptrace.analysis.part_words import IDLE_WORDS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankDevice, RankStep, StepReport
 from pptrace.model import units
+from pptrace.model.device_idle import IDLE_REASONS
 from pptrace.model.report_table import (
     FEW_RANKS,
     MAX_ROWS,
@@ -193,7 +194,7 @@ def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, s
     )
 
 
-_COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")
+_COLUMNS = ("rank", "idle ms", *(f"{reason} ms" for reason in IDLE_REASONS.values()), "not launched, share")
 _MEANING = (
     "not launched: the host had not launched the next work; blocked: it was waiting for communication; dependency: the next work "
     "was launched and waited for another rank, stream or kernel"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import hypot, log, sqrt
 from statistics import stdev
@@ -20,6 +21,7 @@ from pptrace.analysis.compare.bootstrap import (
     relative_difference,
     typical_of,
     typical_of_few,
+    typical_part,
 )
 from tests.support.known import known
 
@@ -180,3 +182,50 @@ def test_two_steps_that_happen_to_be_equal_are_not_taken_to_be_exact() -> None:
     found = known(relative_difference(same, typical_of_few(np.array([1.27e8, 1.27e8]))))
     assert found.p > 0.05
     assert log(1.27) > 1.96 * sqrt(2) * LASTING, "with what lasts alone it would be a difference"
+
+
+def test_a_part_of_few_steps_is_that_of_the_median_one() -> None:
+    lengths = np.array([50, 10, 40, 20, 70, 60, 30])
+    assert typical_part(lengths / 2, lengths) == Typical(20)
+    assert typical_part(lengths[:4] / 2, lengths[:4]) == Typical(10)
+
+
+@pytest.mark.parametrize("num_steps", [8, 9, 30, 51])
+def test_parts_of_many_steps_are_means_over_the_half_in_the_middle_by_length(num_steps: int) -> None:
+    rng = np.random.default_rng(num_steps)
+    of_host = rng.permutation(np.arange(num_steps) ** 2 * 1_000)
+    lengths = of_host + rng.permutation(np.arange(num_steps) * 10)
+    by_length = sorted(zip(lengths.tolist(), of_host.tolist(), strict=True))
+    left_out = (num_steps - 1) // 2 - (num_steps - 1) // 4
+    middle = [part for _, part in by_length[left_out : left_out + 2 * ((num_steps - 1) // 4) + 1]]
+    found = typical_part(of_host.astype(np.float64), lengths)
+    assert found.ns == round(sum(middle) / len(middle))
+    other = typical_part((lengths - of_host).astype(np.float64), lengths)
+    assert found.ns + other.ns == pytest.approx(typical_part(lengths.astype(np.float64), lengths).ns, abs=1)
+
+
+def test_the_deviation_of_a_part_is_that_of_many_runs() -> None:
+    """The part has little to do with the length of its step, which chooses the steps that count."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        part, rest = (mean + deviation * rng.standard_normal(30) for mean, deviation in ((1e7, 1e6), (1e8, 5e6)))
+        found.append(typical_part(part, np.rint(part + rest).astype(np.int64)))
+    deviations = [known(of_run.deviation) for of_run in found]
+    assert sum(deviations) / len(deviations) == pytest.approx(stdev(of_run.ns for of_run in found), rel=0.12)
+
+
+def test_parts_without_a_change_are_seldom_called_different() -> None:
+    """A wait that is skewed, on top of compute: pairs of runs of 20 steps, each part tested at 5 %."""
+    rng = np.random.default_rng(0)
+
+    def parts() -> list[Typical]:
+        compute, wait = random_series(20, 0.5, 0.02, rng), 20_000_000 * np.exp(0.5 * rng.standard_normal(20))
+        lengths = np.rint(compute + wait).astype(np.int64)
+        return [typical_part(part, lengths) for part in (compute.astype(np.float64), wait)]
+
+    pairs = [(parts(), parts()) for _ in range(100)]
+    chances = [known(difference(of_a, of_b)).p for a, b in pairs for of_a, of_b in zip(a, b, strict=True)]
+    assert 0 < sum(p < 0.05 for p in chances) <= 0.07 * len(chances)
+    slower = [known(difference(a[1], replace(b[1], ns=b[1].ns + 60_000_000))).p for a, b in pairs]
+    assert sum(p < 0.05 for p in slower) >= 95

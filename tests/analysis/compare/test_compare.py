@@ -13,7 +13,7 @@ from msgspec import structs
 from pptrace.analysis.compare.compare import shows
 from pptrace.analysis.compare.figures import Place, figures_of
 from pptrace.analysis.compare.recording import RecordedBoth, Recording
-from pptrace.analysis.compare.result import Comparison, PartChange
+from pptrace.analysis.compare.result import Comparison, PartChange, Work
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.report_table import Amount
 from pptrace.model.traces import Trace
@@ -73,6 +73,10 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert known(same.span.low) < 0 < known(same.span.high)
     assert not any(part.significant for part in same.parts)
     assert same.facts == ()
+    assert same.work == Work(True, "the same steps, to the nanosecond")
+    assert same.warnings[0].startswith(
+        "A and B have the same steps, to the nanosecond: they are one recording, or copies"
+    )
 
 
 @pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[3:4])
@@ -118,6 +122,19 @@ def test_other_schedules_are_compared_by_what_both_have(tmp_path: Path) -> None:
     assert part(found, "compute", kind="B", stage=3).b_ns == pytest.approx(16_000_000, rel=0.02)  # I and W together
     assert part(found, "bubble", phase="cooldown").significant
     assert ("schedule", "1f1b", "zb-h1") in [(fact.name, fact.a, fact.b) for fact in found.facts]
+
+
+def test_of_tables_without_sizes_nothing_says_which_is_faster(tmp_path: Path) -> None:
+    found = compared(tmp_path, RUN, replace(RUN, slower=0.03))
+    assert found.work == Work(None, "batch and model are not known of A and B")
+    about_work = "Nothing says whether A and B do the same work in a step (batch and model are not known of A and B), "
+    assert found.detail.startswith(f"{about_work}and so which is faster. Steps of B are longer: a typical step takes ")
+    assert not {"faster", "slower"} & set(found.detail.partition("faster. ")[2].split())
+    known = [
+        structs.replace(READ[run, seed], facts={"script": "a.py"})
+        for seed, run in enumerate((RUN, replace(RUN, slower=0.03)))
+    ]
+    assert compare_runs(*known).detail.startswith("B is slower: a typical step takes ")
 
 
 def test_other_numbers_of_ranks_are_compared_by_kind(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of, other_work
+from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of, work_of
+from pptrace.analysis.compare.result import Work
 from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
@@ -60,13 +61,49 @@ def test_negative_numbers_belong_to_their_option(report: Report) -> None:
     assert facts(report, {"command": ["a.py", "--shift", "-1", "-2.5"]})["--shift"] == "-1 -2.5"
 
 
+OF_MODEL = {
+    **{"model layers": "4", "model hidden": "96", "model sequence": "64"},
+    **{"model microbatch_size": "2", "microbatches": "8"},
+}
+
+
 def test_models_and_batches_that_differ_are_other_work_and_another_cut_of_a_batch_is_not() -> None:
-    of_model = {"model layers": "4", "model hidden": "96", "model microbatch_size": "2", "microbatches": "8"}
-    assert other_work(of_model, of_model | {"schedule": "zb-h1"}) == ""
-    assert other_work(of_model, of_model | {"model microbatch_size": "1", "microbatches": "16"}) == ""
-    other = of_model | {"model hidden": "64", "microbatches": "4"}
-    assert other_work(of_model, other) == "sequences a step 16 and 8, hidden 96 and 64"
-    assert other_work(of_model, {"microbatches": "4"}) == ""  # nothing is known of the other model
+    assert work_of(OF_MODEL, OF_MODEL | {"schedule": "zb-h1"}).is_same is True
+    assert work_of(OF_MODEL, OF_MODEL | {"model microbatch_size": "1", "microbatches": "16"}).is_same is True
+    other = OF_MODEL | {"model hidden": "64", "microbatches": "4"}
+    assert work_of(OF_MODEL, other) == Work(False, "sequences a step 16 and 8, hidden 96 and 64")
+
+
+def test_the_batch_is_that_of_all_replicas() -> None:
+    two = OF_MODEL | {"dp": "2"}
+    assert work_of(OF_MODEL | {"dp": "1"}, two) == Work(False, "sequences a step 16 and 32")
+    assert work_of(OF_MODEL | {"dp": "1"}, two | {"microbatches": "4"}).is_same is True
+
+
+@pytest.mark.parametrize(
+    ("lacking", "other", "reason"),
+    [
+        (tuple(OF_MODEL), {}, "batch and model are not known of A and B"),
+        (("model layers",), {}, "batch and model are not known of A and B"),
+        ((), {"model experts": "8"}, "batch and model are not known of A and B"),
+        ((), {"script": "train.py", "model topk": "2"}, "batch and model are not known of A"),
+    ],
+)
+def test_without_sizes_of_both_nothing_tells_whether_they_do_the_same(
+    lacking: tuple[str, ...], other: dict[str, str], reason: str
+) -> None:
+    a = {name: value for name, value in OF_MODEL.items() if name not in lacking}
+    assert work_of(a, a | other) == Work(None, reason)
+
+
+def test_one_command_on_as_many_ranks_does_the_same_work() -> None:
+    run = {"script": "train.py", "--batch": "8", "ranks": "2", "version of torch": "2.6"}
+    assert work_of(run, run | {"version of torch": "2.7"}) == Work(True, "the same command on as many ranks")
+    assert "2 and 4 ranks" in work_of(run, run | {"ranks": "4"}).detail
+    for changed in ({"--batch": "16"}, {"--lr": "1"}, {"script": "other.py"}):
+        work = work_of(run, run | changed)
+        assert work.is_same is None
+        assert work.detail.endswith(f"the commands differ in {next(iter(changed))}")
 
 
 def test_only_what_differs_is_shown_with_what_one_run_lacks() -> None:

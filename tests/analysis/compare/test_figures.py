@@ -24,6 +24,7 @@ from pptrace.analysis.result import (
     ClockSummary,
     CommSummary,
     InputInfo,
+    PhaseSummary,
     RankStep,
     ScheduleSummary,
     StepReport,
@@ -33,6 +34,9 @@ from pptrace.model.device import DeviceBreakdown
 from pptrace.model.mesh import MeshSizes
 
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
+
+
+PHASES = {"steady": PhaseSummary(0, 9, 1, 1, 3)}
 
 
 def rank_of(**changes: Any) -> RankStep:
@@ -77,18 +81,21 @@ def test_causes_are_those_of_all_steps_wherever_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("formats", "exposed", "comms", "knows"),
+    ("formats", "exposed", "comms", "phases", "knows"),
     [
-        (("kineto", "nsys-sqlite"), 3, True, True),
-        (("kineto", "chrome"), 3, True, False),
-        (("kineto",), None, True, False),
-        (("kineto",), 3, False, False),
+        (("kineto", "nsys-sqlite"), 3, True, PHASES, True),
+        (("kineto", "chrome"), 3, True, PHASES, False),
+        (("kineto",), None, True, PHASES, False),
+        (("kineto",), 3, False, PHASES, False),
+        (("kineto",), 3, False, {}, True),  # without a pipeline there may be nothing to communicate
+        (("kineto",), None, False, {}, False),
     ],
 )
 def test_all_communication_is_known_of_profilers_that_tell_waiting_from_transfer(
-    formats: tuple[str, ...], exposed: int | None, comms: bool, knows: bool
+    formats: tuple[str, ...], exposed: int | None, comms: bool, phases: dict[str, PhaseSummary], knows: bool
 ) -> None:
-    steps = [step_of(rank_of(comms=(comm_of("pp", "send", 1),) if comms else ()), rank_of(exposed_comm_ns=exposed))]
+    calls = (comm_of("pp", "send", 1),) if comms else ()
+    steps = [step_of(rank_of(comms=calls, phases=phases), rank_of(exposed_comm_ns=exposed))]
     report = Report(
         *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
         *(ClockSummary("none", {}, 0), tuple(steps), (), (), (), ()),

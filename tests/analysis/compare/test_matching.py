@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-from msgspec.structs import replace
+from dataclasses import replace
+from typing import Any
 
-from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, COMPUTE_OF_RANKS, EXPOSED, IDLE, Place, StepFigures
-from pptrace.analysis.compare.matching import match_figures, unmatched_names
+import numpy as np
+import pytest
+
+from pptrace.analysis.compare.figures import (
+    BUBBLE,
+    CAUSE,
+    COMPUTE,
+    COMPUTE_OF_RANKS,
+    EXPOSED,
+    IDLE,
+    WINDOW,
+    Place,
+    StepFigures,
+)
+from pptrace.analysis.compare.matching import joined, lines_on_windows, match_figures, unmatched_names
 
 STEPS = 3
 
@@ -120,3 +133,88 @@ def test_idle_time_of_one_run_alone_is_not_compared() -> None:
     a = figures(device_idle={(("reason", "blocking"),): 5})
     assert matched(a, figures()) == {}
     assert list(unmatched_names(a, figures())) == [(IDLE, "B")]
+
+
+def plain(rest: str = "gaps", **named: float) -> StepFigures:
+    """Steps of 1,100 without a pipeline, whose windows of 1,000 have these parts: nan is not known."""
+    parts = {(("part", name.replace("_", " ")),): ns for name, ns in named.items()}
+    parts[("rest", rest),] = 1000 - sum(named.values())
+    series = {WINDOW: {place: np.full(STEPS, float(ns)) for place, ns in parts.items()}}
+    period, window = np.full(STEPS, 1100, dtype=np.int64), np.full(STEPS, 1000, dtype=np.int64)
+    return StepFigures(None, window, series, knows_communication=False, period=period, has_pipeline=False)
+
+
+def summed(a: StepFigures, b: StepFigures) -> dict[str, tuple[int, int]]:
+    """The parts that sum to the steps of A and of B; that they do."""
+    parts = {
+        part.name: (int(part.a[0]), int(part.b[0])) for part in match_figures(a, b, True) if part.lengths is not None
+    }
+    assert not parts or [sum(of) for of in zip(*parts.values(), strict=True)] == [1100, 1100]
+    return parts
+
+
+COMMON = {"compute": 600.0, "exposed_communication": 100.0}
+
+
+def test_windows_with_the_same_parts_keep_the_name_of_the_rest() -> None:
+    a, b = plain(**COMMON, loading=50), plain(**COMMON | {"compute": 500}, loading=0)
+    assert summed(a, b) == {
+        **{"compute": (600, 500), "exposed communication": (100, 100), "loading": (50, 0), "gaps": (250, 400)},
+        "outside the ranks' windows": (100, 100),
+    }
+    assert list(lines_on_windows(a, b)) == []
+
+
+@pytest.mark.parametrize(
+    ("of_b", "rest", "num_apart"),
+    [
+        ({"loading": 50}, "rest", 2),
+        ({"rest": "waiting"}, "rest", 2),
+        ({"compute": 500}, "gaps", 0),
+    ],
+)
+def test_what_one_run_does_not_tell_apart_is_in_the_rest_of_both(
+    of_b: dict[str, Any], rest: str, num_apart: int
+) -> None:
+    a, b = plain(**COMMON), plain(**COMMON | of_b)
+    assert set(summed(a, b)) == {"compute", "exposed communication", rest, "outside the ranks' windows"}
+    lines = list(lines_on_windows(a, b))
+    assert len(lines) == bool(num_apart)
+    assert all(line.startswith("rest is one part") and line.count(" in ") == num_apart for line in lines)
+
+
+def test_the_rest_has_communication_where_one_run_does_not_know_it() -> None:
+    waiting = "communication_that_no_compute_hides,_with_the_waiting_in_it"
+    a, b = plain(compute=600, loading=10, **{waiting: 90}), plain(**COMMON, loading=10)
+    assert summed(a, b)["other rest, with exposed communication"] == (390, 390)
+    assert "gaps" in summed(a, plain(compute=500, loading=10, **{waiting: 0}))
+    assert "other rest" in summed(a, plain("waiting", compute=500, loading=10, **{waiting: 0}))
+
+
+def test_a_part_that_is_not_known_in_some_steps_is_in_the_rest() -> None:
+    a, b = plain(**COMMON, loading=50), plain(**COMMON, loading=50)
+    a.parts[WINDOW][("part", "loading"),][1] = np.nan
+    parts = summed(a, b)
+    assert "loading" not in parts
+    assert parts["rest"] == (300, 300)
+
+
+def test_steps_of_which_nothing_is_known_are_left_out() -> None:
+    a, b = plain(**COMMON), plain(**COMMON)
+    for series in a.parts[WINDOW].values():
+        series[2] = np.nan
+    parts = [part for part in match_figures(a, b, True) if part.lengths is not None]
+    assert len(parts) == 4
+    assert all(np.isnan(part.a).tolist() == [False, False, True] for part in parts)
+    for series in a.parts[WINDOW].values():
+        series[:] = np.nan
+    assert summed(a, b) == {}
+    assert [line.partition(":")[0] for line in lines_on_windows(a, b)] == ["what a step was spent on is not known in A"]
+
+
+def test_several_runs_are_without_a_pipeline_where_one_is() -> None:
+    runs = [plain(**COMMON), plain(**COMMON)]
+    assert not joined(runs).has_pipeline
+    assert set(summed(joined(runs), runs[0])) == set(summed(*runs))
+    assert not joined([runs[0], replace(runs[1], has_pipeline=True)]).has_pipeline
+    assert joined([replace(run, has_pipeline=True) for run in runs]).has_pipeline

@@ -64,8 +64,9 @@ def test_few_steps_have_an_uncertain_mean_and_show_no_other_change() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ComparedRun:
+    """A run of which it is known what it was started with: those of its command do the same work."""
     folder: Path = tmp_path_factory.mktemp("run")
-    return read_compared(NoisyRun(steps=30).write(folder / "run.csv", 0))
+    return replace(read_compared(NoisyRun(steps=30).write(folder / "run.csv", 0)), facts={"script": "train.py"})
 
 
 def of_periods(run: ComparedRun, period: Series, seed: int = 0) -> ComparedRun:
