@@ -89,7 +89,7 @@ def recorded(folder: Path, how: str) -> RecognisedRun:
     return recognise([read_kineto(folder / "run" / f"rank{rank}.json.gz") for rank in range(4)])
 
 
-@pytest.mark.parametrize("how", ["send"])
+@pytest.mark.parametrize("how", ["send", "broadcast"])
 def test_each_op_of_a_pipeline_next_to_replicas_is_what_the_script_did_then(tmp_path: Path, how: str) -> None:
     run = recorded(tmp_path, how)
     assert (run.schedule.name, run.mesh.pp, run.mesh.dp) == ("gpipe", 2, 2)
