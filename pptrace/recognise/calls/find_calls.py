@@ -217,11 +217,6 @@ def find_calls(events: Events) -> pd.DataFrame:
     args = CommArgs(events.comm_args)
     calls = with_kernels(events, host_calls(events, args), args)
     calls = with_works(calls.where(calls["kind"] > 0))
-    if (events.category == Category.KERNEL).any():
-        # Of groups of one rank no kernel is seen: nothing had to move, and their calls have no duration.
-        alone = (calls["kernel"] < 0) & (args.numbers("group_size", calls["args"]) == 1)
-        times = {name: np.where(alone, calls["start_ns"], calls[name]) for name in ("until_ns", "end_ns")}
-        calls = calls.with_columns(times)
     if not len(calls):
         return empty_table(CALLS)
     return _table(calls.in_order_of("start_ns"), events, args)
