@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -19,7 +19,7 @@ from pptrace.marks import P2P
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.model.traces import OP_TABLE
+from pptrace.model.traces import OP_TABLE, InputFormat
 from pptrace.model.wording import as_ranges, listed
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_among, rows_where, slices_by_int
@@ -334,9 +334,9 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
 
 
 def explain_unknown_idle(
-    steps: Sequence[StepReport], device: Sequence[RankDevice], work: Mapping[int, DeviceWork]
+    steps: Sequence[StepReport], device: Sequence[RankDevice], work: Mapping[int, DeviceWork], formats: Collection[str]
 ) -> tuple[str, ...]:
-    """A warning for each reason why devices with idle time have no ``host``."""
+    """A warning for each reason why devices with idle time have no ``host``, with what to do in traces of these formats."""
     ranks_by_reason: dict[str, set[int]] = {}
     lacking = {entry.rank for entry in device if entry.breakdown.idle_ns is not None and entry.host is None}
     lacking |= {
@@ -345,13 +345,18 @@ def explain_unknown_idle(
     for rank in sorted(lacking):
         reason = work[rank].idle.reason if rank in work else ""
         ranks_by_reason.setdefault(reason or _LACKS_LAUNCHES, set()).add(rank)
+    cure = _PROFILE_LAUNCHES if set(formats) == {InputFormat.XPLANE} else _RECORD_LAUNCHES
     return tuple(
-        f"why the device was idle is not known of rank {listed(sorted(ranks), _FEW)}: {reason}; record CUDA runtime calls "
-        "from before the first step to after the last (Kineto: activities=[CPU, CUDA]; nsys: --trace=cuda)"
+        f"why the device was idle is not known of rank {listed(sorted(ranks), _FEW)}: {reason}; {cure}"
         for reason, ranks in ranks_by_reason.items()
     )
 
 
+_RECORD_LAUNCHES = (
+    "record CUDA runtime calls from before the first step to after the last (Kineto: activities=[CPU, CUDA]; nsys: "
+    "--trace=cuda)"
+)
+_PROFILE_LAUNCHES = "profile from before the first step to after the last: JAX records launches of GPUs, of TPUs none"
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
 
 

@@ -101,7 +101,7 @@ CALLS: Schema = {
     "description": "str",
     "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
     "group_size": "int64",
-    "peer": "int64",  # global rank
+    "peer": "int64",  # global rank; of a broadcast the root's
     "local_peer": "int64",  # the peer's rank within the group, where its global rank is unknown
     "bytes": "int64",  # of the larger of input and output
     "seq": "int64",

@@ -145,7 +145,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     labelled = tables_from_labels(trace, work, calls)
     joined = labelled if marked is None else marked.joined_with(labelled)
     recognised = _recognised_rank(trace, work, joined, calls, numbered)
-    return replace(recognised, host=find_host_order(trace.events))
+    return replace(recognised, host=find_host_order(trace.events, calls))
 
 
 def _loading_on(threads: Int64, marks: MarkedRanges) -> MarkedRanges:

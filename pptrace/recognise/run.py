@@ -14,14 +14,15 @@ import pandas as pd
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pptrace.marks import P2P
 from pptrace.model.damage import LackingRecords
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, HOST_ORDER, MEMORY, empty_table
 from pptrace.model.traces import InputFormat, Trace
-from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links
+from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links, with_messages_of_links
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
 from pptrace.recognise.groups.peers_by_members import with_peers_by_members
 from pptrace.recognise.infer.locate import Located, groups_of, locate
@@ -103,7 +104,7 @@ def recognise_ranks(
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
     ranks, peers = _with_peers(ranks)
-    located = _located(ranks, num_ranks, spanned)
+    located = _located_by_broadcasts(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     warnings = [*_warnings_of_ranks(ranks), *cut, *captured, *left_out, *renumbered, *peers, *located.warnings]
@@ -145,6 +146,24 @@ def _with_peers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[RecognisedRan
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
     return [replace(recognised, calls=calls[recognised.number]) for recognised in ranks] if lines else ranks, lines
+
+
+def _located_by_broadcasts(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]) -> Located:
+    """The ranks located with broadcasts in groups of two as the messages of their pipelines, if these explain their ops."""
+    have_messages = [rows_among(each.calls["kind"], P2P).any() for each in ranks]
+    hosts = {
+        each.number: each.host for each, has in zip(ranks, have_messages, strict=True) if len(each.host) and not has
+    }
+    if not hosts:
+        return _located(ranks, num_ranks, spanned)
+    calls = {each.number: each.calls for each in ranks}
+    linked = calls if any(have_messages) else with_messages_of_links(calls, hosts)
+    if linked is not calls:
+        located = _located([replace(each, calls=linked[each.number]) for each in ranks], num_ranks, spanned)
+        if rows_among(located.placed.ops["kind"], COMPUTE_KINDS).any():
+            return located
+    plain = [replace(each, host=empty_table(HOST_ORDER)) if each.number in hosts else each for each in ranks]
+    return _located(plain, num_ranks, spanned)
 
 
 def _located(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]) -> Located:

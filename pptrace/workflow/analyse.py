@@ -328,6 +328,7 @@ class _Measured(Struct, frozen=True, eq=False):
         steps, study = with_reasons(self.steps, study, series)
         found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
         line = line_of_waits(waits)
+        unknown_idle = explain_unknown_idle(steps, self.device, run.work, {each.format for each in self.inputs})
         step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
         shared = with_busy_shares(sharing, self.device)
         has_devices = any(each.has_devices for each in steps)
@@ -348,7 +349,7 @@ class _Measured(Struct, frozen=True, eq=False):
             marked_steps=marked,
             device=self.device,
             findings=findings,
-            warnings=(*warnings, *explain_unknown_idle(steps, self.device, run.work), *([line] if line else [])),
+            warnings=(*warnings, *unknown_idle, *([line] if line else [])),
             step_series=series,
             stragglers=study.stragglers,
             missing_evidence=missing,

@@ -5,14 +5,14 @@ Written by ``record_param_comms`` and, through Kineto, onto NCCL kernels (torch'
     torch 2.2   Collective name, In/Out msg size (elements), dtype, Group size
     torch 2.3   In/Out msg nelems instead
     torch 2.4   Process Group Name, Description, Ranks; Global rank start, stride
-    torch 2.5   Rank, Src Rank (receives), Dst Rank (sends)
+    torch 2.5   Rank (of a broadcast the root's), Src Rank (receives), Dst Rank (sends)
     torch 2.12  Seq, Is asynchronized op
     all of them In/Out split size: of an all-to-all of uneven parts, rows for each peer; more than 30 are elided
     torch 2.13  Comms Id
 
-Peers of ``c10d::send`` and ``c10d::recv_`` are in their ``Concrete Inputs`` (with record_shapes), as ranks *within the group*
-without the group's name; such rows have an empty ``group_id``. Sizes follow from tensor shapes, as ``record_shapes`` writes them,
-where they are unambiguous:
+Peers of ``c10d::send`` and ``c10d::recv_`` and roots of ``c10d::broadcast_`` are in their ``Concrete Inputs`` (with
+record_shapes), as ranks *within the group* without the group's name; such rows have an empty ``group_id``. Sizes follow from
+tensor shapes, as ``record_shapes`` writes them, where they are unambiguous:
 
     "Input type": ["TensorList", "", "Scalar"]       element type of each tensor argument; "" for other arguments
     "Input Dims": [[[4, 6], [3]], [], []]            its shape; for a list those of its tensors, [] if more than 30
@@ -79,7 +79,23 @@ _TYPE_BYTES = {name: size for size, names in _SIZES_BY_BYTES.items() for name in
 
 
 _PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
-_PEERLESS = frozenset({"send", "recv", "coalesced", "recvanysource"})
+_OF_ANOTHER_RANK = frozenset(
+    {
+        "send",
+        "recv",
+        "coalesced",
+        "recvanysource",
+        "broadcast",
+        "_broadcast_oop",
+        "reduce",
+        "_reduce_oop",
+        "gather",
+        "scatter",
+    }
+)
+"""Calls whose ``Rank`` is the peer's or the root's, or nobody's."""
+_BROADCAST, _ROOT = "c10d::broadcast_", 2
+"""The operator of a broadcast, and its argument that is the rank of the root within the group."""
 
 
 def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, Any]) -> pd.DataFrame:
@@ -136,7 +152,8 @@ def _record(name: str, args: Args, event: int, texts: _RankTexts) -> CommRecord:
         values, splits = value_of(args.inputs), ""
         if name == _ALL_TO_ALL and isinstance(values, list) and len(values) > _IN_SPLITS:
             splits = _splits_text(values[_IN_SPLITS], values[_OUT_SPLITS])
-        return event, "", in_bytes, out_bytes, "", "", "", -1, -1, -1, -1, elements, splits
+        root = _concrete_int(args, _ROOT) if name == _BROADCAST else -1
+        return event, "", in_bytes, out_bytes, "", "", "", -1, root, -1, -1, elements, splits
     item_bytes = DTYPE_BYTES.get(text_of(args.dtype).lower(), -1)
     group_id = text_of(args.group_id)
     size = int_of(args.group_size)
@@ -150,12 +167,19 @@ def _record(name: str, args: Args, event: int, texts: _RankTexts) -> CommRecord:
         text_of(args.group_description),
         text,
         size if size > 0 else (num_ranks or -1),
-        int_of(args.src),
+        _source(args, text),
         int_of(args.dst),
         int_of(args.seq),
         -1,
         _splits_text(value_of(args.in_split), value_of(args.out_split)),
     )
+
+
+def _source(args: Args, group_ranks: str) -> int:
+    """The global rank that a receive, or a broadcast in a group of two, is from; −1 where it is not recorded."""
+    members = json.loads(group_ranks) if text_of(args.collective) == "broadcast" and group_ranks.count(",") == 1 else []
+    root = int_of(args.rank)
+    return members[root] if 0 <= root < len(members) else int_of(args.src)
 
 
 def _num_bytes(nelems: Any, item_bytes: int) -> int:
@@ -208,8 +232,8 @@ def _concrete_int(args: Args, index: int) -> int:
 def rank_of_comms(rows: Sequence[CommRow]) -> int | None:
     """The rank of this process according to its collectives; None if they lack it or disagree.
 
-    ``Rank`` is the rank within the group (the peer, in sends and receives), so only collectives of groups 0, 1, 2, … count, where
-    it equals the global rank.
+    ``Rank`` is the rank within the group (the peer, in sends and receives; the root, where there is one), so only collectives of
+    groups 0, 1, 2, … count, where it equals the global rank.
     """
     votes: set[int] = set()
     lists: dict[bytes, tuple[int, ...]] = {}
@@ -218,7 +242,7 @@ def rank_of_comms(rows: Sequence[CommRow]) -> int | None:
         if text not in lists:
             lists[text] = _complete_list(value_of(args.group_ranks))
         ranks, rank = lists[text], int_of(args.rank)
-        is_collective = text_of(args.collective).lower() not in _PEERLESS
+        is_collective = text_of(args.collective).lower() not in _OF_ANOTHER_RANK
         if is_collective and 0 <= rank < len(ranks) and ranks == tuple(range(len(ranks))):
             votes.add(rank)
     return votes.pop() if len(votes) == 1 else None

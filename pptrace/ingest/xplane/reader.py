@@ -1,4 +1,4 @@
-"""Read JAX's profiles: XPlane files (``*.xplane.pb``) of GPUs and TPUs; every device of the host is a rank.
+"""Read JAX's profiles: XPlane files (``*.xplane.pb``) of GPUs and TPUs; every device of the host with work is a rank.
 
     /device:GPU:N    lines "Stream #S(…)": kernels and copies, each with the correlation of the call that launched it
     /device:TPU:N    lines "XLA Ops" and "Async XLA Ops": operations of the compiler; "XLA Modules", "Steps"
@@ -27,7 +27,7 @@ from pptrace.ingest.formats import XPLANE_SUFFIX
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace
-from pptrace.model.wording import counted
+from pptrace.model.wording import as_ranges, counted
 
 _EXPECTED = (
     f"expected the *{XPLANE_SUFFIX} that jax.profiler.trace writes; copy it anew as a binary file, or record again"
@@ -49,7 +49,7 @@ _FIRST_THREAD = 1_000_000
 
 
 def read_xplane(path: Path) -> tuple[Trace, ...]:
-    """Read a trace for each device with work, else one of the host.
+    """Read a trace for each device with work, their ranks in the order of their numbers, else one of the host.
 
     Raises:
         TraceError: the file cannot be read, is no XPlane file, or has no event of a host or a device.
@@ -75,22 +75,25 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
     if damage:
         kept = counted(len(space.planes), "plane")
         warnings.append(f"{damage}; kept the {kept} before it, so that devices or the host may be missing")
+    listed_devices = {int(match["number"]) for plane in space.planes if (match := _DEVICE.fullmatch(plane.name))}
+    if devices and (idle := sorted(listed_devices - set(devices))):
+        warnings.append(f"no work of device {as_ranges(idle)}, none done or none recorded: no rank")
     begins = [plane.stats.get(_BEGIN, 0) for plane in space.planes if plane.name == _ENVIRONMENT]
     base = next((begin for begin in begins if 0 < begin <= LIMIT_NS), 0)
     steps = [code for code, name in enumerate(names.texts) if name.startswith("ProfilerStep#")]
-    parts = {number: [events, _host_of(host, events, len(devices), steps)] for number, events in devices.items()}
+    parts = [[events, _host_of(host, events, len(devices), steps)] for events in devices.values()]
     facts: dict[str, Any] = {HOST_NAME: space.hosts[0]} if space.hosts and space.hosts[0] else {}
     if len(devices) > 1:
         facts[ONE_CLOCK] = f"{SESSION}{path}"
     traces: list[Trace] = []
-    for number, events in parts.items() or [(None, [host])]:
+    for rank, events in enumerate(parts or [[host]]):
         ordered = sorted_events(events, names.texts, base)
-        is_first = not traces
+        is_first = rank == 0
         traces.append(
             Trace(
                 path=str(path),
                 format=InputFormat.XPLANE,
-                rank=number,
+                rank=rank if parts else None,
                 producer="JAX (XPlane)",
                 events=ordered.without_comm_args,
                 memory=empty_table(MEMORY),

@@ -216,11 +216,6 @@ def find_calls(events: Events) -> pd.DataFrame:
     args = CommArgs(events.comm_args)
     calls = with_kernels(events, host_calls(events, args), args)
     calls = with_works(calls.where(calls["kind"] > 0))
-    if (events.category == Category.KERNEL).any():
-        # Of groups of one rank no kernel is seen: nothing had to move, and their calls have no duration.
-        alone = (calls["kernel"] < 0) & (args.numbers("group_size", calls["args"]) == 1)
-        times = {name: np.where(alone, calls["start_ns"], calls[name]) for name in ("until_ns", "end_ns")}
-        calls = calls.with_columns(times)
     if not len(calls):
         return empty_table(CALLS)
     return _table(calls.in_order_of("start_ns"), events, args)
@@ -228,7 +223,8 @@ def find_calls(events: Events) -> pd.DataFrame:
 
 def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     rows, kind = calls["args"], calls["kind"]
-    is_send, is_recv = (kind == CODE_OF_KIND[name] for name in ("send", "recv"))
+    is_send, is_recv, is_broadcast = (kind == CODE_OF_KIND[name] for name in ("send", "recv", "broadcast"))
+    source = np.where(is_recv | is_broadcast, args.numbers("src", rows), -1)
     num_bytes = args.message_bytes(rows)
     shapes = np.where(args.texts("splits", rows) == "", calls["shapes"], rows)
     on_device = calls["kernel"] >= 0
@@ -247,7 +243,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "description": args.texts("group_description", rows),
         "group_ranks": args.texts("group_ranks", rows),
         "group_size": args.numbers("group_size", rows),
-        "peer": np.where(is_send, args.numbers("dst", rows), np.where(is_recv, args.numbers("src", rows), -1)),
+        "peer": np.where(is_send, args.numbers("dst", rows), source),
         "local_peer": calls["local_peer"],
         "bytes": np.where(num_bytes >= 0, num_bytes, calls["num_bytes"]),
         "seq": args.numbers("seq", rows),

@@ -16,14 +16,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.intervals import find_interval
-from pptrace.marks import P2P
+from pptrace.marks import P2P, Collective
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
-from pptrace.slices import Slice, last_like, rows_among
+from pptrace.slices import Slice, are_among, last_like, rows_among
 
 FAILED_KEY = "failed_calls"
 """The key of a rank's metadata that holds kind, group, sequence and peer (-1: none) of the calls that raised an error."""
@@ -218,10 +218,10 @@ def _table(
         base[name] = np.append(outside[name].to_numpy(), unknown)[recorded]
     for name, column in _columns_of_groups(watched["group"], metadata).items():
         base[name] = np.where(column == "", base[name], column)
-    is_message = np.isin(watched["kind"].astype(str), P2P) if len(watched) else np.zeros(0, dtype=np.bool_)
+    has_peer = are_among(watched["kind"], (*P2P, Collective.BROADCAST))
     base |= {
         "kind": watched["kind"],
-        "peer": np.where(is_message, watched["peer"], -1),
+        "peer": np.where(has_peer, watched["peer"], -1),
         "local_peer": np.full(len(watched), -1),
         "bytes": watched["bytes"],
         "host_ns": marks.start_ns[watched["at"]],

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from pptrace.model.tables import HOST_ORDER, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, pipeline_thread
+from pptrace.recognise.groups.broadcast_links import two_way_broadcasts
+from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, thread_of_most
 from pptrace.recognise.ops.label_columns import labelled_ops, labelled_ranges
 from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
@@ -33,12 +34,19 @@ _VIEW = re.compile(
     r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
 )
 """Operators that name, shape or allocate a tensor, or begin a backward: a program does that around its ops as well."""
+_BROADCAST = re.compile(r"c10d::broadcast_\Z")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
-def find_host_order(events: Events) -> pd.DataFrame:
-    """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message."""
-    thread = pipeline_thread(events)
+def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
+    """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message. Without any, broadcasts
+    in groups of two, of the rank's ``calls``, may be messages.
+    """
+    are_messages = is_message(events)
+    if not are_messages.any():
+        are_messages = _posts_broadcasts(events, calls)
+    thread = thread_of_most(events, are_messages)
     ranges = None if thread is None else labelled_ranges(events)
     if ranges is None or len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
@@ -55,7 +63,7 @@ def find_host_order(events: Events) -> pd.DataFrame:
     ]
     rows = np.sort(np.concatenate(outermost)) if outermost else rows
     rows = rows[~named(_COMMUNICATION.match)[rows] & ~named(_VIEW.fullmatch)[rows]]
-    messages = np.flatnonzero(is_message(events) & on_thread)
+    messages = np.flatnonzero(are_messages & on_thread)
     zero_grad = named(_ZERO_GRAD.match) & (events.category == Category.ANNOTATION)
     barrier = named(lambda name: name == "c10d::barrier") & is_operator & on_thread  # others may be part of an op
     bounds, data = np.flatnonzero(zero_grad | barrier), found_ranges(events, DATA)
@@ -84,6 +92,20 @@ def find_host_order(events: Events) -> pd.DataFrame:
     ]
     table = pd.concat(tables or [empty_table(HOST_ORDER)], ignore_index=True)
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bools:
+    """Mark the operators that post the broadcasts which may be messages: each the first one since the call began."""
+    posts = np.zeros(len(events), dtype=np.bool_)
+    begins = calls["host_ns"].to_numpy()[two_way_broadcasts(calls)]
+    if len(begins):
+        rows = events.rows_named(_BROADCAST, Category.CPU_OP)
+        rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
+        first = np.searchsorted(events.start_ns[rows], begins)
+        rows = rows[first[first < len(rows)]]
+        optimizers = events.rows_named(_OPTIMIZER_STEP, Category.ANNOTATION)  # copies of parameters
+        posts[rows[~events.are_within(optimizers, events.thread[rows], events.start_ns[rows])]] = True
+    return posts
 
 
 class Messages(Struct, frozen=True):

@@ -81,7 +81,8 @@ def _peers_of(rank: int, calls: pd.DataFrame, groups: Groups) -> Int64:
     number, first = distinct_of(ends)
     peers = []
     for index, peer, local_peer in zip(*(column[first].tolist() for column in ends), strict=True):
-        group = groups.of_call[keys[index]]
+        # Collectives alone may have no key: those whose group was found by other ranks' calls.
+        group = groups.of_call.get(keys[index], groups.unnamed[rank])
         peers.append(global_peer(peer, local_peer, group if group.is_named else groups.unnamed[rank]))
     return np.array(peers, dtype=np.int64)[number]
 

@@ -88,7 +88,11 @@ def _of_rank(
 
     ends = (calls["peer"].to_numpy(), calls["local_peer"].to_numpy())
     peers = _each(peer_of, (kinds, number, *ends), "int64")
-    sizes = np.array([group.size for group in call_groups], dtype=np.int64)
+    size = np.array([group.size for group in call_groups], dtype=np.int64)[number]
+    posted_only = (calls["clock"] == "host") & (calls["posted_ns"] == calls["end_ns"])
+    # In a group of one rank nothing has to move and nobody is waited for: a call that was only posted has no duration.
+    is_alone = (posted_only & (size == 1)).to_numpy()
+    starts = calls["start_ns"].to_numpy()
     table = comms_table(
         {
             "rank": rank,
@@ -96,10 +100,11 @@ def _of_rank(
             "kind": kinds,
             "axis": axes,
             "peer": peers,
-            "group_size": np.where(are_among(kinds, P2P), 2, sizes[number]),
+            "group_size": np.where(are_among(kinds, P2P), 2, size),
             **_sizes(calls),
             "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
-            **{name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
+            "start_ns": starts,
+            **{name: np.where(is_alone, starts, calls[name]) for name in ("posted_ns", "asked_ns", "end_ns")},
             "stream": calls["stream"].to_numpy(),
             "algorithm": calls["algorithm"].array,
             "clock": calls["clock"].to_numpy(dtype=object),

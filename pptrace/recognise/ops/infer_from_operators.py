@@ -85,7 +85,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so; ``steps`` when steps begin
     that have ranges of their own: forwards before one that no backward follows are of none (evaluation).
     """
-    thread = pipeline_thread(events)
+    thread = thread_of_most(events, is_message(events))
     if thread is None or _mostly_inside_backwards(events):
         return Inference()
     boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
@@ -152,12 +152,11 @@ def is_message(events: Events) -> npt.NDArray[np.bool_]:
     return _named(events, (_SENDS, *_RECVS))
 
 
-def pipeline_thread(events: Events) -> int | None:
-    """The thread that posts most sends and receives."""
-    rows = np.flatnonzero(is_message(events))
-    if not len(rows):
+def thread_of_most(events: Events, messages: npt.NDArray[np.bool_]) -> int | None:
+    """The thread that posts most of the messages, which a mask marks."""
+    threads, counts = np.unique(events.thread[messages], return_counts=True)
+    if not len(threads):
         return None
-    threads, counts = np.unique(events.thread[rows], return_counts=True)
     return int(threads[counts.argmax()])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from math import hypot, log, sqrt
 from statistics import stdev
@@ -10,6 +9,7 @@ from statistics import stdev
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from pptrace.analysis.compare.bootstrap import (
     LASTING,

@@ -460,8 +460,22 @@ def test_the_rank_may_come_from_collectives_over_all_ranks_only(write: Write, op
     world = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1, 2]", "Group size": 3, "Rank": 1}
     pair = {"Collective name": "allreduce", "Process Group Ranks": "[1, 2]", "Group size": 2, "Rank": 0}
     peer = world | {"Collective name": "send", "Rank": 2}
-    assert read_kineto(write([op(args=pair), op(args=peer)])).rank is None
-    assert read_kineto(write([op(args=pair), op(args=peer), op(args=world)])).rank == 1
+    root = world | {"Collective name": "broadcast", "Rank": 0}
+    assert read_kineto(write([op(args=pair), op(args=peer), op(args=root)])).rank is None
+    assert read_kineto(write([op(args=pair), op(args=peer), op(args=root), op(args=world)])).rank == 1
+
+
+def test_roots_of_broadcasts_are_read_as_sources(write: Write, op: Op) -> None:
+    """The operator has the root's place in its group, the record of a group of two its global rank."""
+    inputs = {
+        "Input type": ["TensorList", "", "Scalar", "Scalar", "Scalar", "Scalar"],
+        "Input Dims": [[[64, 256]], [], [], [], [], []],
+        "Concrete Inputs": ["", "", "1", "0", "False", "-1"],
+    }
+    pair = {"Collective name": "broadcast", "Process Group Ranks": "[4, 6]", "Group size": 2, "Rank": 1}
+    content = [op("c10d::broadcast_", 0, args=inputs), op("record_param_comms", 1, args=pair)]
+    content += [op("record_param_comms", 2, args=pair | {"Collective name": "allreduce"})]
+    assert [row["src"] for row in comms(write(content))] == [1, 6, -1]
 
 
 def moment(ts: float, kind: int, device: int, **args: Any) -> dict[str, Any]:

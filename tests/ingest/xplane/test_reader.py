@@ -107,6 +107,23 @@ def test_every_device_of_a_host_is_a_rank_with_its_launches_alone(tmp_path: Path
     assert [step.step for step in report.steps] == [7]
 
 
+def test_devices_without_work_are_no_ranks_and_named_in_a_line(tmp_path: Path) -> None:
+    idle = [PlaneWriter(f"/device:GPU:{number}") for number in (0, 2, 4)]
+    report = load(
+        [_write(tmp_path / "a.xplane.pb", *idle, _gpu(3, 1), _gpu(1, 11), _host((1, 11)))], cache=False
+    ).report
+    assert (report.mesh.num_ranks, [entry.rank for entry in report.device]) == (2, [0, 1])
+    assert [entry.breakdown.compute_ns for entry in report.device] == [20_000] * 2
+    assert not any("no trace of rank" in line for line in report.warnings)
+    assert report.inputs[0].warnings == ("no work of device 0, 2, 4, none done or none recorded: no rank",)
+
+
+def test_what_to_do_about_unknown_idle_time_is_about_jax(tmp_path: Path) -> None:
+    report = load([_write(tmp_path / "a.xplane.pb", _gpu(0))], cache=False).report
+    (line,) = (line for line in report.warnings if "why the device was idle is not known" in line)
+    assert line.endswith("JAX records launches of GPUs, of TPUs none")
+
+
 def test_loops_of_a_tpu_are_not_counted_besides_what_runs_in_them(tmp_path: Path) -> None:
     operations = [
         Event("while.1", 0, 100 * US),

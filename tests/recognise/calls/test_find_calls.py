@@ -181,14 +181,20 @@ def test_a_copy_of_a_wait_belongs_to_no_call() -> None:
     assert (calls["kind"].tolist(), calls["clock"].tolist()) == (["send"], ["host"])
 
 
-@pytest.mark.parametrize(("recorded", "lasts"), [(True, 0), (False, 9)])
-def test_a_call_of_a_rank_alone_takes_no_time_where_its_device_was_recorded(recorded: bool, lasts: int) -> None:
-    rank = Rank(0)
-    rank.call(ALL_REDUCE, 0, None, ranks=(0,), in_bytes=8)
+@pytest.mark.parametrize(("recorded", "size", "lasts"), [(True, 1, 0), (False, 1, 0), (True, 2, 9), (False, 2, 10)])
+def test_a_call_that_was_only_posted_takes_no_time_in_a_group_of_one_rank(
+    recorded: bool, size: int, lasts: int
+) -> None:
+    """Whoever tells the size: the call, or, as MTIA's operators do not, the configuration of the job."""
+    config = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": size, "ranks": list(range(size))}]
+    rank = Rank(0, {"world_size": size, "pg_config": config})
+    rank.kernel("gemm", 20, 30, 40)
     if recorded:
-        rank.kernel("gemm", 20, 30, 40)
-    calls = find_calls(rank.trace().events)
-    assert (calls["end_ns"] - calls["start_ns"]).tolist() == [lasts]
+        rank.call(ALL_REDUCE, 0, None, ranks=range(size), in_bytes=8)
+    else:
+        rank.add(Category.CPU_OP, "c10d::allreduce_", 0, 10, thread=MAIN_THREAD)
+    comms = recognise([rank.trace()]).comms
+    assert (comms["end_ns"] - comms["start_ns"]).tolist() == [lasts]
 
 
 @pytest.mark.parametrize(
