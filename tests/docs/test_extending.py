@@ -142,7 +142,7 @@ def test_the_analysis_gives_the_longest_op_of_each_stage_as_a_table(
     monkeypatch: pytest.MonkeyPatch, made: list[str]
 ) -> None:
     (caption,) = (name for name in EXAMPLES if name.startswith("pptrace/analysis/result.py:"))
-    names = {"dataclass": results.dataclass, "__name__": __name__}
+    names = {"Struct": results.Struct, "__name__": __name__}
     exec(EXAMPLES[caption], names)
     monkeypatch.setattr(results, "LongestOp", names["LongestOp"], raising=False)
     step = load([SAMPLES / "1f1b_p4"]).report.steps[0]

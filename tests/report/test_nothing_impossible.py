@@ -135,7 +135,7 @@ def test_damaged_traces_have_no_impossible_figure(sample: Path, damage: Damage, 
 
 
 def test_the_check_finds_what_is_impossible() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     report = load([SAMPLES / "uneven_p4"]).report
     (step, *_) = report.steps

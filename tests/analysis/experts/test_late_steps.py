@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
 from pptrace.analysis.experts.turns import with_model_stages
@@ -56,7 +57,7 @@ def test_the_order_of_exchanges_changes_nothing() -> None:
     order = np.random.default_rng(0).permutation(len(exchanges))
     mixed = Slice({name: exchanges[name][order] for name in exchanges.columns})
     for step, other in zip(expert_steps(Waits(exchanges)), expert_steps(Waits(mixed)), strict=True):
-        assert replace(other, rank_ratio=None) == replace(step, rank_ratio=None)
+        assert structs.replace(other, rank_ratio=None) == structs.replace(step, rank_ratio=None)
         assert other.rank_ratio == pytest.approx(step.rank_ratio)
 
 
