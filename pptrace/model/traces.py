@@ -44,6 +44,8 @@ _OF_FORWARDS = re.compile(
 )
 _NODE_FUNCTION = re.compile(r"Backward\d*$")
 _NUMBERS = re.compile(r"\s\w+=\S+|\d+")
+_MANY_NAMES = 2_000
+"""Searching more takes longer than finding those of the rows in question."""
 
 
 def is_of_forward(name: str) -> bool:
@@ -114,16 +116,19 @@ class Events(Struct, frozen=True):
 
     def named(self, pattern: re.Pattern[str], of_rows: npt.NDArray[np.integer[Any]] | None = None) -> Bool:
         """Mark those of ``names`` in which a pattern is found; with ``of_rows`` no others than theirs are searched."""
-        found = np.zeros(len(self.names), dtype=np.bool_)
-        searched = (
-            np.ones(len(self.names)) if of_rows is None else np.bincount(self.name_id[of_rows], minlength=len(found))
-        )
-        for index in np.flatnonzero(searched).tolist():
-            found[index] = pattern.search(self.names[index]) is not None
+        found, search = np.zeros(len(self.names), dtype=np.bool_), pattern.search
+        if of_rows is None:
+            found[:] = [search(name) is not None for name in self.names]
+        else:
+            codes = np.flatnonzero(np.bincount(self.name_id[of_rows], minlength=len(found)))
+            found[codes] = [search(self.names[code]) is not None for code in codes.tolist()]
         return found
 
     def rows_named(self, pattern: re.Pattern[str], *categories: Category) -> npt.NDArray[np.intp]:
         """The rows of some categories, of all without any, in whose name a pattern is found."""
+        if categories and len(self.names) > _MANY_NAMES:
+            rows = np.flatnonzero(self.is_of(*categories))
+            return rows[self.named(pattern, rows)[self.name_id[rows]]]
         named = self.named(pattern)
         if not named.any():
             return np.empty(0, dtype=np.intp)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from pptrace.marks import PREFIX
 from pptrace.model.device import Rows
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import read_label
@@ -27,7 +28,7 @@ def with_numbered_steps(events: Events) -> tuple[Events, str]:
     """The events with such ranges named as torch's profiler names steps, and the first and last name; "" where there are none."""
     numbers: dict[str, dict[int, int]] = {}
     for code, name in enumerate(events.names):
-        if match := _NUMBERED.fullmatch(name):
+        if not name.startswith(PREFIX) and (match := _NUMBERED.fullmatch(name)):
             numbers.setdefault(match[1], {})[code] = int(match[2])
     if not numbers or any((label := read_label(name)) and label.span == "STEP" for name in events.names):
         return events, ""
