@@ -82,16 +82,17 @@ def test_an_order_with_ep_has_the_groups_of_megatrons_two_rank_generators(order:
     for ep, etp in ((2, 1), (4, 1), (2, 2), (1, 2), (3, 1), (6, 2)):
         attention = {"tp": 2, "cp": 2, "dp": 3, "pp": 2, "ep": 1}
         experts = {"tp": etp, "cp": 1, "dp": 12 // (ep * etp), "pp": 2, "ep": ep}
-        written, sizes = complete_order(order.split("-")), {Axis(name): size for name, size in attention.items()}
+        written = complete_order(order.split("-"))
+        sizes = {axis: attention.get(axis, 1) for axis in (*MESH_ORDER, Axis.EP)}
         assert written is not None
         for name in ("tp", "cp", "dp", "pp"):
             assert groups_of((Axis(name),), sizes, written) == ranks_in_megatron(attention, order, name)
         is_refused = ranks_in_megatron(attention, order, "pp") != ranks_in_megatron(experts, order, "pp")
         if is_refused:
             with pytest.raises(UsageError, match="so that these would have other pipelines; put pp last"):
-                MeshShape(2, 3, 2, 2, written, ep, etp)
+                MeshShape(2, 3, 2, 2, order=written, ep=ep, etp=etp)
             continue
-        shape = MeshShape(2, 3, 2, 2, written, ep, etp)
+        shape = MeshShape(2, 3, 2, 2, order=written, ep=ep, etp=etp)
         for name, axis in (("tp", Axis.ETP), ("ep", Axis.EP), ("dp", Axis.EDP)):
             assert shape.groups_of(axis) == ranks_in_megatron(experts, order, name)
 
