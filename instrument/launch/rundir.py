@@ -116,6 +116,7 @@ class RunDirectory:
             "nproc_per_node": options.nproc,
             "world_size": max(options.nnodes * options.nproc, len(records)),
             "host": host_name(),
+            "pid": os.getpid(),
         }
         merged = _merge_facts(records)
         merged["environment"] = merged["environment"] or self._environment  # a script may set some itself

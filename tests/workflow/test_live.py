@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +31,7 @@ from pptrace.workflow.live.follow import (
     LiveStepFigures,
     cost_of_run,
     require_live,
+    status_of,
 )
 from tests.support.live_run import CLOCK, STEP_NS, LiveFolder
 from tests.support.programs import one_line, pptrace_here
@@ -281,3 +286,21 @@ def test_records_that_end_before_their_ranks_do_are_said_to(tmp_path: Path) -> N
     assert pptrace_here("live", tmp_path, "--last", "1").err.splitlines()[-1] == f"{said}; rank 1 went on to step 5"
     live_files(tmp_path)[1].write_bytes(whole[:40])
     assert "end before the first step does: what rank 1 wrote" in pptrace_here("live", tmp_path).err
+
+
+def test_a_run_whose_launcher_is_gone_and_whose_ranks_are_quiet_was_killed(tmp_path: Path) -> None:
+    LiveFolder(tmp_path).write_steps(3)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        gone = ended.pid
+
+    def status(host: str, pid: object, age_s: float) -> str | None:
+        write_json(tmp_path / "run.json", {"status": "running", "host": f"{host}-0a1b2c3d", "pid": pid})
+        for path in (tmp_path / "run.json", *live_files(tmp_path).values()):
+            os.utime(path, (time.time() - age_s,) * 2)
+        return status_of(tmp_path)
+
+    here = socket.gethostname()
+    assert status(here, gone, 5) == status(here, os.getpid(), 600) == status("elsewhere", gone, 600) == "running"
+    assert status(here, None, 600) == status(here, 10**30, 600) == "running"
+    assert status(here, gone, 600) == "killed"
+    assert "'killed'" in pptrace_here("live", tmp_path).err.splitlines()[-1]  # and it does not wait for more

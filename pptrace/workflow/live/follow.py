@@ -8,7 +8,10 @@ Live records become traces of marks, so that their figures are those of any trac
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
@@ -360,9 +363,32 @@ def _where_to_look(run_dir: Path) -> str:
 
 
 def status_of(run_dir: Path) -> str | None:
-    """The status that run.json has; None where there is none."""
-    status = _read_run(run_dir).get("status")
+    """The status that run.json has, ``killed`` where it is out of date; None where there is none."""
+    run = _read_run(run_dir)
+    status = run.get("status")
+    if status == "running" and _is_killed(run, run_dir):
+        return "killed"
     return status if isinstance(status, str) else None
+
+
+_QUIET_S = 30.0
+
+
+def _is_killed(run: Mapping[str, Any], run_dir: Path) -> bool:
+    """Return whether the launcher, which would have written how the run ended, is a process of this host that is no more, and no
+    rank writes any longer.
+    """
+    host, pid = run.get("host"), run.get("pid")
+    if os.name != "posix" or not isinstance(pid, int) or not str(host).startswith(f"{socket.gethostname()}-"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        written = (path.stat().st_mtime for path in (run_dir / "run.json", *live_files(run_dir).values()))
+        return max(written) < time.time() - _QUIET_S
+    except (OSError, OverflowError):  # somebody else's, or no number of a process
+        return False
+    return False
 
 
 def _steps_seen(run_dir: Path) -> list[tuple[int, int]]:
