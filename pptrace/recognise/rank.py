@@ -39,7 +39,7 @@ from pptrace.recognise.repeats.loop import (
     without_steps,
 )
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
-from pptrace.recognise.steps.numbered_ranges import with_numbered_steps
+from pptrace.recognise.steps.step_ranges import with_step_ranges
 from pptrace.slices import rows_among, rows_where
 
 
@@ -102,9 +102,9 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
 
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
-    trace, numbered = _with_watched_job(trace), ""
+    trace, step_ranges = _with_watched_job(trace), ""
     if trace.events.names:
-        recorded, numbered = with_numbered_steps(trace.events)
+        recorded, step_ranges = with_step_ranges(trace.events)
         marks, events = split_marks(recorded)
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
@@ -144,7 +144,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
 
     labelled = tables_from_labels(trace, work, calls)
     joined = labelled if marked is None else marked.joined_with(labelled)
-    recognised = _recognised_rank(trace, work, joined, calls, numbered)
+    recognised = _recognised_rank(trace, work, joined, calls, step_ranges)
     return replace(recognised, host=find_host_order(trace.events, calls))
 
 
@@ -194,7 +194,7 @@ def _with_watched_job(trace: Trace) -> Trace:
 
 
 def _recognised_rank(
-    trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame, numbered: str = ""
+    trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame, step_ranges: str = ""
 ) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     ops, teardown = tables.ops, trace.metadata.get("teardown")
@@ -211,7 +211,7 @@ def _recognised_rank(
     captures = capture_times(trace.events)
     capturing = capturing_steps(tables.ops, captures)
     is_step = rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",))
-    has_steps = has_ops or (is_step.any() and not numbered)
+    has_steps = has_ops or (is_step.any() and not step_ranges)
     is_labelled = tables.framework not in ("", "unlabelled")  # labels say what a step is, if not when
     repeats = RepeatedSteps()
     if not (has_steps or is_labelled):
@@ -221,7 +221,9 @@ def _recognised_rank(
         are_inside = (table["end_ns"] > repeats.start_ns[0]) & (table["start_ns"] < repeats.end_ns[-1])
         spans = table[~rows_among(table["kind"], ("STEP",)) & are_inside].reset_index(drop=True)
         repeats = replace(repeats, spans=spans)
-    return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats, numbered=numbered)
+    return RecognisedRank(
+        trace.info, framework, *recognised, capturing=capturing, repeats=repeats, step_ranges=step_ranges
+    )
 
 
 def _without_empty_end(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:

@@ -29,7 +29,7 @@ class RecognisedRank(Struct, frozen=True):
     ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.
     ``by_gaps`` as in :class:`~pptrace.recognise.ops.label_steps.RankTables`. ``recording`` is what recording did to the rank.
     ``capturing`` are the numbers of steps in which a CUDA graph was captured, ``repeats`` the steps of a rank without any from
-    what repeats, also where ranges that the script numbers are steps: ``numbered`` names the first and the last of these.
+    what repeats, also where ranges that the script numbers are steps: ``step_ranges`` names the first and the last of these.
     """
 
     info: TraceInfo
@@ -47,7 +47,7 @@ class RecognisedRank(Struct, frozen=True):
     recording: RankRecording = field(default_factory=RankRecording)
     capturing: tuple[int, ...] = ()
     repeats: RepeatedSteps = field(default_factory=RepeatedSteps)
-    numbered: str = ""
+    step_ranges: str = ""
 
     @property
     def number(self) -> int:

@@ -47,9 +47,9 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import (
     with_common_steps,
-    with_numbered_steps_of_most,
     with_recorded_steps,
     with_repeated_steps,
+    with_step_ranges_of_most,
     without_capturing_steps,
 )
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
@@ -100,7 +100,7 @@ def recognise_ranks(
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(without_disagreeing_ops(ranks))
     ranks, unlabelled = without_other_numbers(with_missing_devices(ranks))
     ranks, captured = without_capturing_steps(ranks)
-    ranks, numbered = with_numbered_steps_of_most(ranks)
+    ranks, step_ranges = with_step_ranges_of_most(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
     ranks, peers = _with_peers(ranks)
@@ -109,7 +109,7 @@ def recognise_ranks(
     metadata = list(located.facts.values())
     warnings = [*_warnings_of_ranks(ranks), *cut, *captured, *left_out, *renumbered, *peers, *located.warnings]
     ops, repeated = with_repeated_steps(placed.ops, ranks)
-    warnings += (*numbered, *repeated)
+    warnings += (*step_ranges, *repeated)
     placed, mesh = replace(placed, ops=ops), placed.mesh
     if placed.explanations is None:
         schedule_info = recognise_schedule(ops, mesh, metadata, schedule)

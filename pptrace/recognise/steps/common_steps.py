@@ -130,17 +130,17 @@ def without_capturing_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recog
     return without, (line if len(steps) > 1 else f"{line}, since that is no step",)
 
 
-def with_numbered_steps_of_most(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
+def with_step_ranges_of_most(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
     """Keep steps from ranges that the script numbers, with a line that names them, where most ranks have some.
 
     Else they stay on ranks of a pipeline alone; for others :func:`with_repeated_steps` finds those that all ranks have.
     """
-    numbered = [recognised.numbered for recognised in ranks if recognised.numbered]
-    if 2 * len(numbered) > len(ranks):
-        return list(ranks), (f"nothing else marks the steps: they are the ranges {numbered[0]} of the script",)
+    step_ranges = [recognised.step_ranges for recognised in ranks if recognised.step_ranges]
+    if 2 * len(step_ranges) > len(ranks):
+        return list(ranks), (f"nothing else marks the steps: they are the ranges {step_ranges[0]} of the script",)
     return [
         replace(recognised, ops=recognised.ops[:0])
-        if recognised.numbered and not _steps_with_ops(recognised)
+        if recognised.step_ranges and not _steps_with_ops(recognised)
         else recognised
         for recognised in ranks
     ], ()

@@ -24,7 +24,7 @@ _NUMBERED = re.compile(
 _TRAINS = (re.compile(r"^Optimizer\.step#"), re.compile(f"^{ENGINE}"))
 
 
-def with_numbered_steps(events: Events) -> tuple[Events, str]:
+def with_step_ranges(events: Events) -> tuple[Events, str]:
     """The events with such ranges named as torch's profiler names steps, and the first and last name; "" where there are none."""
     numbers: dict[str, dict[int, int]] = {}
     for code, name in enumerate(events.names):
