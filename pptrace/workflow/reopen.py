@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,8 @@ def reopen(
     if before is None or analysis.num_ops < FEWEST_OPS or run_store(paths, schedule, step, as_recorded) != before:
         return Opened(analysis)  # the last: files changed meanwhile
     give_back_freed_memory()  # what is kept is copied first
-    before.write(_REPORT, pack(_parts_of(analysis), paths))
+    with suppress(UnicodeEncodeError):  # a path that is no UTF-8
+        before.write(_REPORT, pack(_parts_of(analysis), paths))
     return Opened(analysis, before)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +214,18 @@ def test_another_file_or_option_is_another_run(
     assert len(changed.report.inputs) == len(first.report.inputs) - 1
     assert len(analyses) == 3
     assert isinstance(reopen([copy]).analysis, ReopenedAnalysis)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
+def test_a_run_in_a_directory_whose_name_is_no_unicode_is_analysed_each_time(
+    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
+    copy = tmp_path / os.fsdecode(b"r\xffn")
+    shutil.copytree(folder, copy)
+    for _ in range(2):
+        assert len(reopen([copy]).analysis.report.inputs) == 2
+    assert len(analyses) == 2
 
 
 def test_mipmaps_of_a_timeline_come_back_without_being_made_again(folder: Path) -> None:
