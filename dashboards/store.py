@@ -17,11 +17,12 @@ from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
 from pptrace.ingest.inputs.resolve import FACTS_OF_RANKS, RUN_FILE
+from pptrace.ingest.job.packing import DAMAGE
 from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
 from pptrace.regular import read_regular
-from pptrace.report.tiles.kept import DAMAGE, ENTRY, pack_bars, unpack_bars
+from pptrace.report.tiles.kept import ENTRY, pack_bars, unpack_bars
 from pptrace.report.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.find_hang import run_of

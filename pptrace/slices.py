@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,18 @@ from msgspec import Struct
 Array = npt.NDArray[Any]
 
 
+@runtime_checkable
+class Column(Protocol):
+    """A column: an array, or :class:`Texts`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, chosen: Any, /) -> Any: ...
+
+
 class Slice(Struct, frozen=True):
     """Some rows of a table: its columns, equally long. Texts are :class:`Texts`, or arrays of objects."""
 
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Column]
 
     @classmethod
     def empty(cls, *names: str, texts: Sequence[str] = ()) -> Slice:
@@ -53,7 +61,7 @@ class Slice(Struct, frozen=True):
 
     def in_order_of(self, name: str) -> Slice:
         """The rows by a column, equal ones as they are."""
-        return self.where(np.argsort(self.columns[name], kind="stable"))
+        return self.where(np.argsort(self[name], kind="stable"))
 
     def sorted_by(self, names: Sequence[str]) -> Slice:
         """The rows by some columns, the first of them first, equal ones as they are; these rows themselves if they are."""
@@ -63,7 +71,7 @@ class Slice(Struct, frozen=True):
             values = self.columns[name]
             later |= equal & (values[1:] < values[:-1])
             equal &= values[1:] == values[:-1]
-        return self.where(np.lexsort([self.columns[name] for name in reversed(names)])) if later.any() else self
+        return self.where(np.lexsort([self[name] for name in reversed(names)])) if later.any() else self
 
     def among(self, name: str, values: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Mark the rows that have one of the values."""

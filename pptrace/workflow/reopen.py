@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
@@ -28,6 +27,7 @@ from pptrace.errors import PptraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest import OnProgress, open_inputs
 from pptrace.ingest.job.disk_cache import ANY_CODE, FOLDER, Cache, Packed, cache_for, code_version, key_of, stat_key
+from pptrace.ingest.job.packing import DAMAGE, pack, unpack
 from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
@@ -42,8 +42,6 @@ FEWEST_OPS = 10_000
 """Runs of fewer are analysed in less than half a second."""
 _MOST_FILES = 20_000
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch", "start_ns", "end_ns"), ("kind", "phase", "pair")
-_OF_PAIRS = ("source", "target", "rows", "bytes")
-_DAMAGE = (KeyError, ValueError, TypeError, IndexError, RecursionError)  # msgspec's errors are ValueErrors
 
 
 class RunStore(Struct, frozen=True):
@@ -71,15 +69,13 @@ class Opened(Struct, frozen=True):
 class ReopenedAnalysis(Analysis):
     """An analysis whose report was read: its tables are made by analysing the run, when they are first asked for."""
 
-    def __init__(
-        self, kept: _Kept, traffic: TrafficMatrix | None, run: Mapping[str, Any], analyse: Callable[[], Analysis]
-    ) -> None:
+    def __init__(self, kept: _Kept, run: Mapping[str, Any], analyse: Callable[[], Analysis]) -> None:
         """Take what was kept, and how to make the rest."""
         lock = threading.Lock()
         members = {"report": kept.report, "schedule": kept.schedule, "mesh": kept.mesh, "windows": kept.windows}
         for name, value in {
             **members,
-            "expert_traffic": traffic,
+            "expert_traffic": kept.traffic,
             "run": run,
             "_num_ops": kept.num_ops,
             "_lock": lock,
@@ -124,8 +120,8 @@ class ReopenedAnalysis(Analysis):
     def with_report(self, report: Report) -> Analysis:
         """The same with another report."""
         members = vars(self)
-        kept = _Kept(report, self.schedule, self.mesh, self.windows, self.num_ops)
-        return ReopenedAnalysis(kept, self.expert_traffic, self.run, members["_analyse"])
+        kept = _Kept(report, self.schedule, self.mesh, self.windows, self.num_ops, self.expert_traffic)
+        return ReopenedAnalysis(kept, self.run, members["_analyse"])
 
 
 def reopen(
@@ -148,41 +144,23 @@ def reopen(
     before = run_store(paths, schedule, step, as_recorded)
     packed = None if before is None else before.read(_REPORT)
     if packed is not None:
-        marks = [(mark, path) for path, mark in reversed(_marks(paths))]
         try:
             with paused_gc():
-                kept, traffic = _unpack(Packed(_replaced(packed.facts, marks), packed.arrays))
-        except _DAMAGE:  # damaged, or from another version
+                kept = _with_ops(unpack(packed, _Kept, paths))
+        except DAMAGE:  # damaged, or from another version
             pass
         else:
-            return Opened(ReopenedAnalysis(kept, traffic, open_inputs(paths).run or {}, analyse), before)
+            return Opened(ReopenedAnalysis(kept, open_inputs(paths).run or {}, analyse), before)
     analysis = analyse()
     if before is None or analysis.num_ops < FEWEST_OPS or run_store(paths, schedule, step, as_recorded) != before:
         return Opened(analysis)  # the last: files changed meanwhile
     give_back_freed_memory()  # what is kept is copied first
-    packed = _pack(analysis)
-    # Whole paths may name a home directory.
-    before.write(_REPORT, Packed(_replaced(packed.facts, _marks(paths)), packed.arrays))
+    with suppress(UnicodeEncodeError):  # a path that is no UTF-8
+        before.write(_REPORT, pack(_parts_of(analysis), paths))
     return Opened(analysis, before)
 
 
 _REPORT = "report"
-
-
-def _replaced(text: str, pairs: Iterable[tuple[str, str]]) -> str:
-    for old, new in pairs:
-        text = text.replace(old, new)
-    return text
-
-
-def _marks(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """(Path, mark) in the form of JSON."""
-    whole = [path for path in map(Path, paths) if path.is_absolute() and path != path.parent]
-    return [(_in_json(str(path)), _in_json(f"\0path{index}\0")) for index, path in enumerate(whole)]
-
-
-def _in_json(text: str) -> str:
-    return msgspec.json.encode(text).decode()[1:-1]
 
 
 def run_store(
@@ -216,8 +194,7 @@ def _present(paths: Iterable[Path], caches: Sequence[Path]) -> Iterator[Path]:
 class _Kept(Struct, frozen=True):
     """Parts of an analysis that are kept. The report is without its ops.
 
-    ``ops``: for each rank of each step, in order, the table of its ops and which of its rows they are. ``texts`` are the values
-    of the columns of texts of each table. ``traffic`` has what tells rows from rank to rank, and the groups of ranks.
+    ``ops``: for each rank of each step, in order, the table of its ops and which of its rows they are.
     """
 
     report: Report
@@ -225,88 +202,47 @@ class _Kept(Struct, frozen=True):
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
     num_ops: int
+    traffic: TrafficMatrix | None = None
     ops: tuple[tuple[int, int, int] | None, ...] = ()
-    texts: tuple[Mapping[str, tuple[str, ...]], ...] = ()
-    traffic: tuple[str, tuple[tuple[int, ...], ...]] | None = None
+    tables: tuple[Slice, ...] = ()
 
 
-def _pack(analysis: Analysis) -> Packed:
-    tables: dict[int, int] = {}
-    arrays: dict[str, Any] = {}
-    texts: list[Mapping[str, tuple[str, ...]]] = []
+def _parts_of(analysis: Analysis) -> _Kept:
+    numbers: dict[int, int] = {}
+    tables: list[Slice] = []
     places: list[tuple[int, int, int] | None] = []
     for rank in (rank for step in analysis.report.steps for rank in step.ranks):
         rows = rank.ops
         if not isinstance(rows, OpRows):
             places.append(None)
             continue
-        at = tables.setdefault(id(rows.rows), len(tables))
-        if at == len(texts):
-            texts.append(_pack_rows(rows.rows, at, arrays))
-        places.append((at, *rows.place))
+        number = numbers.setdefault(id(rows.rows), len(tables))
+        if number == len(tables):
+            tables.append(_compact(rows.rows))
+        places.append((number, *rows.place))
     report = analysis.report
     steps = (replace(step, ranks=tuple(replace(rank, ops=()) for rank in step.ranks)) for step in report.steps)
-    kept = _Kept(
+    return _Kept(
         replace(report, steps=tuple(steps)),
-        *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops),
-        *(tuple(places), tuple(texts)),
-        _pack_traffic(analysis.expert_traffic, arrays),
+        *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops, analysis.expert_traffic),
+        *(tuple(places), tuple(tables)),
     )
-    return Packed(msgspec.json.encode(kept).decode(), arrays)
 
 
-def _pack_rows(rows: Slice, at: int, arrays: dict[str, Any]) -> Mapping[str, tuple[str, ...]]:
-    for name in _NUMBERS:
-        arrays[f"{at}.{name}"] = compact(rows[name])
-    texts = {}
-    for name in _TEXTS:
-        codes, values = rows.codes(name)
-        arrays[f"{at}.{name}"], texts[name] = compact(codes), tuple(map(str, values))
-    return texts
+def _compact(rows: Slice) -> Slice:
+    texts = {name: rows.codes(name) for name in _TEXTS}
+    numbers = {name: compact(rows[name]) for name in _NUMBERS}
+    return Slice({**numbers, **{name: Texts(compact(codes), values) for name, (codes, values) in texts.items()}})
 
 
-def _pack_traffic(
-    matrix: TrafficMatrix | None, arrays: dict[str, Any]
-) -> tuple[str, tuple[tuple[int, ...], ...]] | None:
-    if matrix is None:
-        return None
-    arrays |= {f"traffic.{name}": compact(getattr(matrix, name)) for name in _OF_PAIRS}
-    return matrix.known_from, matrix.groups
-
-
-def _unpack(packed: Packed) -> tuple[_Kept, TrafficMatrix | None]:
-    """Restore what was kept, and the rows from rank to rank.
+def _with_ops(kept: _Kept) -> _Kept:
+    """Give the ops back to the ranks of the report.
 
     Raises:
-        KeyError, ValueError, TypeError, IndexError, RecursionError: the entry is damaged.
+        ValueError, IndexError: the entry is damaged.
     """
-    kept = msgspec.json.decode(packed.facts, type=_Kept)
-    tables = [_unpack_rows(packed.arrays, at, texts) for at, texts in enumerate(kept.texts)]
     ranks = (rank for step in kept.report.steps for rank in step.ranks)
     for rank, place in zip(ranks, kept.ops, strict=True):
         if place is not None:  # nobody else has this rank yet, and copies of all would take longer than reading them
-            force_setattr(rank, "ops", OpRows(tables[place[0]], *place[1:]))
-    return replace(kept, ops=(), texts=(), traffic=None), _unpack_traffic(packed.arrays, kept.traffic)
-
-
-def _unpack_traffic(
-    arrays: Mapping[str, Any], kept: tuple[str, tuple[tuple[int, ...], ...]] | None
-) -> TrafficMatrix | None:
-    if kept is None:
-        return None
-    source, target, rows, num_bytes = (arrays[f"traffic.{name}"].astype(np.int64) for name in _OF_PAIRS)
-    if not len(source) == len(target) == len(rows) == len(num_bytes):
-        raise ValueError("traffic: columns of different lengths")
-    return TrafficMatrix(kept[0], source, target, rows, num_bytes, kept[1])
-
-
-def _unpack_rows(arrays: Mapping[str, Any], at: int, texts: Mapping[str, tuple[str, ...]]) -> Slice:
-    columns: dict[str, Any] = {name: arrays[f"{at}.{name}"] for name in _NUMBERS}
-    for name in _TEXTS:
-        codes, values = arrays[f"{at}.{name}"], texts[name]
-        if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(values):
-            raise ValueError(f"{at}.{name}: codes of no text")
-        columns[name] = Texts(codes, values)
-    if len({len(column) for column in columns.values()}) > 1:
-        raise ValueError(f"{at}: columns of different lengths")
-    return Slice(columns)
+            force_setattr(rank, "ops", OpRows(kept.tables[place[0]], *place[1:]))
+    return replace(kept, ops=(), tables=())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +25,10 @@ from dashboards.store import Store
 from pptrace.analysis.result import OpSummary
 from pptrace.ingest.job.disk_cache import key_of
 from pptrace.report.tiles.cut import Range
-from pptrace.report.tiles.kept import ENTRY
-from pptrace.report.tiles.timeline import MEASURED, without_tables
+from pptrace.report.tiles.kept import ENTRY, pack_bars, unpack_bars
+from pptrace.report.tiles.pyramid import Level
+from pptrace.report.tiles.timeline import MEASURED, bars_of, without_tables
+from pptrace.report.tiles.tracks import NUM_CLASSES
 from pptrace.report.to_json import dump, report_in_parts
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import ReopenedAnalysis, reopen
@@ -163,14 +167,11 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
 
 
 def another_entry(path: Path) -> None:
-    """An entry of other columns, as a version with the same key would write it."""
-    with path.open("wb") as file:
-        np.savez(
-            file,
-            facts=np.frombuffer(b'{"report": {}}', np.uint8),
-            columns=np.zeros(0, np.uint8),
-            index=np.zeros(0, np.uint8),
-        )
+    """An entry of other values, as a version with the same key would write it; a text that is no JSON has no others."""
+    with np.load(path) as entry:
+        arrays = dict(entry)
+    if arrays["facts"].tobytes().startswith(b"{"):
+        np.savez(path, **{**arrays, "facts": np.frombuffer(b'{"report": {}, "bars": {}}', np.uint8)})
 
 
 @pytest.mark.parametrize(
@@ -213,3 +214,27 @@ def test_another_file_or_option_is_another_run(
     assert len(changed.report.inputs) == len(first.report.inputs) - 1
     assert len(analyses) == 3
     assert isinstance(reopen([copy]).analysis, ReopenedAnalysis)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
+def test_a_run_in_a_directory_whose_name_is_no_unicode_is_analysed_each_time(
+    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
+    copy = tmp_path / os.fsdecode(b"r\xffn")
+    shutil.copytree(folder, copy)
+    for _ in range(2):
+        assert len(reopen([copy]).analysis.report.inputs) == 2
+    assert len(analyses) == 2
+
+
+def test_mipmaps_of_a_timeline_come_back_without_being_made_again(folder: Path) -> None:
+    bars, busy = bars_of(load([folder])), np.arange(2 * NUM_CLASSES, dtype=np.float32).reshape(2, NUM_CLASSES)
+    level = Level(3, np.array([0, 2]), np.array([0, 8]), np.ones(2, np.int32), np.array([0, 4], np.int32), busy)
+    vars(bars.measured.tables["ops"])["levels"] = (level,)
+    tables = unpack_bars(pack_bars(bars)).measured.tables
+    (again,) = tables["ops"].levels
+    assert again.shift == 3
+    for name in ("ptr", "start", "count", "longest", "busy"):
+        assert np.array_equal(getattr(again, name), getattr(level, name))
+    assert tables["comms"].levels == ()

@@ -223,8 +223,7 @@ class RankTimes(Struct, frozen=True, eq=False):
     def compact(self) -> RankTimes:
         """The same in about a third of the bytes, to be kept for :meth:`of_windows`: ops and messages in the smallest types."""
         ops, messages = (
-            Slice({name: compact(column) for name, column in part.columns.items()})
-            for part in (self.ops, self.messages)
+            Slice({name: compact(part[name]) for name in part.columns}) for part in (self.ops, self.messages)
         )
         return replace(self, ops=ops, messages=messages)
 

@@ -53,7 +53,7 @@ _DAMAGE = (
     *(OSError, ValueError, LookupError, TypeError, EOFError, MemoryError, RuntimeError),
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
-_CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "workflow/rank_store.py")
+_CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "slices.py", "workflow/rank_store.py")
 ANY_CODE = (".", "../dashboards")
 """All sources that an analysis, its timeline and its pages may be made by."""
 

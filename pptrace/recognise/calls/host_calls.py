@@ -196,7 +196,8 @@ def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slic
         opens.append((firsts + operators).ravel())
         number = num_calls + np.arange(len(firsts) * len(nested)).reshape(len(firsts), -1)
         num_calls += number.size
-        for name, values in nested.columns.items():
+        for name in nested.columns:
+            values = nested[name]
             of_events = np.where(values >= 0, firsts + values, -1) if name in EVENTS_OF_CALL else values
             columns.setdefault(name, []).append(np.broadcast_to(of_events, number.shape).ravel())
         for name, (call, event) in of_nested.items():

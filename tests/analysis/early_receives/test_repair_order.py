@@ -86,7 +86,7 @@ def test_it_goes_with_no_other_change(analysis: Analysis) -> None:
 
 def test_a_run_whose_report_was_read_again_has_the_order_too(analysis: Analysis) -> None:
     kept = _Kept(analysis.report, analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops)
-    again = ReopenedAnalysis(kept, None, {}, lambda: analysis)
+    again = ReopenedAnalysis(kept, {}, lambda: analysis)
     assert again.order is analysis.order is not None
 
 
