@@ -346,6 +346,16 @@ def test_a_file_whose_lists_nest_too_deep_is_refused(tmp_path: Path) -> None:
         api.estimate("1f1b", microbatches=4, model=path)
 
 
+def test_that_tp_does_not_cut_experts_is_said() -> None:
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 100}
+
+    def reasons(**more: Any) -> list[str]:
+        return list(json.loads(api.estimate("1f1b", microbatches=4, **sizes, **more).to_json())["reasons"])
+
+    assert [line[:22] for line in reasons(tp=2, experts=4)] == ["tp does not cut expert"]
+    assert reasons(tp=2) == reasons(experts=4) == []
+
+
 def test_heads_that_ranks_of_tp_cannot_share_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(
