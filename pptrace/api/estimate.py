@@ -316,9 +316,8 @@ def _with_file(options: EstimateOptions, spell: Spelling) -> tuple[EstimateOptio
     if options.layer_parameters is None:
         model.require_counted()
         if not model.is_known and options.family is None:
-            raise UsageError(
-                f"{options.model}: its model_type {model.kind} is not known; say {spell('family')}, gpt or llama"
-            )
+            what = f"its model_type {model.kind} is not known" if model.kind else "has no model_type"
+            raise UsageError(f"{options.model}: {what}; say {spell('family')}, gpt or llama")
         for name, of_file in model.required.items():
             if getattr(options, name) is None:
                 raise UsageError(f"{options.model}: has no {of_file}; give {spell(name)}")

@@ -120,7 +120,8 @@ _ONLY_DEFAULTS = {name for name, names in _FORM.items() if name not in names} | 
 @dataclass(frozen=True)
 class ModelFile:
     """A model as a file has it, or of options alone. ``fields`` are the file's and, where it has them not, what its ``kind``
-    (``model_type``, or a family) takes for granted; ``sizes`` those of them that are options, by their names.
+    (``model_type``, or a family; "" where a ``config.json`` has none) takes for granted; ``sizes`` those that are options,
+    by their names.
 
     Raises:
         UsageError: of its methods: a field has a value that is not known; the message names it.
@@ -155,7 +156,10 @@ class ModelFile:
         return of_experts | ({"ffn": "intermediate_size"} if self.fields.get("is_gated") else {})
 
     def require_counted(self) -> None:
-        """Refuse layers that are no attention with an MLP or experts behind it."""
+        """Refuse layers that are no attention with an MLP or experts behind it, and texts in place of true and false."""
+        for name in ("tied", *_SIZES["tied"], *(each for names in _FORM.values() for each in names)):
+            if isinstance(self.fields.get(name), str):
+                raise UsageError(f"{self.path}: {name} is {self.fields[name]!r}; expected true or false")
         of_experts = (name for name in self.fields if "expert" in name and name not in (*_SIZES, "n_shared_experts"))
         for name in (*_UNCOUNTED_LAYERS, *(() if "experts" in self.sizes else of_experts)):
             if self.fields.get(name):
@@ -286,7 +290,7 @@ def read_model(path: Path, family: str | None = None) -> ModelFile:
         raise UsageError(
             f"{path}: cannot be read ({err.strerror}); expected a JSON file with sizes of a model"
         ) from None
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise UsageError(f"{path}: no JSON that can be read ({err}); expected sizes of a model") from None
     if not isinstance(config, dict):
         raise UsageError(
@@ -294,7 +298,8 @@ def read_model(path: Path, family: str | None = None) -> ModelFile:
         )
     for name in _NESTED:
         config |= config[name] if isinstance(config.get(name), dict) else {}
-    kind = str(family or config.get("family") or config.get("model_type") or FAMILIES[0])
+    usual = "" if any(name in config for names in _SIZES.values() for name in names) else FAMILIES[0]
+    kind = str(family or config.get("family") or config.get("model_type") or usual)
     of_file = {name: value for name, value in config.items() if value is not None and name not in _ONLY_DEFAULTS}
     fields = {**_DEFAULTS.get(kind, {}), **of_file}
     sizes = {name: value for name, names in _SIZES.items() if (value := _last(fields, name, names)) is not None}

@@ -102,10 +102,12 @@ def shifted_in_hosts(
     outside = _outside_of_readings(ranks, facts, times)
     for members in hosts:
         wrong = {index for index in members if outside[index]}
+        is_inside = np.array([outside[index] is False for index in range(len(ranks))], dtype=np.bool_)
         if len(wrong) == len(members):  # times on a clock that is not that of the readings
             wrong = set()
         others = [index for index in members if index not in wrong]
-        overlaps = [times.overlap(index)[others] for index in others]
+        # ranks inside of their readings are on one clock, also where they ran one after the other
+        overlaps = [(times.overlap(index) | is_inside & is_inside[index])[others] for index in others]
         most = max(overlaps, key=np.count_nonzero)
         found |= {ranks[index] for index in (*wrong, *_minority(others, most))}
     return found
@@ -152,16 +154,18 @@ def _host_of(facts: Mapping[str, object]) -> str | None:
 
 def _outside_of_readings(
     ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]], times: RecordedTimes
-) -> list[bool]:
-    """Tell of each rank whether ops begin before its recorder read the clock first, or end on the host after it read it last."""
-    outside = []
+) -> list[bool | None]:
+    """Tell of each rank whether ops begin before its recorder read the clock first, or end on the host after it read it last;
+    None where it did not read it twice, and nothing is outside.
+    """
+    outside: list[bool | None] = []
     for index, rank in enumerate(ranks):
         walls = [wall for wall, _ in readings_of(facts.get(rank, {}))]
         if len(walls) > 1 and min(walls) == max(walls):  # it stopped before it began to record
             walls = []
         is_early = bool(walls) and int(times.begin_ns[index]) < min(walls) - _BEGINNING_NS
         is_late = len(walls) > 1 and int(times.host_end_ns[index]) > max(walls) + _ENDING_NS
-        outside.append(is_early or is_late)
+        outside.append(is_early or is_late or (False if len(walls) > 1 else None))
     return outside
 
 

@@ -62,6 +62,12 @@ def finding(name: str, gain_ns: int | None, severity: Severity = Severity.WARNIN
     return Finding(severity, name.title(), "", gain_ns, {"cause": name})
 
 
+def test_a_detail_that_is_advice_alone_is_what_to_do_first() -> None:
+    """As of ranks that come last to the collectives in turn."""
+    found = Finding(Severity.WARNING, "Jitter", "look for input of uneven length", 500_000, {"reason": "in turn"})
+    assert lines_of(found).first.startswith("Look for input of uneven length: saves 0.50 ms a step")
+
+
 def test_parts_of_two_percent_and_more_are_named_compute_first_and_then_the_largest() -> None:
     assert verdict_of(step_of(2_000_000, FALL)) == (
         "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% stages of unequal cost, "

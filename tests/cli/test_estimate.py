@@ -287,6 +287,11 @@ def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:
     path.write_text(json.dumps(LLAMA | {"model_type": "grok"}))
     with pytest.raises(api.PptraceError, match="model_type grok is not known; say family, gpt or llama"):
         api.estimate("1f1b", microbatches=4, model=path)
+    path.write_text(json.dumps({name: value for name, value in LLAMA.items() if name != "model_type"}))
+    with pytest.raises(api.PptraceError, match="has no model_type; say family, gpt or llama"):
+        api.estimate("1f1b", microbatches=4, model=path)
+    assert api.estimate("1f1b", microbatches=4, model=path, family="llama").num_parameters == 8_030_261_248
+    path.write_text(json.dumps(LLAMA | {"model_type": "grok"}))
     as_llama = api.estimate("1f1b", microbatches=4, model=path, family="llama")
     assert as_llama.num_parameters == 8_030_261_248
     assert json.loads(as_llama.to_json())["reasons"] == [f"{path}: model_type grok is taken for family llama"]
@@ -315,6 +320,8 @@ def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:
         ({"intermediate_size": None}, "has no intermediate_size; give ffn"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers is no list of layers"),
         ({"hidden_size": None}, "hidden is not given"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; expected true or false"),
+        ({"attention_bias": "no"}, "attention_bias is 'no'; expected true or false"),
     ],
 )
 def test_a_config_that_is_not_counted_is_refused_in_a_line_that_names_the_field(
@@ -330,6 +337,23 @@ def test_a_config_that_is_not_counted_is_refused_in_a_line_that_names_the_field(
     numbers = {"layer_parameters": 10**6, "layer_activations": 10**6, "hidden": 64}
     by_numbers = api.estimate("1f1b", microbatches=4, model=path, **numbers)
     assert by_numbers.num_parameters == 32 * 10**6, "layers by their numbers need no field"
+
+
+def test_a_file_whose_lists_nest_too_deep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(api.PptraceError, match="no JSON that can be read"):
+        api.estimate("1f1b", microbatches=4, model=path)
+
+
+def test_that_tp_does_not_cut_experts_is_said() -> None:
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 100}
+
+    def reasons(**more: Any) -> list[str]:
+        return list(json.loads(api.estimate("1f1b", microbatches=4, **sizes, **more).to_json())["reasons"])
+
+    assert [line[:22] for line in reasons(tp=2, experts=4)] == ["tp does not cut expert"]
+    assert reasons(tp=2) == reasons(experts=4) == []
 
 
 def test_heads_that_ranks_of_tp_cannot_share_are_refused(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def test_times_that_are_on_no_clock_of_the_readings_are_those_of_all() -> None:
     assert (clock.method, clock.shifted) == (ClockMethod.SAME_HOST, frozenset())
 
 
+def test_ranks_that_ran_one_after_the_other_are_on_the_clock_that_their_recorders_read() -> None:
+    later = read(START + 12 * SECOND - 1000, START + 13 * SECOND + 1000)
+    clock = clock_of([read(), read(), later, later], [0, 0, 12 * SECOND, 12 * SECOND])
+    assert (clock.method, clock.shifted) == (ClockMethod.SAME_HOST, frozenset())
+    assert clock_of([read(), read(), later], [0, 0, 3600 * SECOND]).shifted == {2}
+
+
 @pytest.mark.parametrize("fact", [{HOST_NAME: "node-7"}, {ONE_CLOCK: f"{HOST}node-7"}], ids=str)
 def test_times_that_do_not_overlap_with_those_of_most_on_the_host_are_shifted(fact: dict[str, object]) -> None:
     clock = clock_of([fact] * 3, [0, SECOND // 2, 12 * SECOND])

@@ -44,6 +44,8 @@ _NUM_SAMPLES = 500
 _MOST_CELLS = 5_000_000
 """Samples × steps that are drawn; long series, whose medians vary little, get fewer samples."""
 _FEWEST_SAMPLES = 100
+_ABOUT = 0.05
+"""The mean of the steps in the middle may be off the median by this share of it."""
 _CLIPPED = (5, 95)
 """Percentiles to which steps are clipped before they are correlated: one outlier would hide how the others follow one another."""
 _MOST_CORRELATED = 0.95
@@ -112,8 +114,9 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
 
 
 def typical_part(part: Floats, lengths: Int64, core_wait_ns: float = 0.0) -> Typical:
-    """A part of the typical step, ns: its mean over the half of the steps in the middle by length, of few steps what the median
-    one has. Parts that sum to each step sum to the mean of these, hardly another length than the median.
+    """A part of the typical step, ns: its mean over the half of the steps in the middle by length, or over fewer where the mean
+    length of these is another than the median; of few steps what the median one has. Parts that sum to each step sum to that of
+    their lengths.
 
     Args:
         part: a value per step, ns.
@@ -121,7 +124,7 @@ def typical_part(part: Floats, lengths: Int64, core_wait_ns: float = 0.0) -> Typ
         core_wait_ns: as of :func:`typical_of`.
     """
     num_steps = len(part)
-    half_width = (num_steps - 1) // 4 if num_steps >= FEWEST_STEPS else 0
+    half_width = _half_width(lengths) if num_steps >= FEWEST_STEPS else 0
     mean = float(_mean_of_middle(part, lengths, half_width))
     if num_steps < FEWEST_STEPS:
         return Typical(round(mean))
@@ -129,6 +132,17 @@ def typical_part(part: Floats, lengths: Int64, core_wait_ns: float = 0.0) -> Typ
     drawn = drawn_steps(num_steps, block_length(num_steps))
     samples = _mean_of_middle(part[drawn], lengths[drawn], half_width)
     return Typical(round(mean), *sampled_deviation(samples, np.rint(part).astype(np.int64)), run_to_run)
+
+
+def _half_width(lengths: Int64) -> int:
+    """The steps on each side of the median one that count: a quarter of all, or down to half as many, until their mean length is
+    about the median. Where every third step is a long one, the half in the middle has some of these.
+    """
+    median, most = float(lower_median(lengths)), (len(lengths) - 1) // 4
+    for width in range(most, most // 2, -1):
+        if abs(float(_mean_of_middle(lengths.astype(np.float64), lengths, width)) - median) <= _ABOUT * median:
+            return width
+    return most
 
 
 def _mean_of_middle(part: Floats, lengths: Int64, half_width: int) -> Floats:

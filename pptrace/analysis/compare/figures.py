@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -120,14 +121,17 @@ def whole_steps(steps: Sequence[StepReport]) -> list[StepReport]:
 
 
 def _of_windows(steps: Sequence[StepReport], num_ranks: int) -> dict[Place, Series]:
-    """The parts of the ranks' windows, means over ranks; not known in a step where not as much is known of all of them."""
+    """The parts of the ranks' windows, means over ranks; not known in a step where not as much is known of all of them, or other
+    parts than in most steps.
+    """
+    found = {index: window_parts(step, num_ranks) for index, step in enumerate(steps)}
+    of_all = {index: parts for index, parts in found.items() if parts is not None and parts.is_of_all}
+    usual = Counter(tuple(parts.parts) for parts in of_all.values()).most_common(1)
     series: dict[Place, Series] = {}
-    for index, step in enumerate(steps):
-        found = window_parts(step, num_ranks)
-        if found is not None and found.is_of_all:
-            for name, ns in found.parts.items():
-                place = (("rest" if name == found.rest else "part", name),)
-                series.setdefault(place, np.full(len(steps), np.nan))[index] = ns / len(step.ranks)
+    for index, parts in of_all.items():
+        for name, ns in parts.parts.items() if tuple(parts.parts) == usual[0][0] else ():
+            place = (("rest" if name == parts.rest else "part", name),)
+            series.setdefault(place, np.full(len(steps), np.nan))[index] = ns / len(steps[index].ranks)
     return series
 
 

@@ -120,11 +120,12 @@ def lines_on_windows(a: StepFigures, b: StepFigures) -> Iterator[str]:
         yield f"what a step was spent on is not known in {' and '.join(unknown)}: no parts that sum to it are compared"
     elif of_runs["A"].keys() != of_runs["B"].keys():
         common, rest = _common_of_windows(*of_runs.values())
-        apart = (
-            f"in {name} {listed(place[0][1] for place, of in parts.items() if place not in common and np.nansum(of))}"
+        apart = {
+            name: listed(place[0][1] for place, of in parts.items() if place not in common and np.nansum(of))
             for name, parts in of_runs.items()
-        )
-        yield f"{rest} is one part, as the runs do not tell the same apart: {'; '.join(apart)}"
+        }
+        of_each = "; ".join(f"in {name} {parts or 'no more'}" for name, parts in apart.items())
+        yield f"{rest} is one part, as the runs do not tell the same apart: {of_each}"
 
 
 def joined(runs: Sequence[StepFigures]) -> StepFigures:

@@ -169,7 +169,8 @@ def _advice(finding: Finding, step: StepReport) -> str:
         return of_span.advice
     if of_part and not {"step", "steps"} & finding.evidence.keys():
         return of_part
-    return finding.detail.rpartition("; ")[2] if "; " in finding.detail else finding.detail.partition(": ")[2]
+    detail = finding.detail
+    return detail.rpartition("; ")[2] if "; " in detail else detail.partition(": ")[2] or detail
 
 
 def _gain_words(finding: Finding) -> str:

@@ -1,9 +1,9 @@
 """Pipelines that send by broadcasts in groups of two ranks, as early DeepSpeed did: these broadcasts as sends and receives.
 
 A broadcast in a group of two is a message from its root to the other rank. Over the links of a pipeline activations and
-gradients go both ways, and ranks compute in between: of replicas one copies its parameters and buffers to the other, or each
-some, at once or in the optimizer. Links form chains; whether they explain what the ranks ran, ops and autograd tell
-(:mod:`pptrace.recognise.infer.locate_unlabelled`).
+gradients go both ways, tensors of one size, and ranks compute in between: of replicas one copies its parameters and buffers
+to the other, or each some, at once or in the optimizer, and a student sends its loss back to its teacher. Links form chains;
+whether they explain what the ranks ran, ops and autograd tell (:mod:`pptrace.recognise.infer.locate_unlabelled`).
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ def with_messages_of_links(
     found = {rank: _posted(calls[rank], hosts[rank]) for rank in hosts}
     links: set[tuple[int, int]] = set()
     for rank, (rows, ends) in found.items():
-        two_way, posted_ns = _two_way(ends), calls[rank]["host_ns"].to_numpy()[rows]
+        two_way, (posted_ns, num_bytes) = _two_way(ends), calls[rank][["host_ns", "bytes"]].to_numpy()[rows].T
         for of_pair in (_are_of(ends, [pair]) for pair in two_way):
-            if not _computes_between(posted_ns[of_pair], ends[of_pair, 2] == rank, hosts[rank]):
+            is_sent, sizes = ends[of_pair, 2] == rank, num_bytes[of_pair]
+            have_same_size = np.intersect1d(sizes[is_sent], sizes[~is_sent]).size > 0
+            if not have_same_size or not _computes_between(posted_ns[of_pair], is_sent, hosts[rank]):
                 return calls
         links |= two_way
     if not links or max(Counter(rank for pair in links for rank in pair).values()) > _MOST_NEIGHBOURS:

@@ -106,6 +106,11 @@ def estimate_object(
 def missing_reasons(estimate: Estimate) -> Iterator[str]:
     """Lines that say why something is None, or not counted."""
     yield from estimate.notes
+    if estimate.facts.experts is not None and estimate.mesh.tp > 1:
+        yield (
+            "tp does not cut experts, as with Megatron-LM's --expert-tensor-parallel-size 1 (by default it is tp there): ep "
+            "shares them among ranks of tp, cp and dp"
+        )
     if "sequence" in estimate.missing:
         yield "without a sequence FLOPs, tokens and the time of a step are not known"
     sent = {axis for rank in estimate.ranks for axis, _ in rank.volume}

@@ -96,7 +96,7 @@ def _sum_table(comparison: Comparison, amount: Amount) -> ReportTable:
     step = PartChange("step", {}, span.a_ns, span.b_ns, span.b_ns - span.a_ns, None)
     rows = tuple((part.name, *_cells(part)) for part in [*sorted(shown, key=_is_remainder), step]) if parts else ()
     notes = [
-        f"of the median step (from {FEWEST_STEPS} steps on, of the half in the middle by length), means over ranks; {_MARK}"
+        f"of the median step (from {FEWEST_STEPS} steps on, of those in the middle by length), means over ranks; {_MARK}"
     ]
     if any(map(_is_remainder, shown)):
         is_measured = "measured" in (recording.a.source, recording.b.source)

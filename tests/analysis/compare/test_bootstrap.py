@@ -193,7 +193,7 @@ def test_a_part_of_few_steps_is_that_of_the_median_one() -> None:
 @pytest.mark.parametrize("num_steps", [8, 9, 30, 51])
 def test_parts_of_many_steps_are_means_over_the_half_in_the_middle_by_length(num_steps: int) -> None:
     rng = np.random.default_rng(num_steps)
-    of_host = rng.permutation(np.arange(num_steps) ** 2 * 1_000)
+    of_host = rng.permutation(10_000_000 + np.arange(num_steps) ** 2 * 1_000)
     lengths = of_host + rng.permutation(np.arange(num_steps) * 10)
     by_length = sorted(zip(lengths.tolist(), of_host.tolist(), strict=True))
     left_out = (num_steps - 1) // 2 - (num_steps - 1) // 4
@@ -202,6 +202,20 @@ def test_parts_of_many_steps_are_means_over_the_half_in_the_middle_by_length(num
     assert found.ns == round(sum(middle) / len(middle))
     other = typical_part((lengths - of_host).astype(np.float64), lengths)
     assert found.ns + other.ns == pytest.approx(typical_part(lengths.astype(np.float64), lengths).ns, abs=1)
+
+
+@pytest.mark.parametrize("num_steps", [24, 50])
+def test_parts_of_the_typical_step_have_nothing_of_long_steps_that_are_every_third(num_steps: int) -> None:
+    waits = 300_000.0 * (np.arange(num_steps) % 3 == 2)
+    lengths = np.rint(20_000 + np.arange(num_steps) + waits).astype(np.int64)
+    assert typical_part(waits, lengths).ns == 0
+    assert typical_part(lengths - waits, lengths).ns == pytest.approx(np.median(lengths), rel=0.01)
+
+
+def test_parts_are_of_the_half_in_the_middle_where_every_other_step_is_a_long_one() -> None:
+    waits = 300_000.0 * (np.arange(30) % 2)
+    lengths = np.rint(20_000 + np.arange(30) + waits).astype(np.int64)
+    assert typical_part(waits, lengths).ns == round(7 / 15 * 300_000)
 
 
 def test_the_deviation_of_a_part_is_that_of_many_runs() -> None:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from pptrace.analysis.compare.figures import WINDOW, StepFigures, figures_of
+from pptrace.analysis.compare.matching import joined, lines_on_windows
 from pptrace.analysis.compare.result import REMAINDER, Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.report_table import Amount
@@ -136,13 +137,37 @@ def test_parts_are_those_of_the_steps_in_the_middle_by_length_of_which_they_are_
     }
 
 
-def test_a_step_of_which_less_is_known_on_a_rank_has_no_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacking", [(1,), (0, 1)])
+def test_a_step_of_which_less_is_known_on_some_or_all_ranks_has_no_parts(
+    lacking: tuple[int, ...], tmp_path: Path
+) -> None:
     analysis = load([ddp_of(tmp_path / "a.csv", 2_000)])
     first, *others = analysis.report.steps
-    lacking = replace(first.ranks[1], exposed_comm_ns=None, bubble_ns=None)
-    steps = (replace(first, ranks=(first.ranks[0], lacking)), *others)
-    (series, *_) = figures_of(replace(analysis.report, steps=steps), analysis.data).parts[WINDOW].values()
-    assert np.isnan(series).tolist() == [True] + [False] * (len(series) - 1)
+    ranks = tuple(
+        replace(rank, exposed_comm_ns=None, bubble_ns=None) if rank.rank in lacking else rank for rank in first.ranks
+    )
+    steps = (replace(first, ranks=ranks), *others)
+    figures = figures_of(replace(analysis.report, steps=steps), analysis.data)
+    assert {name for ((_, name),) in figures.parts[WINDOW]} == {
+        *("compute", "exposed communication", "waiting for other ranks, input and Python")
+    }
+    for series in figures.parts[WINDOW].values():
+        assert np.isnan(series).tolist() == [True] + [False] * (len(series) - 1)
+    run = ComparedRun(figures, "unknown", 2)
+    assert "exposed communication" in adding_up(compare_runs(run, run))
+
+
+def test_a_run_that_tells_no_part_more_says_so(tmp_path: Path) -> None:
+    """Of one of A's two runs exposed communication is not known."""
+    analyses = [load([ddp_of(tmp_path / f"{step}.csv", step)]) for step in (2_000, 3_000)]
+    known = [figures_of(each.report, each.data) for each in analyses]
+    steps = tuple(
+        replace(step, ranks=tuple(replace(rank, exposed_comm_ns=None, bubble_ns=None) for rank in step.ranks))
+        for step in analyses[1].report.steps
+    )
+    lacking = figures_of(replace(analyses[1].report, steps=steps), analyses[1].data)
+    (line,) = lines_on_windows(joined([known[0], lacking]), known[1])
+    assert "in A no more; in B exposed communication, waiting" in line
 
 
 def test_the_first_table_ends_with_the_step_and_has_parts_of_parts_behind_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -129,6 +130,17 @@ def test_roots_that_are_global_ranks_tell_the_same() -> None:
 def test_broadcasts_of_replicas_and_of_ranks_that_form_no_chain_stay(programs: Mapping[int, Program]) -> None:
     calls, hosts = ran(programs)
     assert with_messages_of_links(calls, hosts) is calls
+
+
+def test_broadcasts_of_other_sizes_each_way_stay() -> None:
+    """Such as a teacher's logits and its student's loss."""
+    calls, hosts = ran(PIPELINE)
+    forward = {rank: table["local_peer"] == 0 for rank, table in calls.items()}
+    other = {rank: table.assign(bytes=np.where(forward[rank], 4_096, 4)) for rank, table in calls.items()}
+    assert with_messages_of_links(other, hosts) is other
+    is_shape = {rank: forward[rank] & (forward[rank].cumsum() == 1) for rank in calls}
+    same = {rank: table.assign(bytes=np.where(is_shape[rank], 16, 4_096)) for rank, table in calls.items()}
+    assert with_messages_of_links(same, hosts) is not same
 
 
 def test_a_broadcast_that_the_host_posted_elsewhere_stays() -> None:
