@@ -15,6 +15,7 @@ from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevi
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.analysis.whole_run import CLOCKS_OFF, Doubt, InDoubt, Stragglers
 from pptrace.clock import Clock
+from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.marks import P2P
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork
 from pptrace.model.schedule_info import WithPlan
@@ -251,6 +252,16 @@ def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
                 lacking.setdefault(rank.rank, []).append(step.step)
             elif rank.compute_ns is None and not lacks_work(rank.rank, step.step):
                 unbounded.setdefault(rank.rank, []).append(step.step)
+    if bare := {
+        rank.rank
+        for step in steps
+        for rank in step.ranks
+        if not step.has_pipeline and rank.compute_ns is None and not lacks_work(rank.rank, step.step)
+    }:
+        yield (
+            f"compute of {rank_text(bare)} is not known, nor what communication it hides: neither operators nor kernels were "
+            "recorded; record operators, as pptrace run does without --record light"
+        )
     for number, of_steps in lacking.items():
         yield (
             f"compute and bubble of rank {number} are not known in step {listed(of_steps, _FEW)}: its trace lacks ops of the "

@@ -97,10 +97,10 @@ class CommSummary(Struct, frozen=True):
     #: time in which this side was ready and another was not; counted as bubble; null where another side has no trace or is not
     #: known, where clocks do not compare, and as ``total_ns``
     wait_ns: int | None
-    hidden_ns: int | None  #: transfer overlapped with compute; null as ``wait_ns``
-    exposed_ns: int | None  #: transfer that no compute overlapped; null as ``wait_ns``
-    overlap_ratio: float | None  #: hidden / (hidden + exposed); null as ``wait_ns``, and where there was no transfer
-    algbw_gbps: float | None  #: bytes / transfer time; null as ``overlap_ratio``, and where ``bytes`` is
+    hidden_ns: int | None  #: transfer overlapped with compute; null as ``wait_ns``, and where compute is not known
+    exposed_ns: int | None  #: transfer that no compute overlapped; null as ``hidden_ns``
+    overlap_ratio: float | None  #: hidden / (hidden + exposed); null as ``hidden_ns``, and where there was no transfer
+    algbw_gbps: float | None  #: bytes / transfer time; null as ``wait_ns``, without transfer, and where ``bytes`` is
     #: the same times nccl-tests' factor: all-reduce 2(n−1)/n, all-gather, reduce-scatter and all-to-all (n−1)/n, others 1; null
     #: as ``algbw_gbps``, in a group of one, and where an all-to-all has uneven parts, for which there is no such factor
     busbw_gbps: float | None
@@ -108,7 +108,7 @@ class CommSummary(Struct, frozen=True):
     #: trace has none
     predicted_bytes: int | None = None
     #: part of ``exposed_ns`` behind the rank's last op, while its pipeline goes on: it costs the step nothing; 0 of ``pp``; null
-    #: as ``wait_ns``, and without a pipeline
+    #: as ``hidden_ns``, and without a pipeline
     free_ns: int | None = None
 
 
@@ -159,7 +159,8 @@ class RankStep(Struct, frozen=True):
     window_ns: int  #: the pipeline's window; where ranks do not compare, or without a pipeline, the rank's own
     #: union of compute kernels in the window; without device events, of F/B/I/W ops minus communication nested in them; null
     #: where the run computes on a device that was not recorded, or of which kernels are missing there; in steps of which the
-    #: rank's trace lacks ops of the plan that other ranks have, whose time would count as bubble
+    #: rank's trace lacks ops of the plan that other ranks have, whose time would count as bubble; without a pipeline where
+    #: neither operators nor kernels were recorded
     compute_ns: int | None
     #: transfers that no compute overlapped, while the rank posted them or waited for them; null where the other side of
     #: communication has no trace, so that waiting cannot be distinguished from transfer; where clocks do not compare; as

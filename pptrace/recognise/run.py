@@ -59,8 +59,9 @@ from pptrace.slices import rows_among
 class RecognisedRun(Struct, frozen=True):
     """Everything recognised in the traces of a run, each rank still on its own clock.
 
-    ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
-    each rank's recorder wrote about itself ({} for others' traces); ``lacking`` are records that some ranks have and others not.
+    ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed, without ranks of
+    tables; ``facts`` what each rank's recorder wrote about itself ({} for others' traces); ``lacking`` are records that some
+    ranks have and others not.
     """
 
     framework: str
@@ -134,7 +135,11 @@ def recognise_ranks(
         schedule=schedule_info,
         facts=located.facts,
         warnings=(*warnings, *located.framework_evidence, *schedule_info.warnings, *warn_unmatched(comms, numbers)),
-        host_work={recognised.number: recognised.host_work for recognised in ranks},
+        host_work={
+            recognised.number: recognised.host_work
+            for recognised in ranks
+            if recognised.info.format is not InputFormat.OPLOG
+        },
         lacking=LackingRecords(steps_of_unmatched(comms, numbers), unlabelled),
     )
 

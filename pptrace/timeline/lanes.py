@@ -42,7 +42,7 @@ class Lane(Struct, frozen=True):
     ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute; ``of_operators``: it is what the operators
     of its host took. ``idle`` is when its device did nothing, and why; None where that is not known. ``recompute`` is the part of
     ``compute`` in which a backward ran a forward again, as far as that is known. ``pauses`` are those of the host in ranges, by
-    their names.
+    their names. ``knows_compute``: where there is no compute, the rank did not; a recorder may leave out operators.
     """
 
     compute: Int64
@@ -55,6 +55,7 @@ class Lane(Struct, frozen=True):
     of_operators: bool = False
     recompute: Int64 = field(default_factory=lambda: EMPTY)
     pauses: Mapping[str, Int64] = field(default_factory=dict)
+    knows_compute: bool = True
 
 
 def lane_of(
@@ -68,7 +69,8 @@ def lane_of(
 ) -> Lane:
     """The lane of a rank, from its aligned ops and comms and from its device and host work, which are still on its own clock.
 
-    ``lacks_peers``: ranks of its pipeline have no trace, so that messages without a peer may be to them and are of no known kind.
+    ``host`` is None of a table, which has all ops. ``lacks_peers``: ranks of its pipeline have no trace, so that messages
+    without a peer may be to them and are of no known kind.
     """
     is_unknown, is_message = without_group_or_peer(comms), comms.among("kind", MESSAGES)
     waits = is_message | (comms["kind"] == Collective.BARRIER)
@@ -101,7 +103,7 @@ def lane_of(
     known: dict[str, Any] = {"of_operators": of_operators, "recompute": again, "pauses": pauses}
     lane = Lane(compute, transfer, exposed, unclear_part, not_overlapped, **known)
     if work is None or not len(work):
-        return lane
+        return replace(lane, knows_compute=host is None or len(host) > 0 or len(compute) > 0)
     return replace(lane, on_device=len(work.compute) > 0, of_operators=False, idle=_idle_of(rank, work, comms, clock))
 
 

@@ -163,3 +163,18 @@ def _with_late_rank(rank: int) -> dict[str, object]:
     ]
     distributed = {"rank": rank, "world_size": 2, "backend": "gloo"}
     return {"schemaVersion": 1, "distributedInfo": distributed, "host_name": "node", "traceEvents": events}
+
+
+def test_without_operators_or_kernels_compute_is_not_known_and_waiting_is(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        trace = _with_late_rank(rank)
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if not event["name"].startswith("aten::")]  # type: ignore[attr-defined]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
+    report = load([tmp_path / "rank0.json", tmp_path / "rank1.json"], cache=False).report
+    for rank in report.steps[2].ranks:
+        assert (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) == (None, None, None)
+        (comm,) = rank.comms
+        assert (comm.hidden_ns, comm.exposed_ns, comm.overlap_ratio) == (None, None, None)
+        assert comm.wait_ns == (300_000 if rank.rank == 0 else 0)
+    assert "what it was spent on is not known" in report.verdict
+    assert any(line.startswith("compute of ranks 0 and 1 is not known") for line in report.warnings)

@@ -159,23 +159,24 @@ def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, 
 def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64) -> list[RankStep]:
     """The steps of a rank; ``late`` is when others waited for it alone."""
     rank, rows = windows.rank, data.rows.of_rank(windows.rank)
-    times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
+    lane = data.lanes[rank]
+    times = TimesInWindows(lane, windows.start_ns, windows.end_ns)
     comms, comm_window = windows.index_of(rows.comms)
-    known = windows.comparable & times.is_known
+    has_times = ~lacks_work(windows, data) & lane.knows_compute
+    known = windows.comparable & times.is_known & has_times
     is_matched = (comms["match"] >= 0) & ~comms.among("kind", MESSAGES)
     has_matches = windows.comparable & (np.bincount(comm_window[is_matched], minlength=len(windows.steps)) > 0)
     late_ns, in_transfer_ns = (
         lengths_within(times_late, windows.start_ns, windows.end_ns)
-        for times_late in (late, intersect(late, data.lanes[rank].transfer))
+        for times_late in (late, intersect(late, lane.transfer))
     )
-    has_times = ~lacks_work(windows, data)
     hosts = host_of_steps(windows, data)
     columns: dict[str, Sequence[Any]] = {
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
         "compute_ns": masked(times.compute_ns, has_times),
         "exposed_comm_ns": masked(times.exposed_ns, known),
         "bubble_ns": masked(times.bubble_ns, known),
-        **idle_by_host(rows.spans, times, has_times & data.lanes[rank].of_operators, hosts["host"]),
+        **idle_by_host(rows.spans, times, has_times & lane.of_operators, hosts["host"]),
         "late_ns": masked(late_ns, has_matches),
         "late_in_transfer_ns": masked(in_transfer_ns, has_matches),
         "comms": comms_of_steps(comms, comm_window, windows, data),

@@ -220,7 +220,8 @@ def _not_compute(
     }
 
 
-_TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "free_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
+_BESIDE_COMPUTE = ("hidden_ns", "exposed_ns", "free_ns", "overlap_ratio")
+_TIMES = (*_BESIDE_COMPUTE, "total_ns", "wait_ns", "algbw_gbps", "busbw_gbps")
 
 
 def comms_of_steps(
@@ -239,10 +240,11 @@ def comms_of_steps(
     ends = reduce_groups(np.maximum, ops["end_ns"], of_window, len(windows.steps))
     behind = (np.where(ends == np.iinfo(np.int64).min, windows.end_ns, ends), windows.end_ns)
     summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
-    unknown: dict[str, Any] = dict.fromkeys(_TIMES)
+    unknown = () if data.lanes[rank].knows_compute else _BESIDE_COMPUTE
+    of_steps = zip(summaries, lacks_work(windows, data).tolist(), strict=True)
     return [
-        tuple(replace(comm, **unknown) for comm in of_step) if lacks else of_step
-        for of_step, lacks in zip(summaries, lacks_work(windows, data).tolist(), strict=True)
+        tuple(replace(comm, **dict.fromkeys(_TIMES if lacks else unknown)) for comm in of_step)
+        for of_step, lacks in of_steps
     ]
 
 
