@@ -15,7 +15,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
-from pptrace.schedule.shape import OpCosts, Shape
+from pptrace.schedule.shape import OpCosts
 from pptrace.schedule.text import to_rows
 
 _KINDS = [F, BACKWARD, W]
@@ -94,7 +94,12 @@ def _other_plan(change: Change, schedule: str, costs: StageCosts) -> Plan:
         group_of(plan, name, change.microbatches or plan.num_microbatches) if name == schedule else None,
         costs=op_costs(costs, change, name) if entry.searches else None,
     )
-    _require_size(shape, name, plan)
+    forwards = shape.pp * shape.num_chunks * shape.num_microbatches
+    if forwards > max(_MOST_FORWARDS, plan.num_stages * plan.num_microbatches):
+        raise ShapeError(
+            f"{name}: {shape.num_microbatches} microbatches on {shape.pp} ranks are {forwards:,} forwards; expected at most "
+            f"{_MOST_FORWARDS:,}, as larger plans take minutes to predict; a step repeats itself long before that"
+        )
     changed = entry.build_shape(shape).compute_only()
     if costs.layers is not None and changed.chain_length > max(sum(costs.layers), costs.num_stages):
         raise ShapeError(
@@ -102,20 +107,6 @@ def _other_plan(change: Change, schedule: str, costs: StageCosts) -> Plan:
             "layers; expected at least one for each stage"
         )
     return changed
-
-
-def _require_size(shape: Shape, name: str, measured: Plan) -> None:
-    """Refuse plans that would take minutes and are larger than that of the run.
-
-    Raises:
-        ShapeError: it is one of these.
-    """
-    forwards = shape.pp * shape.num_chunks * shape.num_microbatches
-    if forwards > max(_MOST_FORWARDS, measured.num_stages * measured.num_microbatches):
-        raise ShapeError(
-            f"{name}: {shape.num_microbatches} microbatches on {shape.pp} ranks are {forwards:,} forwards; expected at most "
-            f"{_MOST_FORWARDS:,}, as larger plans take minutes to predict; a step repeats itself long before that"
-        )
 
 
 def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
