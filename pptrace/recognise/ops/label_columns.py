@@ -94,14 +94,8 @@ class LabelTable(Struct, frozen=True, dict=True):
     def actions(self) -> Slice:
         rows = []
         for action in (action for label in self.labels for action in label.actions):
-            halves = [
-                (
-                    NONE if half.stage is None else half.stage,
-                    half.chunk,
-                    NONE if half.microbatch is None else half.microbatch,
-                )
-                for half in action.halves
-            ]
+            named = [(half.stage, half.chunk, half.microbatch) for half in action.halves]
+            halves = [[NONE if number is None else number for number in numbers] for numbers in named]
             second = (action.parts[1].kind.code, *halves[1]) if action.parts else (NONE,) * len(_HALVES)
             rows.append((action.kind.code, *halves[0], *second))
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ACTION_COLUMNS))

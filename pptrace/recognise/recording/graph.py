@@ -51,9 +51,10 @@ def waits_between_streams(
     """
     known = np.flatnonzero(launched_ns >= 0)
     order = known[np.lexsort((start[known], launched_ns[known]))]
-    is_same_call = launched_ns[order[1:]] == launched_ns[order[:-1]]
-    on_several = order[1:][is_same_call & (stream[order[1:]] != stream[order[:-1]])]
-    moments = np.union1d(events.start_ns[events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)], launched_ns[on_several])
+    before, behind = order[:-1], order[1:]
+    by_one_call = behind[(launched_ns[behind] == launched_ns[before]) & (stream[behind] != stream[before])]
+    waits = events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)
+    moments = np.union1d(events.start_ns[waits], launched_ns[by_one_call])
     of_streams = [order[stream[order] == number] for number in np.unique(stream[order])] if len(moments) else []
     sources, targets = [order[:0]], [order[:0]]
     for later in of_streams:

@@ -55,8 +55,10 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
     rows = slice_of(ops)
     coded = {name: rows.codes(name) for name in ("kind", "phase", "pair", "source", "clock")}
     kind, kinds = coded["kind"]
-    lane_of = np.array([_lane_of_kind(name) for name in kinds], dtype=np.int64)
-    class_of = np.array([_class_of_kind(name) for name in kinds], dtype=np.int64)
+    lanes = {**dict.fromkeys((*COMPUTE_KINDS, COMPUTE), _COMPUTE), "STEP": _STEPS}
+    lane_of = np.array([lanes.get(name, _RANGES) for name in kinds], dtype=np.int64)
+    classes = {name: code for code, name in enumerate(OP_CLASSES)}
+    class_of = np.array([classes.get(name, len(OP_CLASSES) - 1) for name in kinds], dtype=np.int64)
     start = rows["start_ns"] - origin_ns
     columns = {name: rows[name] for name in ("step", "stage", "chunk", "microbatch")}
     columns |= {name: codes for name, (codes, _) in coded.items()}
@@ -73,14 +75,6 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
 
 def _of_codes(values: Array, codes: Array) -> Array:
     return values[codes] if len(values) else codes
-
-
-def _lane_of_kind(name: str) -> int:
-    return _COMPUTE if name in COMPUTE_KINDS or name == COMPUTE else _STEPS if name == "STEP" else _RANGES
-
-
-def _class_of_kind(name: str) -> int:
-    return OP_CLASSES.index(name) if name in OP_CLASSES else len(OP_CLASSES) - 1
 
 
 def _positions(ranks: Array, position: Mapping[int, int]) -> Array:
