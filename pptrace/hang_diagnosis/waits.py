@@ -8,7 +8,7 @@ call, or have it queued behind one that waits. A rank waits for *all* ranks of a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +81,12 @@ class _Matching:
         }
         self._halted = {rank.rank for rank in ranks if rank.is_halted}
         self._queued_behind: dict[int, set[tuple[Stream, int]]] = {}
-        self._wildcards = _num_wildcards(ranks)
+        self._wildcards = Counter(  # receives from any rank that are open
+            (rank.rank, call.group.name)
+            for rank in ranks
+            for call in rank.calls
+            if call.kind == "recv" and call.peer == ANY_PEER and call.state.is_open
+        )
 
     def waits(self) -> Waits:
         blocking = {rank: [call for call in calls if _blocks(call)] for rank, calls in self._open.items()}
@@ -187,16 +192,6 @@ def _is_behind(call: Call, first: Call | None) -> bool:
 
 def _first(first: Call | None, call: Call) -> Call | None:
     return call if first is None and call.state is not CallState.OFFERED else first
-
-
-def _num_wildcards(ranks: Sequence[RankCalls]) -> Mapping[tuple[int, str], int]:
-    """Receives from any rank that are open, by rank and group."""
-    counts: dict[tuple[int, str], int] = defaultdict(int)
-    for rank in ranks:
-        for call in rank.calls:
-            if call.kind == "recv" and call.peer == ANY_PEER and call.state.is_open:
-                counts[rank.rank, call.group.name] += 1
-    return counts
 
 
 def _members(ranks: Sequence[RankCalls]) -> Mapping[str, tuple[int, ...]]:

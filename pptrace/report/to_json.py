@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -192,19 +192,15 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[str]:
     for name, member in value.items():
         head = f"{before}\n {json.dumps(name, ensure_ascii=False)}: "
         before = ","
-        if isinstance(member, Iterator | list | tuple):
-            yield from _parts_of_list(head, member)
-        else:
+        if not isinstance(member, Iterator | list | tuple):
             yield head + _indented(member, 1)
+            continue
+        opening = f"{head}["
+        for each in member:
+            yield f"{opening}\n  {_indented(each, 2)}"
+            opening = ","
+        yield f"{head}[]" if opening != "," else "\n ]"
     yield "\n}" if value else "{}"
-
-
-def _parts_of_list(head: str, members: Iterable[Any]) -> Iterator[str]:
-    before = f"{head}["
-    for member in members:
-        yield f"{before}\n  {_indented(member, 2)}"
-        before = ","
-    yield f"{head}[]" if before != "," else "\n ]"
 
 
 def _indented(value: Any, depth: int) -> str:
