@@ -136,7 +136,11 @@ class _Matching:
         if (stream, call.seq) in self._conflicting:
             return list(partners) or [rank]
         if call.is_message and call.peer == ANY_PEER:
-            return [] if self._any_sent(rank, call) else list(partners)
+            # A sent message is left for it: taken neither by receives from one sender nor by earlier ones.
+            made = self._made[rank]
+            streams = [Stream(call.group, other, rank, call.tag) for other in partners]
+            sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
+            return [] if sum(max(0, surplus) for surplus in sent) > call.seq else list(partners)
         return [other for other in partners if not self._has_offered(other, stream, call)]
 
     def _partners(self, rank: int, call: Call) -> Sequence[int]:
@@ -150,15 +154,6 @@ class _Matching:
         if call.kind == "send" and made <= call.seq and self._wildcards.get((other, stream.group.name), 0):
             return True  # one of its receives from any rank can take the message
         return call.seq < made and (stream, call.seq) not in self._queued_behind.get(other, ())
-
-    def _any_sent(self, rank: int, call: Call) -> bool:
-        """Return whether a sent message is left for the receive: taken neither by receives from one sender nor by earlier
-        ones.
-        """
-        made = self._made[rank]
-        streams = [Stream(call.group, other, rank, call.tag) for other in self._partners(rank, call)]
-        sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
-        return sum(max(0, surplus) for surplus in sent) > call.seq
 
     def _edges(self) -> Iterator[Edge]:
         for rank, calls in self._open.items():

@@ -204,23 +204,18 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _indented(value: Any, depth: int) -> str:
-    """Strict JSON of a value that stands at some depth of an object."""
-    # With an indent it would be written in Python.
-    indented: bytes = msgspec.json.format(_compact(value), indent=1)
-    return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)
-
-
-def _compact(value: Any) -> bytes:
-    """The JSON that Python's ``json`` writes, and its errors: written by msgspec where the two write the same."""
+    """Strict JSON of a value that stands at some depth of an object, as Python's ``json`` writes it, with its errors."""
     try:
         text: bytes = msgspec.json.encode(value, enc_hook=_members)
         packed = msgspec.msgpack.encode(value, enc_hook=_members)
+        is_same = not (b"0.0000" in text or _EXPONENT.search(text) or _NOT_FINITE.search(packed))
     except (TypeError, ValueError, OverflowError):
-        pass
-    else:
-        if not (b"0.0000" in text or _EXPONENT.search(text) or _NOT_FINITE.search(packed)):
-            return text
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members).encode("utf-8", "surrogatepass")
+        is_same = False
+    if not is_same:  # msgspec writes something else
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members).encode("utf-8", "surrogatepass")
+    # With an indent it would be written in Python.
+    indented: bytes = msgspec.json.format(text, indent=1)
+    return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)
 
 
 _EXPONENT = re.compile(rb"e(?=[-0-9])(?<=[0-9]e)")  # begins with its rarest byte, so that the search is fast

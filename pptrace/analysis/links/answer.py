@@ -101,9 +101,16 @@ def traffic_of(rank: int, comms: Slice) -> RankTraffic:
     comms = comms.only(_COLUMNS).where(comms["match"] >= 0)
     is_message = comms.among("kind", P2P)
     on_device = bool((comms["clock"] == "device").all()) and len(comms) > 0
-    return RankTraffic(
-        rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)), on_device, sizes
-    )
+    rows = comms.where(~is_message & (comms["group_size"] > 1))
+    keys, group, first = grouped(rows, ("axis", "kind"))
+    wait = rows["end_ns"] - rows["start_ns"] - (rows["transfer_end_ns"] - rows["transfer_start_ns"])
+    is_last = rows["transfer_start_ns"] <= rows["start_ns"]
+    sums = {
+        "count": np.bincount(group, minlength=len(first)),
+        "num_last": np.bincount(group[is_last], minlength=len(first)),
+        "wait": reduce_groups(np.add, wait, group, len(first)),
+    }
+    return RankTraffic(rank, _messages(comms.where(is_message)), Slice({**keys, **sums}), on_device, sizes)
 
 
 _COLUMNS = (
@@ -157,21 +164,6 @@ def _with_others(rows: Slice) -> tuple[Int64, Int64]:
     until = np.empty_like(sizes)
     until[order] = moved - (moved - sizes[order])[begins]
     return np.where(sizes < 0, sizes, until), before
-
-
-def _collectives(rows: Slice) -> Slice:
-    rows = rows.where(rows["group_size"] > 1)
-    wait = rows["end_ns"] - rows["start_ns"] - (rows["transfer_end_ns"] - rows["transfer_start_ns"])
-    keys, group, first = grouped(rows, ("axis", "kind"))
-    is_last = rows["transfer_start_ns"] <= rows["start_ns"]
-    return Slice(
-        {
-            **keys,
-            "count": np.bincount(group, minlength=len(first)),
-            "num_last": np.bincount(group[is_last], minlength=len(first)),
-            "wait": reduce_groups(np.add, wait, group, len(first)),
-        }
-    )
 
 
 def answer(inputs: QuestionInputs) -> Mapping[str, Any]:

@@ -222,29 +222,24 @@ def _ops(stage: int, kind: str, sums: OpSums, predicted: Mapping[str, int] | Non
         StageWork(part.name, part.ns, flops.of(part.name) if part.name in MULTIPLYING else None)
         for part in _largest_first(sums.classes)
     )
-    parts = tuple(
+    parts = _largest_first(sums.parts)
+    if len(parts) > _MOST_PARTS:
+        rest = sum(part.ns for part in parts[_MOST_PARTS - 1 :])
+        parts = (*parts[: _MOST_PARTS - 1], StagePart(OTHERS, rest))
+    of_parts = tuple(
         StageWork(
             part.name, part.ns, sums.part_flops.of(part.name) if sums.part_flops.flops and part.name != OTHERS else None
         )
-        for part in _few(sums.parts)
+        for part in parts
     )
     total = None if why else flops.flops.total()
-    return StageOps(stage, kind, sums.count, sums.compute, classes, parts, total, "" if why else source, why)
+    return StageOps(stage, kind, sums.count, sums.compute, classes, of_parts, total, "" if why else source, why)
 
 
 def _largest_first(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
     return tuple(
         StagePart(name, ns) for name, ns in sorted(entries.items(), key=lambda entry: (-entry[1], entry[0])) if ns
     )
-
-
-def _few(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
-    """The largest parts, and what the others have together."""
-    parts = _largest_first(entries)
-    if len(parts) <= _MOST_PARTS:
-        return parts
-    rest = sum(part.ns for part in parts[_MOST_PARTS - 1 :])
-    return (*parts[: _MOST_PARTS - 1], StagePart(OTHERS, rest))
 
 
 def _differences(totals: Sums) -> Iterator[StageDifference]:

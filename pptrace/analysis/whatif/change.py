@@ -120,7 +120,13 @@ def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
         return None
     forwards = [action.stage for action in plan.ranks[0] if action.kind is Kind.F]
     size = next((nth for nth, stage in enumerate(forwards) if stage != forwards[0]), len(forwards))
-    if size in (0, plan.pp) or not _has_groups(plan, name, size):
+    if size in (0, plan.pp):
+        return None
+    try:
+        of_size = entry.build_shape(shape_for(name, plan.pp, plan.num_microbatches, plan.num_chunks, size))
+    except ScheduleError:
+        return None
+    if to_rows(of_size.compute_only()) != to_rows(plan):
         return None
     if size != _equal_groups(plan.pp, plan.num_microbatches):
         return min(size, num_microbatches)
@@ -131,15 +137,6 @@ def _equal_groups(pp: int, num_microbatches: int) -> int | None:
     """The size of equal groups of ``pp`` microbatches or more, as many as there can be; None where they do not divide."""
     num_groups = max(num_microbatches // pp, 1)
     return num_microbatches // num_groups if num_microbatches % num_groups == 0 else None
-
-
-def _has_groups(plan: Plan, name: str, size: int) -> bool:
-    """Return whether a plan is that of a schedule with groups of this size."""
-    try:
-        built = get(name).build_shape(shape_for(name, plan.pp, plan.num_microbatches, plan.num_chunks, size))
-    except ScheduleError:
-        return False
-    return to_rows(built.compute_only()) == to_rows(plan)
 
 
 def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:

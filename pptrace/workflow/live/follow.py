@@ -247,7 +247,11 @@ class LiveRun(Struct):
         """Line where records end before their ranks do, as on a full disk; None where nothing says so, after the last poll."""
         last = {rank: file.last_step for rank, file in self.files.items()}
         cut = [rank for rank, file in self.files.items() if file.is_cut]
-        seen = {rank: steps for rank, steps in _steps_seen(self.run_dir) if steps > last.get(rank, steps) + 1}
+        ranks, seen = _read_run(self.run_dir).get("ranks"), {}
+        for entry in ranks if isinstance(ranks, list) else ():
+            rank, steps = (entry.get("rank"), entry.get("steps_seen")) if isinstance(entry, dict) else (None, None)
+            if isinstance(rank, int) and isinstance(steps, int) and steps > last.get(rank, steps) + 1:
+                seen[rank] = steps
         why = (
             "a full disk, or a killed rank" if self.has_ended else "a full disk, a killed rank, or one that writes now"
         )
@@ -381,14 +385,6 @@ def _is_killed(run: Mapping[str, Any], run_dir: Path) -> bool:
     except (OSError, OverflowError):  # somebody else's, or no number of a process
         return False
     return False
-
-
-def _steps_seen(run_dir: Path) -> list[tuple[int, int]]:
-    """(rank, the number of steps it took), as run.json says once the run is over."""
-    ranks = _read_run(run_dir).get("ranks")
-    entries = [entry for entry in ranks if isinstance(entry, dict)] if isinstance(ranks, list) else []
-    seen = [(entry.get("rank"), entry.get("steps_seen")) for entry in entries]
-    return [(rank, steps) for rank, steps in seen if isinstance(rank, int) and isinstance(steps, int)]
 
 
 def _read_run(run_dir: Path) -> dict[str, Any]:
