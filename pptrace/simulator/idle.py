@@ -68,7 +68,7 @@ def idle_parts(simulation: Simulation) -> tuple[tuple[IdlePart, ...], ...]:
 
 
 def _last_inputs(simulation: Simulation) -> tuple[Times, Times, Times]:
-    """(when the last input of each row had been computed, when it was there, the row that made it; −1: it needs none)."""
+    """The last input of each row: (when it had been computed, when it was there, the row that made it; −1: it needs none)."""
     assert simulation.costs is not None, "idle time has causes where messages have costs alone"
     table, end = simulation.plan.table, simulation.replayed.end
     message = np.where(table.dep_is_message, table.dep_message, 0)
