@@ -113,11 +113,12 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
 def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]) -> Iterator[Call]:
     counts: dict[Stream, int] = {}
     for call in dump.calls:
+        begun = CallState.BLOCKING if call.started or call.backend == "gloo" else CallState.QUEUED
         made = Call(
             kind=call.kind,
             group=_group(call.group, world),
             seq=call.seq,
-            state=_state(call),
+            state=CallState.DONE if call.done else begun,
             peer=call.peer,
             num_bytes=call.bytes,
             dtype=call.dtype,
@@ -135,14 +136,6 @@ def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]
 def _is_counted_here(dump: Dump, call: DumpCall) -> bool:
     """Return whether the recorder's number is not the same for all calls that meet: of messages, and in the first versions."""
     return call.kind in P2P or dump.version.startswith("1")
-
-
-def _state(call: DumpCall) -> CallState:
-    if call.done:
-        return CallState.DONE
-    if call.started or call.backend == "gloo":
-        return CallState.BLOCKING
-    return CallState.QUEUED
 
 
 def _group(group: DumpGroup, world: set[int]) -> Group:

@@ -14,7 +14,6 @@ from pptrace.analysis.report import AsRecorded, RecordedRank, RecordedStep, Reco
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport
 from pptrace.model.known import all_known
 from pptrace.model.tables import Int64
-from pptrace.model.traces import Bool
 
 _WARM_UP = 2
 _MOST_STEPS = 10
@@ -188,21 +187,16 @@ def unrecorded_steps(times: Sequence[Mapping[str, Any]], *, is_detached: bool = 
             continue
         if recorded is None or len(start) != len(end):
             continue
-        periods, is_known = _periods(device, start, end)
+        periods, is_known = end - start, np.ones(len(start), dtype=np.bool_)
+        if isinstance(device, Sequence) and len(device) == len(start) and any(ns is not None for ns in device):
+            periods = np.array([ns or 0 for ns in device], dtype=np.int64)
+            is_known = np.array([ns is not None for ns in device])
         steps = first + np.arange(len(start))
         counts = (steps >= _WARM_UP) & ~np.isin(steps, disturbed) & is_known
         before.append(periods[counts & (steps < recorded[0])][-_MOST_STEPS:])
         after.append(periods[counts & (steps >= recorded[1])][:_MOST_STEPS])
         inside.append(periods[counts & (steps >= recorded[0]) & (steps < recorded[1])])
     return UnrecordedSteps(_median_of_ranks(before), _median_of_ranks(after), _median_of_ranks(inside), is_detached)
-
-
-def _periods(device: Any, start: Int64, end: Int64) -> tuple[Int64, Bool]:
-    """(the length of each step by its device, or by its host where no device had one, whether that is known)."""
-    if not isinstance(device, Sequence) or len(device) != len(start) or all(ns is None for ns in device):
-        return end - start, np.ones(len(start), dtype=np.bool_)
-    known = np.array([ns is not None for ns in device])
-    return np.array([ns or 0 for ns in device], dtype=np.int64), known
 
 
 def _median_of_ranks(of_ranks: Sequence[Int64]) -> Int64:

@@ -187,7 +187,14 @@ class ModelFile:
             windows=self._windows(layers),
             dense_layers=self._dense_layers(layers),
         )
-        return form if self.fields.get("kv_lora_rank") is None else self._latent(form)
+        if self.fields.get("kv_lora_rank") is None:
+            return form
+        if form.has_qkv_biases:
+            raise self._refusal("attention_bias is of biases that are not counted")
+        kv_rank, rotary = self._whole("kv_lora_rank"), self._whole("qk_rope_head_dim")
+        head_dim, value_dim = self._whole("qk_nope_head_dim") + rotary, self._whole("v_head_dim")
+        latent = Latent(kv_rank, rotary, self._optional("q_lora_rank"))
+        return replace(form, latent=latent, head_dim=head_dim, value_dim=value_dim)
 
     def shared_width(self, expert_width: int) -> int:
         """Width of the MLP that all tokens go through besides their experts; 0: none."""
@@ -206,15 +213,6 @@ class ModelFile:
             raise self._refusal(f"{used[0]} is of a norm that is not counted")
         is_off = self.fields.get(_QK_NORMS[0]) is False
         return QkNorm.NONE if is_off else QkNorm(self.fields.get("norm_of_qk", QkNorm.NONE))
-
-    def _latent(self, form: ModelForm) -> ModelForm:
-        """The form with latent attention."""
-        if form.has_qkv_biases:
-            raise self._refusal("attention_bias is of biases that are not counted")
-        kv_rank, rotary = self._whole("kv_lora_rank"), self._whole("qk_rope_head_dim")
-        head_dim, value_dim = self._whole("qk_nope_head_dim") + rotary, self._whole("v_head_dim")
-        latent = Latent(kv_rank, rotary, self._optional("q_lora_rank"))
-        return replace(form, latent=latent, head_dim=head_dim, value_dim=value_dim)
 
     def _windows(self, layers: int) -> tuple[Window | None, ...]:
         chunk, size = self.fields.get("attention_chunk_size"), self.fields.get("sliding_window")

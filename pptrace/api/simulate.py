@@ -241,9 +241,11 @@ def simulate_as(options: SimulateOptions, spell: Spelling = str) -> SimulatedSte
     )
     costs = _costs(options, spell)
     options.require_sizes(spell)
-    if not isinstance(schedule, Plan) and not _is_file(schedule):
+    if isinstance(schedule, str) and (
+        schedule in registry.SCHEDULES or not (schedule.endswith(".csv") or Path(schedule).is_file())
+    ):
         shape = options.shape(spell, costs)
-        return SimulatedStep(run_on_paper(registry.get(str(schedule)).build_shape(shape), costs), shape)
+        return SimulatedStep(run_on_paper(registry.get(schedule).build_shape(shape), costs), shape)
     if isinstance(schedule, Plan):
         plan, what = schedule, ("plan", schedule.name)
         validate(plan)
@@ -251,12 +253,6 @@ def simulate_as(options: SimulateOptions, spell: Spelling = str) -> SimulatedSte
         plan, what = read_sound_csv(Path(schedule)), ("file", str(schedule))
     _require_no_other_size(*what, plan, options, spell)
     return SimulatedStep(run_on_paper(plan.compute_only(), costs))
-
-
-def _is_file(schedule: FilePath) -> bool:
-    if not isinstance(schedule, str):
-        return True
-    return schedule not in registry.SCHEDULES and (schedule.endswith(".csv") or Path(schedule).is_file())
 
 
 def _costs(options: SimulateOptions, spell: Spelling) -> Costs:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.links.types import Link
-from pptrace.api.options import Option, Value, option, options_of
+from pptrace.api.options import Value, option, options_of
 from pptrace.errors import UsageError
 from pptrace.schedule.layout import read_split
 
@@ -146,7 +146,9 @@ class Wishes:
         for one in options_of(Wishes).values():
             given = getattr(self, one.name)
             if one.takes in _AS_TUPLES and given is not None:
-                object.__setattr__(self, one.name, _as_tuple(one, given))
+                if isinstance(given, str):
+                    given = read_split(given, one.flag) if one.takes is Value.SPLIT else (given,)
+                object.__setattr__(self, one.name, tuple(given))
         object.__setattr__(self, "links", _links(self.links))
 
     def __bool__(self) -> bool:
@@ -161,12 +163,6 @@ class Wishes:
 _AS_TUPLES = (Value.NAMES, Value.LIST, Value.SPLIT)
 FORM = {one.form_name: one for one in options_of(Wishes).values() if one.label}
 """The options that forms, addresses and assistants have, by the names of their fields."""
-
-
-def _as_tuple(one: Option, given: str | Sequence[Any]) -> tuple[Any, ...]:
-    if not isinstance(given, str):
-        return tuple(given)
-    return read_split(given, one.flag) if one.takes is Value.SPLIT else (given,)
 
 
 def _links(given: Any) -> tuple[Link, ...]:

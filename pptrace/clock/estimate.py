@@ -139,17 +139,13 @@ def ranks_by_host(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]
     """The indices of the ranks of each host that has several, in files of their own."""
     hosts: dict[str, list[int]] = {}
     for index, rank in enumerate(ranks):
-        if host := _host_of(facts.get(rank, {})):
+        of_rank = facts.get(rank, {})
+        host = host_name(of_rank) if of_rank.get("host") is None else str(of_rank["host"])
+        if (shared := of_rank.get(ONE_CLOCK)) is not None:  # its recorder says it, or the file is of several ranks
+            host = str(shared) if str(shared).startswith(HOST) else None
+        if host:
             hosts.setdefault(host, []).append(index)
     return [members for members in hosts.values() if len(members) > 1]
-
-
-def _host_of(facts: Mapping[str, object]) -> str | None:
-    """The name that ranks of one host share: by its recorder, else by the traces; None in a file of several ranks."""
-    shared = facts.get(ONE_CLOCK)
-    if shared is not None:
-        return str(shared) if str(shared).startswith(HOST) else None
-    return host_name(facts) if facts.get("host") is None else str(facts["host"])
 
 
 def _outside_of_readings(

@@ -8,7 +8,7 @@ call, or have it queued behind one that waits. A rank waits for *all* ranks of a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +81,12 @@ class _Matching:
         }
         self._halted = {rank.rank for rank in ranks if rank.is_halted}
         self._queued_behind: dict[int, set[tuple[Stream, int]]] = {}
-        self._wildcards = _num_wildcards(ranks)
+        self._wildcards = Counter(  # receives from any rank that are open
+            (rank.rank, call.group.name)
+            for rank in ranks
+            for call in rank.calls
+            if call.kind == "recv" and call.peer == ANY_PEER and call.state.is_open
+        )
 
     def waits(self) -> Waits:
         blocking = {rank: [call for call in calls if _blocks(call)] for rank, calls in self._open.items()}
@@ -131,7 +136,11 @@ class _Matching:
         if (stream, call.seq) in self._conflicting:
             return list(partners) or [rank]
         if call.is_message and call.peer == ANY_PEER:
-            return [] if self._any_sent(rank, call) else list(partners)
+            # A sent message is left for it: taken neither by receives from one sender nor by earlier ones.
+            made = self._made[rank]
+            streams = [Stream(call.group, other, rank, call.tag) for other in partners]
+            sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
+            return [] if sum(max(0, surplus) for surplus in sent) > call.seq else list(partners)
         return [other for other in partners if not self._has_offered(other, stream, call)]
 
     def _partners(self, rank: int, call: Call) -> Sequence[int]:
@@ -145,15 +154,6 @@ class _Matching:
         if call.kind == "send" and made <= call.seq and self._wildcards.get((other, stream.group.name), 0):
             return True  # one of its receives from any rank can take the message
         return call.seq < made and (stream, call.seq) not in self._queued_behind.get(other, ())
-
-    def _any_sent(self, rank: int, call: Call) -> bool:
-        """Return whether a sent message is left for the receive: taken neither by receives from one sender nor by earlier
-        ones.
-        """
-        made = self._made[rank]
-        streams = [Stream(call.group, other, rank, call.tag) for other in self._partners(rank, call)]
-        sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
-        return sum(max(0, surplus) for surplus in sent) > call.seq
 
     def _edges(self) -> Iterator[Edge]:
         for rank, calls in self._open.items():
@@ -187,16 +187,6 @@ def _is_behind(call: Call, first: Call | None) -> bool:
 
 def _first(first: Call | None, call: Call) -> Call | None:
     return call if first is None and call.state is not CallState.OFFERED else first
-
-
-def _num_wildcards(ranks: Sequence[RankCalls]) -> Mapping[tuple[int, str], int]:
-    """Receives from any rank that are open, by rank and group."""
-    counts: dict[tuple[int, str], int] = defaultdict(int)
-    for rank in ranks:
-        for call in rank.calls:
-            if call.kind == "recv" and call.peer == ANY_PEER and call.state.is_open:
-                counts[rank.rank, call.group.name] += 1
-    return counts
 
 
 def _members(ranks: Sequence[RankCalls]) -> Mapping[str, tuple[int, ...]]:

@@ -270,26 +270,21 @@ def read_file(
     Raises:
         TraceError: the file gives nothing to analyse.
     """
-    if name is None:
-        _refuse_others(path)
+    if name is None:  # it may be known, and no trace that can be read
+        start = first_bytes(path)
+        if archive := archive_of(start):
+            raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
+        if what := tool_of(start):
+            raise TraceError(f"{path}: {what}")
+        if path.name.endswith(_PERFETTO):
+            raise TraceError(
+                f"{path}: a trace of Perfetto, which is not read; expected what its recorder writes besides, as rocprofv3 does "
+                "with --output-format rocpd"
+            )
     reader = format_of(path, name or format_by_suffix(path) or InputFormat.KINETO)
     read = reader.read(path, cores, on_progress) if reader.takes_cores else reader.read(path)
     traces = traces_of(path, read) if isinstance(read, Tables) else read
     return tuple(with_sequential_streams(with_host_clock(trace)) for trace in traces)
-
-
-def _refuse_others(path: Path) -> None:
-    """Refuse a file that is known, and no trace that can be read."""
-    start = first_bytes(path)
-    if archive := archive_of(start):
-        raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    if what := tool_of(start):
-        raise TraceError(f"{path}: {what}")
-    if path.name.endswith(_PERFETTO):
-        raise TraceError(
-            f"{path}: a trace of Perfetto, which is not read; expected what its recorder writes besides, as rocprofv3 does with "
-            "--output-format rocpd"
-        )
 
 
 def format_by_suffix(path: Path) -> InputFormat | None:

@@ -116,15 +116,10 @@ def join_ranks(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd
     joined = join_adjacent([table for _, table in filled], without=("rank",))
     ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
     joined.insert(0, "rank", ranks.astype(np.int64, copy=False))
-    return _with_constants(with_categories(joined))
-
-
-def _with_constants(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with columns of one integer alone, of which it has some, as that integer: they take no memory."""
-    columns = {
-        str(name): np.broadcast_to(values[0], len(values)) if (values == values[0]).all() else values
-        for name in table.columns
-        if table[name].dtype == np.int64
-        for values in (table[name].to_numpy(),)
-    }
-    return pd.DataFrame({str(name): columns.get(str(name), table[name]) for name in table.columns}, copy=False)
+    joined = with_categories(joined)
+    columns: dict[str, Any] = {str(name): joined[name] for name in joined.columns}
+    for name, column in columns.items():  # those of one integer alone are that integer, and take no memory
+        if column.dtype == np.int64:
+            values = column.to_numpy()
+            columns[name] = np.broadcast_to(values[0], len(values)) if (values == values[0]).all() else values
+    return pd.DataFrame(columns, copy=False)

@@ -48,7 +48,10 @@ def parts_of(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     of_forwards = nodes
     if len(nodes):
         of_forwards = _with_accumulations(events, nodes, named.around(forwards_of(events, nodes)))
-    if _are_parts(events, of_forwards[of_forwards >= 0]):
+    around = [events.names[name_id] for name_id in np.unique(events.name_id[of_forwards[of_forwards >= 0]]).tolist()]
+    if len(around) > 1 or any(
+        name.startswith((PART, _MODULE)) for name in around
+    ):  # one may be around all of a forward
         for thread, rows in events.rows_by_thread(nodes).items():
             inside = np.flatnonzero((calls >= 0) & (events.thread[calls] == thread))
             node = events.intervals_of(rows).innermost(events.start_ns[calls[inside]])
@@ -62,12 +65,6 @@ def parts_of(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
         code_of_name[name_id] = codes.setdefault(events.names[name_id].removeprefix(_MODULE), len(codes))
     name_ids = np.append(events.name_id, len(events.names))  # the last one of those without a range
     return code_of_name[name_ids[ranges]], tuple(codes)
-
-
-def _are_parts(events: Events, ranges: Rows) -> bool:
-    """Return whether forwards have several ranges, or ones that are parts for sure: one alone may be around all of a forward."""
-    names = [events.names[name_id] for name_id in np.unique(events.name_id[ranges]).tolist()]
-    return len(names) > 1 or any(name.startswith((PART, _MODULE)) for name in names)
 
 
 class _NamedRanges:

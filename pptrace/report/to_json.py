@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -192,39 +192,30 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[str]:
     for name, member in value.items():
         head = f"{before}\n {json.dumps(name, ensure_ascii=False)}: "
         before = ","
-        if isinstance(member, Iterator | list | tuple):
-            yield from _parts_of_list(head, member)
-        else:
+        if not isinstance(member, Iterator | list | tuple):
             yield head + _indented(member, 1)
+            continue
+        opening = f"{head}["
+        for each in member:
+            yield f"{opening}\n  {_indented(each, 2)}"
+            opening = ","
+        yield f"{head}[]" if opening != "," else "\n ]"
     yield "\n}" if value else "{}"
 
 
-def _parts_of_list(head: str, members: Iterable[Any]) -> Iterator[str]:
-    before = f"{head}["
-    for member in members:
-        yield f"{before}\n  {_indented(member, 2)}"
-        before = ","
-    yield f"{head}[]" if before != "," else "\n ]"
-
-
 def _indented(value: Any, depth: int) -> str:
-    """Strict JSON of a value that stands at some depth of an object."""
-    # With an indent it would be written in Python.
-    indented: bytes = msgspec.json.format(_compact(value), indent=1)
-    return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)
-
-
-def _compact(value: Any) -> bytes:
-    """The JSON that Python's ``json`` writes, and its errors: written by msgspec where the two write the same."""
+    """Strict JSON of a value that stands at some depth of an object, as Python's ``json`` writes it, with its errors."""
     try:
         text: bytes = msgspec.json.encode(value, enc_hook=_members)
         packed = msgspec.msgpack.encode(value, enc_hook=_members)
+        is_same = not (b"0.0000" in text or _EXPONENT.search(text) or _NOT_FINITE.search(packed))
     except (TypeError, ValueError, OverflowError):
-        pass
-    else:
-        if not (b"0.0000" in text or _EXPONENT.search(text) or _NOT_FINITE.search(packed)):
-            return text
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members).encode("utf-8", "surrogatepass")
+        is_same = False
+    if not is_same:  # msgspec writes something else
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members).encode("utf-8", "surrogatepass")
+    # With an indent it would be written in Python.
+    indented: bytes = msgspec.json.format(text, indent=1)
+    return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)
 
 
 _EXPONENT = re.compile(rb"e(?=[-0-9])(?<=[0-9]e)")  # begins with its rarest byte, so that the search is fast

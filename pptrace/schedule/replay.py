@@ -125,15 +125,10 @@ def blocked_ranks(table: PlanTable) -> tuple[Blocked, ...]:
     blocked = []
     for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
         index = int((table.level[begin:end] >= 0).sum())
-        if begin + index < end:
-            blocked.append(Blocked(rank, index, _awaited(table, begin + index)))
+        if begin + index < end:  # it waits for the first of its needs that never ends
+            needed = slice(*table.dep_ptr[begin + index : begin + index + 2].tolist())
+            has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
+            cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
+            stage, microbatch = divmod(cell, table.num_microbatches)
+            blocked.append(Blocked(rank, index, ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)))
     return tuple(blocked)
-
-
-def _awaited(table: PlanTable, row: int) -> Key:
-    """The first of a stuck row's needs that never ends."""
-    needed = slice(*table.dep_ptr[row : row + 2].tolist())
-    has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
-    cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
-    stage, microbatch = divmod(cell, table.num_microbatches)
-    return ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)

@@ -236,17 +236,13 @@ def _require_no_deadlock(plan: Plan) -> None:
             cursor.step()
     stuck = {rank: cursor for rank, cursor in enumerate(cursors) if cursor.current}
     if stuck:
-        raise _deadlock(plan, stuck, met)
-
-
-def _deadlock(plan: Plan, stuck: dict[int, _Cursor], met: set[Key]) -> ScheduleError:
-    pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
-    cycle = _find_cycle({rank: peer_of(plan, action) for rank, action in pending.items()})
-    description = "; ".join(
-        f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle
-    )
-    cells = [(rank, plan.ranks[rank].index(pending[rank])) for rank in cycle]
-    return _error(plan, f"deadlock: {description}", cells)
+        pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
+        cycle = _find_cycle({rank: peer_of(plan, action) for rank, action in pending.items()})
+        description = "; ".join(
+            f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle
+        )
+        cells = [(rank, plan.ranks[rank].index(pending[rank])) for rank in cycle]
+        raise _error(plan, f"deadlock: {description}", cells)
 
 
 def _halves_with_index(row: Sequence[Action]) -> Iterator[tuple[Action, int]]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from pptrace.axes import Axis
 from pptrace.schedule.actions import Kind
 from pptrace.simulator.simulation import Costs, Simulation, simulate
-from pptrace.sizes.estimate import Estimate, RankEstimate
+from pptrace.sizes.estimate import Estimate
 from pptrace.sizes.flops import stage_flops
 from pptrace.sizes.transformer import SEND, Volume, total
 
@@ -62,7 +62,10 @@ def costs_of(estimate: Estimate, speeds: Speeds) -> Costs:
     plan, facts, mesh = estimate.plan, estimate.facts, estimate.mesh
     stages: dict[tuple[Kind, int], int] = {}
     for rank in estimate.ranks:
-        to_experts = _to_experts_ns(estimate, speeds, rank)
+        # Forwards and backwards send equally to experts.
+        num_ops = 2 * sum(len(plan.microbatches_of(stage)) for stage in plan.stages_of(rank.rank))
+        volume = {key: calls for key, calls in rank.volume.items() if key[0] in _OF_EXPERTS}
+        to_experts = speeds.sending_ns(estimate, volume) / max(1, num_ops)
         for stage in plan.stages_of(rank.rank):
             flops = stage_flops(facts, plan.model_stage(stage), mesh.tp, mesh.cp)
             every = (estimate.volume.forward(stage), estimate.volume.backward(stage, fully_recomputed=False))
@@ -75,20 +78,10 @@ def costs_of(estimate: Estimate, speeds: Speeds) -> Costs:
                 (Kind.I, stage): round(products + again + backward),
                 (Kind.W, stage): round(products),
             }
-    return Costs(stages=stages, p2p_latency_ns=_message_ns(estimate, speeds))
-
-
-def _message_ns(estimate: Estimate, speeds: Speeds) -> int:
     sends = (rank.volume[str(Axis.PP), SEND] for rank in estimate.ranks if (str(Axis.PP), SEND) in rank.volume)
     speed = speeds.bytes_per_ns.get(str(Axis.PP))
-    return max((round(calls.bytes / calls.count / speed) for calls in sends), default=0) if speed else 0
-
-
-def _to_experts_ns(estimate: Estimate, speeds: Speeds, rank: RankEstimate) -> float:
-    """Bytes that each op of a rank sends to experts, which forwards and backwards send equally."""
-    volume = {key: calls for key, calls in rank.volume.items() if key[0] in _OF_EXPERTS}
-    num_ops = 2 * sum(len(estimate.plan.microbatches_of(stage)) for stage in estimate.plan.stages_of(rank.rank))
-    return speeds.sending_ns(estimate, volume) / max(1, num_ops)
+    message = max((round(calls.bytes / calls.count / speed) for calls in sends), default=0) if speed else 0
+    return Costs(stages=stages, p2p_latency_ns=message)
 
 
 class Candidate(Struct, frozen=True):

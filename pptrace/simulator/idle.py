@@ -62,9 +62,25 @@ class IdlePart(Struct, frozen=True):
 
 def idle_parts(simulation: Simulation) -> tuple[tuple[IdlePart, ...], ...]:
     """Parts of each rank's bubble, in order of time."""
-    arrivals = _Arrivals.of(simulation)
+    inputs = _last_inputs(simulation)
     held = held_activations(simulation.plan)
-    return tuple(tuple(_RankIdle(simulation, arrivals, rank, of_rank).parts()) for rank, of_rank in enumerate(held))
+    return tuple(tuple(_RankIdle(simulation, inputs, rank, of_rank).parts()) for rank, of_rank in enumerate(held))
+
+
+def _last_inputs(simulation: Simulation) -> tuple[Times, Times, Times]:
+    """The last input of each row: (when it had been computed, when it was there, the row that made it; −1: it needs none)."""
+    assert simulation.costs is not None, "idle time has causes where messages have costs alone"
+    table, end = simulation.plan.table, simulation.replayed.end
+    message = np.where(table.dep_is_message, table.dep_message, 0)
+    latency = np.broadcast_to(simulation.costs.latencies(table), (max(1, table.num_messages),))[message]
+    arrival = end[table.dep] + np.where(table.dep_is_message, latency, 0)
+    ordered = np.lexsort((arrival, table.dep_reader))
+    last = ordered[np.flatnonzero(np.diff(table.dep_reader[ordered], append=-1))]
+    reader, size = table.dep_reader[last], len(table)
+    computed, ready = (np.zeros(size, np.int64) for _ in range(2))
+    producer = np.full(size, -1)
+    computed[reader], ready[reader], producer[reader] = end[table.dep[last]], arrival[last], table.dep[last]
+    return computed, ready, producer
 
 
 def idle_by_cause(simulation: Simulation) -> tuple[Mapping[IdleCause, int], ...]:
@@ -78,33 +94,12 @@ def idle_by_cause(simulation: Simulation) -> tuple[Mapping[IdleCause, int], ...]
     return tuple(sums)
 
 
-class _Arrivals(Struct, frozen=True, eq=False):
-    """Times when the last input of each row had been computed and was there, and the row that made it; −1: it needs none."""
-
-    computed: Times
-    ready: Times
-    producer: Times
-
-    @classmethod
-    def of(cls, simulation: Simulation) -> _Arrivals:
-        assert simulation.costs is not None, "idle time has causes where messages have costs alone"
-        table, end = simulation.plan.table, simulation.replayed.end
-        message = np.where(table.dep_is_message, table.dep_message, 0)
-        latency = np.broadcast_to(simulation.costs.latencies(table), (max(1, table.num_messages),))[message]
-        arrival = end[table.dep] + np.where(table.dep_is_message, latency, 0)
-        ordered = np.lexsort((arrival, table.dep_reader))
-        last = ordered[np.flatnonzero(np.diff(table.dep_reader[ordered], append=-1))]
-        reader, size = table.dep_reader[last], len(table)
-        computed, ready = (np.zeros(size, np.int64) for _ in range(2))
-        producer = np.full(size, -1)
-        computed[reader], ready[reader], producer[reader] = end[table.dep[last]], arrival[last], table.dep[last]
-        return cls(computed, ready, producer)
-
-
 class _RankIdle:
     """The idle time of one rank."""
 
-    def __init__(self, simulation: Simulation, arrivals: _Arrivals, rank: int, held: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, simulation: Simulation, inputs: tuple[Times, Times, Times], rank: int, held: npt.NDArray[np.int64]
+    ) -> None:
         plan = simulation.plan
         self._plan, self._rank, self._makespan = plan, rank, simulation.makespan_ns
         self._rows = slice(*plan.table.rank_ptr[rank : rank + 2].tolist())
@@ -113,8 +108,7 @@ class _RankIdle:
         self._start, self._end = (
             times[self._rows].tolist() for times in (simulation.replayed.start, simulation.replayed.end)
         )
-        self._computed, self._ready = (times[self._rows].tolist() for times in (arrivals.computed, arrivals.ready))
-        self._producer = arrivals.producer[self._rows].tolist()
+        self._computed, self._ready, self._producer = (column[self._rows].tolist() for column in inputs)
         self._held = held
         is_backward = ~np.isin(self._kind, (Kind.F.code, Kind.W.code))
         self._first_backward = int(is_backward.argmax()) if is_backward.any() else len(is_backward)

@@ -123,11 +123,6 @@ class StepVolume:
         return Axis.CP if self._cp == self._replicas else Axis.DP_CP
 
     @cached_property
-    def _tokens(self) -> int:
-        """Tokens of a microbatch on one rank of cp."""
-        return self.facts.microbatch_size * self.facts.sequence // self._cp
-
-    @cached_property
     def _tensor(self) -> TensorSizes:
         return self._tensor_of(self.facts.sequence)
 
@@ -187,12 +182,16 @@ class StepVolume:
     def forward(self, stage: int) -> Volume:
         """Communication of one F of a stage of the plan, but for rows to experts."""
         model_stage_index, plan = self.plan.model_stage(stage), self.plan
-        parts = [self._layers(model_stage_index).forward, *self._unrepeated(model_stage_index)]
+        parts = [self._layers(model_stage_index).forward]
+        if self.experts is not None:  # what recomputation leaves out of layers with experts
+            with_experts = filter(self.facts.experts_of, self.facts.layers_of(model_stage_index))
+            parts += [self.experts.unrepeated(layer, self._tensor) for layer in with_experts]
         parts.append(self._transfers(stage, plan.next_stage(stage), plan.previous_stage(stage)))
         parts += [both.forward for both in self._embedding_volumes(model_stage_index)]
         if model_stage_index == plan.chain_length - 1:
             parts.append(column_volume(self._tensor).forward)
-            parts.append(cross_entropy_volume(self._tp, self._tokens, self.facts.sum_bytes))
+            tokens = self.facts.microbatch_size * self.facts.sequence // self._cp
+            parts.append(cross_entropy_volume(self._tp, tokens, self.facts.sum_bytes))
         return total((*parts, self._gathered_units(model_stage_index)))
 
     def backward(self, stage: int, fully_recomputed: bool) -> Volume:
@@ -236,27 +235,15 @@ class StepVolume:
 
     @cached_property
     def _attention_layer(self) -> BothWays:
-        columns = [column_volume(sizes) for sizes in self._read_by_heads()]
-        parts = [*columns, row_volume(self._tensor), attention_volume(self._attention)]
+        facts, latent, read = self.facts, self.facts.form.latent, [self._tensor]
+        if latent is not None:  # what it makes of the layer's input is read by the projections to a rank's heads
+            widths = (latent.query_rank or facts.hidden, latent.kv_rank + latent.rotary)
+            each = self._tensor.activation_bytes // facts.hidden
+            read = [replace(self._tensor, activation_bytes=each * width) for width in widths]
+        parts = [*map(column_volume, read), row_volume(self._tensor), attention_volume(self._attention)]
         if self.facts.encoder_layers:  # the decoder's layers attend over what the encoder has made, too
             parts += [pair_volume(self._tensor), column_volume(self._source)]
         return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
-
-    def _read_by_heads(self) -> Iterator[TensorSizes]:
-        """Inputs of the projections to a rank's heads: the layer's, or what latent attention makes of it."""
-        facts, latent = self.facts, self.facts.form.latent
-        if latent is None:
-            yield self._tensor
-            return
-        for width in (latent.query_rank or facts.hidden, latent.kv_rank + latent.rotary):
-            yield replace(self._tensor, activation_bytes=self._tensor.activation_bytes // facts.hidden * width)
-
-    def _unrepeated(self, model_stage: int) -> Iterator[Volume]:
-        """Communication of layers with experts that their recomputation leaves out."""
-        if self.experts is not None:
-            for layer in self.facts.layers_of(model_stage):
-                if self.facts.experts_of(layer):
-                    yield self.experts.unrepeated(layer, self._tensor)
 
     def _routed(self, rank: int, pp_rank: int, step: int) -> Iterator[Volume]:
         """Communication of rows to experts and back in a step."""

@@ -59,12 +59,11 @@ from pptrace.errors import UsageError
 from pptrace.intervals import length, merge
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.damage import LackingRecords
-from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import predictions_of
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
+from pptrace.model.step_memory import read_recorded_memory
 from pptrace.model.traces import Trace
 from pptrace.model.wording import as_ranges
 from pptrace.processes import num_cpus
@@ -250,10 +249,20 @@ def measure(traces: Sequence[Trace], num_ranks: int | None = None) -> MeasuredSt
 
 
 def _on_one_clock(run: RecognisedRun) -> tuple[AlignedRun, tuple[str, ...]]:
-    """The run on one clock, and warnings about matches by end times."""
-    timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
-    comms, ops = _execution_rows(timed)
-    return _align(timed, estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops))
+    """The run on one clock, and warnings about matches by end times.
+
+    What relates the clocks are execution times, of steps whose kernels are all there: host rows that only launch or post device
+    work would mislead them.
+    """
+    run = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
+    missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
+    launching = [*missing_device_events, *(rank for rank, work in run.work.items() if len(work))]
+    has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
+    executes = (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)
+    lost = lost_steps(run.ops, run.work)
+    comms = rows_where(run.comms, has_times & outside_lost(run.comms, lost))
+    ops = rows_where(run.ops, executes & outside_lost(run.ops, lost))
+    return _align(run, estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines, run.ops))
 
 
 class _Measured(Struct, frozen=True, eq=False):
@@ -373,37 +382,22 @@ def _warn_of_unknown(comms: pd.DataFrame, steps: Sequence[StepReport]) -> tuple[
     return warn_of_unknown(sum(messages for messages, _ in counts), sum(collectives for _, collectives in counts))
 
 
-def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(comms, ops) whose times are execution times, of steps whose kernels are all there: host rows that only launch or post
-    device work would mislead the clocks.
-    """
-    missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
-    launching = [*missing_device_events, *(rank for rank, work in run.work.items() if len(work))]
-    has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
-    executes = (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)
-    lost = lost_steps(run.ops, run.work)
-    comms = rows_where(run.comms, has_times & outside_lost(run.comms, lost))
-    return comms, rows_where(run.ops, executes & outside_lost(run.ops, lost))
-
-
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     """Sums over each rank's trace, on its own clock."""
-    comms, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
-    return tuple(
-        _device_of_rank(rank, work, comms.get(rank, none), run.host_work.get(rank))
-        for rank, work in sorted(run.work.items())
-    )
-
-
-def _device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None) -> RankDevice:
-    """The sums over a rank's trace; ``comms`` are on its own clock, as its work and that of its host are."""
-    device = NO_DEVICE if is_much(work.lost, work.lost.num_missing) else breakdown(work)
-    totals = total_comms(comms, work.compute if len(work) else None)
-    if device.first_ns is None or device.last_ns is None or work.idle.reason:
-        return RankDevice(rank, device, totals, on_host=_on_host(host_work, comms))
-    idle, window = with_host_waits(work.idle, host_waits(comms)), ([device.first_ns], [device.last_ns])
-    host = host_idle_of_windows(work, idle, *window)[0]
-    return RankDevice(rank, device, totals, host, synchronisations_of_windows(idle.synchronisations, *window)[0])
+    of_ranks, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
+    devices = []
+    for rank, work in sorted(run.work.items()):
+        comms = of_ranks.get(rank, none)
+        device = NO_DEVICE if is_much(work.lost, work.lost.num_missing) else breakdown(work)
+        totals = total_comms(comms, work.compute if len(work) else None)
+        if device.first_ns is None or device.last_ns is None or work.idle.reason:
+            devices.append(RankDevice(rank, device, totals, on_host=_on_host(run.host_work.get(rank), comms)))
+            continue
+        idle, window = with_host_waits(work.idle, host_waits(comms)), ([device.first_ns], [device.last_ns])
+        host = host_idle_of_windows(work, idle, *window)[0]
+        synchronisations = synchronisations_of_windows(idle.synchronisations, *window)[0]
+        devices.append(RankDevice(rank, device, totals, host, synchronisations))
+    return tuple(devices)
 
 
 def _on_host(work: HostWork | None, comms: Slice) -> HostWindow | None:
@@ -434,17 +428,9 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
     predicted = predictions_of(run.facts, run.schedule)
-    facts = (lacking, _recorded_memory(run), lost)
+    recorded = {rank: read_recorded_memory(facts.get("memory")) for rank, facts in run.facts.items()}
+    facts = (lacking, {rank: memory for rank, memory in recorded.items() if memory is not None}, lost)
     return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, predicted, *facts), by_end_times
-
-
-def _recorded_memory(run: RecognisedRun) -> dict[int, RecordedMemory]:
-    """Memory that the recorders of the ranks measured."""
-    return {
-        rank: recorded
-        for rank, facts in run.facts.items()
-        if (recorded := read_recorded_memory(facts.get("memory"))) is not None
-    }
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:

@@ -22,15 +22,10 @@ def complete_calls(
     """
     read, unreadable = read_dumps(dumps)
     named, warnings = with_dumps(ranks, read)
-    return _without_incomplete_calls(named) if has_hung else named, (*unreadable, *warnings)
-
-
-def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> tuple[RecognisedRank, ...]:
-    """Drop the dumps' warnings of incomplete calls, which the hang verdict sums up."""
-    cleaned = []
-    for rank in ranks:
-        info = rank.info
-        is_dump = info.producer.startswith(DUMP_PRODUCER)
-        lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
-        cleaned.append(rank.with_info(replace(info, warnings=lines)))
-    return tuple(cleaned)
+    completed = []
+    for rank in named:
+        if has_hung and rank.info.producer.startswith(DUMP_PRODUCER):
+            lines = tuple(line for line in rank.info.warnings if line == NO_CALLS)
+            rank = rank.with_info(replace(rank.info, warnings=lines))
+        completed.append(rank)
+    return tuple(completed), (*unreadable, *warnings)

@@ -40,14 +40,18 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
     """
     for path in paths:
         if (run := run_of(path)) is not None and not _dumps_in(path):
-            return _of_run(path, run)
+            entries, hang = run.get("ranks"), hang_of_run(run)
+            known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+            ranks = sorted(rank for entry in known if isinstance(rank := entry.get("rank"), int))
+            reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
+            return HangResult(hang, "" if hang else reason, tuple(ranks))
     dumps = [dump for path in paths for dump in _dumps_of(path)]
     dumped = read_dumped_ranks(dumps, is_all=all(path.is_dir() for path in paths))
     if not dumped.dumps:
         raise TraceError("; ".join(dumped.warnings) or _no_dumps_message(paths))
     diagnosis = diagnose_dumps(dumped)
-    ranks = tuple(sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable}))
-    return HangResult(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings, tuple(dumped.unreadable))
+    ranks = sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable})
+    return HangResult(as_json(diagnosis), diagnosis.reason, tuple(ranks), dumped.warnings, tuple(dumped.unreadable))
 
 
 def hang_of_dumps(dumps: Sequence[Path], is_all: bool) -> Mapping[str, Any] | None:
@@ -67,14 +71,6 @@ def run_of(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return run if isinstance(run, dict) else None
-
-
-def _of_run(path: Path, run: Mapping[str, Any]) -> HangResult:
-    entries = run.get("ranks")
-    ranks = [entry.get("rank") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
-    hang = hang_of_run(run)
-    return HangResult(hang, "" if hang else reason, tuple(sorted(rank for rank in ranks if isinstance(rank, int))))
 
 
 def _dumps_of(path: Path) -> list[Path]:

@@ -159,22 +159,21 @@ def _analyse_read(
         from pptrace.workflow.complete_calls import complete_calls
 
         ranks, dump_warnings = complete_calls(ranks, request.inputs.dumps, has_hung=hang is not None)
-    warnings = (*result.warnings, *dump_warnings, *_run_warnings(run))
+    warnings = [*result.warnings, *dump_warnings]
+    if run.get("status") not in (None, "ok"):  # of the ranks that did not end well their traces warn
+        warnings.append(f"the run ended as {run['status']!r}; what was recorded until then is analysed")
+    world_size = run.get("world_size")
+    num_ranks = world_size if isinstance(world_size, int) else None
     alone = [ranks]
     del result, ranks
     # The ranks are an argument of their own, and no part of a tuple, which would keep them for the whole call.
     analysis = analyse_ranks(
-        alone.pop(), request.schedule, request.step, _num_ranks(run), warnings, request.jobs, sharing, is_brief
+        alone.pop(), request.schedule, request.step, num_ranks, warnings, request.jobs, sharing, is_brief
     )
     if hang is not None:
         answered = analysis.answered()
         analysis = answered.with_report(with_verdict(replace(answered.report, hang=hang)))
     return dataclasses.replace(analysis, run=run)
-
-
-def _num_ranks(run: Mapping[str, Any]) -> int | None:
-    world_size = run.get("world_size")
-    return world_size if isinstance(world_size, int) else None
 
 
 def _hang(request: _Request) -> Mapping[str, Any] | None:
@@ -187,10 +186,3 @@ def _hang(request: _Request) -> Mapping[str, Any] | None:
     from pptrace.workflow.find_hang import hang_of_dumps  # what makes a verdict is imported for dumps alone
 
     return hang_of_dumps(dumps, is_all=all(Path(path).is_dir() for path in request.paths))
-
-
-def _run_warnings(run: Mapping[str, Any]) -> list[str]:
-    """Warn of a run that did not end well; its ranks have warnings of their own."""
-    if run.get("status") in (None, "ok"):
-        return []
-    return [f"the run ended as {run['status']!r}; what was recorded until then is analysed"]

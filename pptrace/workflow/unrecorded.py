@@ -329,24 +329,21 @@ class _StepNodes(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, graph: RunGraph, of_rank: RankGraph, position: Int64, steps: _RankSteps) -> _StepNodes:
+        host, starts, ends = of_rank.split(position)
         if steps.on_device and len(of_rank.start_ns):
-            return cls._on_device(graph, of_rank, position, steps)
+            # They begin where work of the device does, and the last one ends where work does.
+            starts, ends = (part[np.argsort(graph.time_ns[part], kind="stable")] for part in (starts, ends))
+            begin = np.minimum(np.searchsorted(graph.time_ns[starts], steps.begin_ns), len(starts) - 1)
+            over = max(int(np.searchsorted(graph.time_ns[ends], steps.end_ns, side="right")) - 1, 0)
+            bounds = np.append(starts[begin], ends[over])
+            none = np.full(len(bounds), -1)
+            return cls(steps.steps, bounds, none, steps.usual, int(bounds[steps.usual]), steps.is_marked)
         times = np.append(steps.begin_ns, steps.end_ns)
-        host, _, ends = of_rank.split(position)
         host = host[np.argsort(graph.time_ns[host], kind="stable")]
         at = np.searchsorted(graph.time_ns[host], np.append(times, steps.marked_ns), side="right") - 1
         *nodes, marked = host[np.maximum(at, 0)]
         last_work = _last_work(graph, of_rank, position, ends, times)
         return cls(steps.steps, np.array(nodes), last_work, steps.usual, int(marked), steps.is_marked)
-
-    @classmethod
-    def _on_device(cls, graph: RunGraph, of_rank: RankGraph, position: Int64, steps: _RankSteps) -> _StepNodes:
-        """Steps that begin where work of the device does, and the last one of which ends where work does."""
-        _, starts, ends = (part[np.argsort(graph.time_ns[part], kind="stable")] for part in of_rank.split(position))
-        begin = np.minimum(np.searchsorted(graph.time_ns[starts], steps.begin_ns), len(starts) - 1)
-        over = max(int(np.searchsorted(graph.time_ns[ends], steps.end_ns, side="right")) - 1, 0)
-        nodes = np.append(starts[begin], ends[over])
-        return cls(steps.steps, nodes, np.full(len(nodes), -1), steps.usual, int(nodes[steps.usual]), steps.is_marked)
 
     def times_at(self, comes: Int64) -> Int64:
         """The times of all bounds where the nodes come at these."""

@@ -95,8 +95,8 @@ def work_of(a: Facts, b: Facts) -> Work:
         return Work(True, "batch and model have the same sizes")
     if unknown := [name for name, run in (("A", a), ("B", b)) if _SCRIPT not in run]:
         return Work(None, f"batch and model are not known of {' and '.join(unknown)}")
-    others = [name for name in dict.fromkeys((*a, *b)) if _is_of_command(name) and a.get(name) != b.get(name)]
-    if others:
+    of_command = [name for name in dict.fromkeys((*a, *b)) if name == _SCRIPT or _is_option(name)]
+    if others := [name for name in of_command if a.get(name) != b.get(name)]:
         return Work(None, f"batch or model are not known, and the commands differ in {listed(others, _MOST_VALUES)}")
     if a.get("ranks") != b.get("ranks"):
         return Work(
@@ -107,10 +107,6 @@ def work_of(a: Facts, b: Facts) -> Work:
 
 _SIZES = ("sequences a step", "layers", "hidden", "sequence")
 """Sizes that tell, where they are known, how much a step computes."""
-
-
-def _is_of_command(name: str) -> bool:
-    return name == _SCRIPT or _is_option(name)
 
 
 def _sequences(run: Facts) -> str | None:

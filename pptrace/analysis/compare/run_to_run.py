@@ -154,23 +154,18 @@ def mean_step_of(series: Int64, core_wait_ns: float = 0.0) -> MeanStep:
     """
     mean, median, num_steps = float(series.mean()), int(lower_median(series)), len(series)
     if num_steps < FEWEST_STEPS or median <= 0:
-        return MeanStep(_mean_of_few(series, mean))
+        if num_steps < 2:
+            return MeanStep(Typical(round(mean)))
+        # As uncertain as one of them with what is known of steps before any is seen.
+        known = 2 * (NOTHING_KNOWN.deviation * mean) ** 2
+        variance = (float(((series - mean) ** 2).sum()) + known) / (num_steps + 1)
+        return MeanStep(Typical(round(mean), sqrt(variance), num_steps + 1, NOTHING_KNOWN.lasting * mean))
     sampled = series[drawn_steps(num_steps, block_length(num_steps))]
     means, medians = sampled.mean(axis=1), np.maximum(lower_median(sampled), 1)
     deviation, freedom = sampled_deviation(means, series)
     run_to_run = hypot(RUN_TO_RUN * mean, CORE_WAIT * core_wait_ns)
     apart, freedom_apart = sampled_deviation(np.log(means / medians), series)
     return MeanStep(Typical(round(mean), deviation, freedom, run_to_run), log(mean / median), apart, freedom_apart)
-
-
-def _mean_of_few(series: Int64, mean: float) -> Typical:
-    """The mean of few steps, as uncertain as one of them with what is known of steps before any is seen."""
-    if len(series) < 2:
-        return Typical(round(mean))
-    known = 2 * (NOTHING_KNOWN.deviation * mean) ** 2
-    freedom = len(series) + 1
-    variance = (float(((series - mean) ** 2).sum()) + known) / freedom
-    return Typical(round(mean), sqrt(variance), freedom, NOTHING_KNOWN.lasting * mean)
 
 
 def changes_otherwise(a: Sequence[MeanStep], b: Sequence[MeanStep]) -> bool:

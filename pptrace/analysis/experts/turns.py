@@ -133,10 +133,16 @@ def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
     """The exchanges with rows from counts, where calls tell none, or other ones, because ranks that share each expert compute the
     rows of all of them.
     """
-    has_rows = bool((exchanges["rows"] >= 0).all())
-    if not counts or (has_rows and not _computes_more(exchanges, counts)):
+    if not counts:
         return exchanges
-    rows, forward, of_ranks = exchanges["rows"].copy(), forward_of_each(exchanges, counts), _places_of_ranks(exchanges)
+    rows, of_ranks = exchanges["rows"].copy(), _places_of_ranks(exchanges)
+    has_rows = bool((rows >= 0).all())
+    if has_rows:
+        is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+        brought = {rank: rows[own][is_first[own]].sum() for rank, own in of_ranks.items()}
+        if all(of_rank.rows.sum() <= brought.get(rank, 0) for rank, of_rank in counts.items()):
+            return exchanges
+    forward = forward_of_each(exchanges, counts)
     for rank, of_rank in counts.items():
         own = of_ranks.get(rank, _NONE)
         if (forward[own] < 0).all():
@@ -169,13 +175,6 @@ def forward_of_each(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Int64
             found = last_like(key, [column[forwards] for column in key])
             forward[own] = np.where(found >= 0, counted[found], UNKNOWN)
     return forward
-
-
-def _computes_more(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
-    """Return whether a rank counted more rows in its forwards than calls brought it."""
-    is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
-    brought = {rank: exchanges["rows"][own][is_first[own]].sum() for rank, own in _places_of_ranks(exchanges).items()}
-    return any(of_rank.rows.sum() > brought.get(rank, 0) for rank, of_rank in counts.items())
 
 
 def _places_of_ranks(exchanges: Slice) -> dict[int, Int64]:

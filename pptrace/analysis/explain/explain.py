@@ -30,7 +30,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import KINDS
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import Slice, group_sums, slice_of
+from pptrace.slices import group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
@@ -87,7 +87,10 @@ def explanation_tasks(
 
     ``graph`` is that of the way in which the run's messages hold up ranks, ``routing`` is what equal rows of experts change.
     """
-    axes = _axes_inside_ops(slice_of(data.comms))
+    comms = slice_of(data.comms)
+    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp") & (comms["step"] >= 0))
+    by_axis = inner.by("axis") if len(inner) else {}
+    axes = {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in by_axis.items()}
     size = sum(map(len, steps)) * len(table)
     num_ranks = len({rank for windows in steps for window in windows for rank in window.ranks})
     are_few = size < max(_LEAST_SHARED, _LEAST_SHARED_OF_RANK * num_ranks)
@@ -116,16 +119,6 @@ def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun, *, with_cal
     """The measurements of every rank in the windows of some steps; ``with_calls`` as :meth:`RankTimes.of` has it."""
     windows = IndexedWindows.of([window for of_step in steps for window in of_step])
     return (RankTimes.of(table, windows, rank, data, with_calls=with_calls) for rank in windows.of_rank)
-
-
-def _axes_inside_ops(comms: Slice) -> dict[str, int]:
-    """Time of the communication of each axis inside the ops of steps, ns."""
-    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp") & (comms["step"] >= 0))
-    return (
-        {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in inner.by("axis").items()}
-        if len(inner)
-        else {}
-    )
 
 
 def _parts(table: PlanTable, steps: Steps, cells: int) -> Iterator[tuple[int, int]]:

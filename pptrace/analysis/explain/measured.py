@@ -36,6 +36,9 @@ def costs_of_windows(
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     delays = times.start - bindings.ready - bindings.moving
     together = (times.recorded != times.transfer) & (times.arrival != UNKNOWN)  # taken to cost other than was recorded
+    ranks_of_ops, by_step = ranks[:, times.table.rank], np.argsort(waits.step, kind="stable")
+    inside = {"window": waits.step, "row": waits.row, "ns": waits.ns, "longer": waits.longer}
+    inside |= {"rank": ranks_of_ops[waits.late_step, waits.late_row], "late_row": waits.late_row}
     return StepMatrix(
         table=times.table,
         step=np.array([window.step for window in times.windows], dtype=np.int64),
@@ -51,21 +54,13 @@ def costs_of_windows(
         transfers=np.where(times.arrival == UNKNOWN, -1, times.transfer),
         sender_is_last=times.sender_is_last,
         outside=outside,
-        holds=holds_of(waits, ranks[:, times.table.rank]),
-        waits=_waits_of(waits, ranks[:, times.table.rank]),
+        holds=holds_of(waits, ranks_of_ops),
+        waits=Slice({name: column[by_step] for name, column in inside.items()}),
         moved_together=_cells(together, "message", ns=times.recorded),
         held_by_starts=_cells(bindings.held != 0, "row", ns=bindings.held, by=bindings.held_by),
         receiving=receiving_of(times, bindings),
         **{name: getattr(times, name) for name in map(exposed_along, INNER_AXES)},
     )
-
-
-def _waits_of(waits: InnerWaits, ranks: Int64) -> Slice:
-    """The waits inside ops as rows of the matrix; ``ranks`` (windows, rows) are the global ranks of all ops."""
-    order = np.argsort(waits.step, kind="stable")
-    columns = {"window": waits.step, "row": waits.row, "ns": waits.ns, "longer": waits.longer}
-    columns |= {"rank": ranks[waits.late_step, waits.late_row], "late_row": waits.late_row}
-    return Slice({name: column[order] for name, column in columns.items()})
 
 
 def along_graph(

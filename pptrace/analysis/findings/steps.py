@@ -8,6 +8,7 @@ Findings from what steps would gain, and shares in words: of the typical step, w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -130,11 +131,14 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
     """
     order = [step.step for step in steps if step.span_ns is not None and not step.is_evaluation]
     work = {step.step: step.num_forwards for step in steps}
-    outliers = [
-        outlier
-        for outlier in series.outliers
-        if work[outlier.step] <= work[outlier.usual_step] and not _is_warmup(outlier, series, order)
-    ]
+    long = {outlier.step for outlier in series.outliers}
+    first = set(takewhile(long.__contains__, order))
+    outliers = []
+    for outlier in series.outliers:
+        main = _largest(outlier.differences, outlier.excess_ns)
+        is_warmup = outlier.step in first and (main is None or "rank" not in main.where)
+        if work[outlier.step] <= work[outlier.usual_step] and not is_warmup:
+            outliers.append(outlier)
     if finding := _of_outliers(outliers, order, series, {step.step: step for step in steps}):
         yield finding
     for change in series.changes:
@@ -219,14 +223,6 @@ def _of_change(change: StepChange, share: float) -> Finding | None:
         gain_low_ns=0,
         gain_high_ns=longer,
     )
-
-
-def _is_warmup(outlier: StepOutlier, series: StepSeries, order: Sequence[int]) -> bool:
-    """Return whether it is one of the long steps that a run begins with, and no single rank delays it."""
-    long = {outlier.step for outlier in series.outliers}
-    first = next((number for number, step in enumerate(order) if step not in long), len(order))
-    main = _largest(outlier.differences, outlier.excess_ns)
-    return outlier.step in order[:first] and (main is None or "rank" not in main.where)
 
 
 def _largest(differences: Sequence[Cause] | None, total_ns: int) -> Cause | None:

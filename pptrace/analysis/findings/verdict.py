@@ -33,7 +33,15 @@ _WON_BACK, _ONLY = "; the most to win back is ", " Only "
 
 def with_verdict(report: Report) -> Report:
     """The report with one sentence about the run, which is about its typical step."""
-    return replace(report, verdict=_verdict(report))
+    sentence, series = _sentence(report), report.step_series
+    if not _speaks_of_hosts(report):
+        sentence = sentence.replace(
+            WAITING_FOR_LAUNCHES, f"{WAITING_FOR_LAUNCHES} (the recorder's part of it is not known)"
+        )
+    if series is not None and report.steps and series.num_steps < _FEWEST_STEPS and report.hang is None:
+        number = "1 step was" if series.num_steps == 1 else f"{series.num_steps} steps were"
+        sentence += f"{_ONLY}{number} timed: what recurs cannot be told from what happened once."
+    return replace(report, verdict=sentence)
 
 
 class VerdictLines(Struct, frozen=True):
@@ -183,18 +191,6 @@ def _gain_words(finding: Finding) -> str:
         return f"{of} if it recurs, as only one step tells"
     between = f"90 % interval {_ms(max(low, 0))} to {_ms(high)}"
     return f"{of} ({between})" if low > 0 else f"may save {_ms(gain)} ms a step, which is not sure ({between})"
-
-
-def _verdict(report: Report) -> str:
-    sentence, series = _sentence(report), report.step_series
-    if not _speaks_of_hosts(report):
-        sentence = sentence.replace(
-            WAITING_FOR_LAUNCHES, f"{WAITING_FOR_LAUNCHES} (the recorder's part of it is not known)"
-        )
-    if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
-        return sentence
-    number = "1 step was" if series.num_steps == 1 else f"{series.num_steps} steps were"
-    return f"{sentence}{_ONLY}{number} timed: what recurs cannot be told from what happened once."
 
 
 _FEWEST_STEPS = 3

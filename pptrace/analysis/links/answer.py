@@ -38,7 +38,7 @@ from pptrace.analysis.links.peaks import (
     unknown_peaks,
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
-from pptrace.analysis.result import CommSummary, Severity
+from pptrace.analysis.result import Severity
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
 from pptrace.model.known import all_known
@@ -101,9 +101,16 @@ def traffic_of(rank: int, comms: Slice) -> RankTraffic:
     comms = comms.only(_COLUMNS).where(comms["match"] >= 0)
     is_message = comms.among("kind", P2P)
     on_device = bool((comms["clock"] == "device").all()) and len(comms) > 0
-    return RankTraffic(
-        rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)), on_device, sizes
-    )
+    rows = comms.where(~is_message & (comms["group_size"] > 1))
+    keys, group, first = grouped(rows, ("axis", "kind"))
+    wait = rows["end_ns"] - rows["start_ns"] - (rows["transfer_end_ns"] - rows["transfer_start_ns"])
+    is_last = rows["transfer_start_ns"] <= rows["start_ns"]
+    sums = {
+        "count": np.bincount(group, minlength=len(first)),
+        "num_last": np.bincount(group[is_last], minlength=len(first)),
+        "wait": reduce_groups(np.add, wait, group, len(first)),
+    }
+    return RankTraffic(rank, _messages(comms.where(is_message)), Slice({**keys, **sums}), on_device, sizes)
 
 
 _COLUMNS = (
@@ -157,21 +164,6 @@ def _with_others(rows: Slice) -> tuple[Int64, Int64]:
     until = np.empty_like(sizes)
     until[order] = moved - (moved - sizes[order])[begins]
     return np.where(sizes < 0, sizes, until), before
-
-
-def _collectives(rows: Slice) -> Slice:
-    rows = rows.where(rows["group_size"] > 1)
-    wait = rows["end_ns"] - rows["start_ns"] - (rows["transfer_end_ns"] - rows["transfer_start_ns"])
-    keys, group, first = grouped(rows, ("axis", "kind"))
-    is_last = rows["transfer_start_ns"] <= rows["start_ns"]
-    return Slice(
-        {
-            **keys,
-            "count": np.bincount(group, minlength=len(first)),
-            "num_last": np.bincount(group[is_last], minlength=len(first)),
-            "wait": reduce_groups(np.add, wait, group, len(first)),
-        }
-    )
 
 
 def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
@@ -296,9 +288,11 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for step in report.steps:
         for comm in (comm for rank in step.ranks if rank.rank in of_ranks for comm in rank.comms):
-            if comm.kind not in P2P and (transfer := _transfer_ns(comm)):
+            if comm.kind in P2P or comm.busbw_gbps is None or comm.total_ns is None or comm.wait_ns is None:
+                continue
+            if transfer := comm.total_ns - comm.wait_ns:
                 moved, taken = sums.get((comm.axis, comm.kind), (0.0, 0))
-                sums[comm.axis, comm.kind] = moved + (comm.busbw_gbps or 0.0) * transfer, taken + transfer
+                sums[comm.axis, comm.kind] = moved + comm.busbw_gbps * transfer, taken + transfer
     rates = {key: moved / taken for key, (moved, taken) in sums.items()}
     collectives = tuple(
         _collective(axis, kind, rate, on_device, facts, mesh) for (axis, kind), rate in sorted(rates.items())
@@ -309,13 +303,6 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
 def _device(rank: int, name: str | None) -> DevicePeak:
     peak = None if name is None else peak_of_device(name)
     return DevicePeak(rank, name, None if peak is None else peak.link, None if peak is None else peak.gbps)
-
-
-def _transfer_ns(comm: CommSummary) -> int:
-    """Transfer of communication whose bandwidth is known, else 0."""
-    if comm.busbw_gbps is None or comm.total_ns is None or comm.wait_ns is None:
-        return 0
-    return comm.total_ns - comm.wait_ns
 
 
 def _collective(

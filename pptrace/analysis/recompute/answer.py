@@ -72,14 +72,8 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     """Parts of the backwards of all ranks; nothing where no rank tells anything and none says that it recomputes."""
     models = {rank: facts.get("model") for rank, facts in inputs.run.facts.items()}
     stated = {rank: _granularity(model) for rank, model in models.items()}
-    of_ranks = {
-        rank: _with_fact(part, "none" if _has_no_layer(part, models.get(rank)) else stated.get(rank, ""))
-        for rank, part in inputs.of_ranks.items()
-    }
-    asleep = {rank: _asleep_for_weights(model) for rank, model in models.items()}
-    of_ranks = {rank: _with_sleep(part, asleep.get(rank)) for rank, part in of_ranks.items()}
     granularity = next(filter(None, stated.values()), "")
-    parts = of_ranks.values()
+    parts = [_as_stated(part, models.get(rank)) for rank, part in inputs.of_ranks.items()]
     if not parts or (not granularity and all(part.no_recompute and part.no_weights for part in parts)):
         return {}
     steps: dict[int, int] = {}
@@ -105,20 +99,24 @@ def _granularity(model: object) -> str:
     return "full" if granularity == "none" and model.get("recompute_microbatches_beyond") is not None else granularity
 
 
-def _has_no_layer(part: OfRank, model: object) -> bool:
-    """Return whether a run of this project says that the rank has ends of the model alone, of which nothing runs again."""
+def _as_stated(part: OfRank, model: object) -> OfRank:
+    """The answer of a rank with what its run says of recompute and of ops that sleep, where its events do not tell."""
     layers = model.get("layers_per_stage") if isinstance(model, Mapping) else None
-    return bool(layers) and isinstance(layers, list) and all(layers[one.stage % len(layers)] == 0 for one in part.ops)
-
-
-def _with_fact(part: OfRank, granularity: str) -> OfRank:
-    """The answer of a rank with what its run says of recompute, where its events do not tell."""
-    if not part.no_recompute or not granularity:
-        return part
-    if granularity == "none":
-        return replace(part, ops=tuple(replace(one, recompute_ns=0) for one in part.ops), no_recompute="")
-    why = f"the run recomputes ({granularity}), and {part.no_recompute}; record it again with this version of pptrace"
-    return replace(part, no_recompute=why)
+    granularity = _granularity(model)
+    if layers and isinstance(layers, list) and all(layers[one.stage % len(layers)] == 0 for one in part.ops):
+        granularity = "none"  # the rank has ends of the model alone, of which nothing runs again
+    if part.no_recompute and granularity == "none":
+        part = replace(part, ops=tuple(replace(one, recompute_ns=0) for one in part.ops), no_recompute="")
+    elif part.no_recompute and granularity:
+        why = (
+            f"the run recomputes ({granularity}), and {part.no_recompute}; record it again with this version of pptrace"
+        )
+        part = replace(part, no_recompute=why)
+    share = _asleep_for_weights(model)
+    if share is not None and part.no_weights != "":
+        ops = (replace(one, weights_ns=round(share * one.compute_ns)) if one.kind == "B" else one for one in part.ops)
+        part = replace(part, ops=tuple(ops), no_weights="")
+    return part
 
 
 def _asleep_for_weights(model: object) -> float | None:
@@ -128,13 +126,6 @@ def _asleep_for_weights(model: object) -> float | None:
     if not isinstance(whole, int | float) or not isinstance(weights, int | float):
         return None
     return weights / whole if 0 <= weights <= whole and whole > 0 else None
-
-
-def _with_sleep(part: OfRank, share: float | None) -> OfRank:
-    if share is None or part.no_weights == "":
-        return part
-    ops = (replace(one, weights_ns=round(share * one.compute_ns)) if one.kind == "B" else one for one in part.ops)
-    return replace(part, ops=tuple(ops), no_weights="")
 
 
 def _first(reasons: Iterable[str]) -> str | None:

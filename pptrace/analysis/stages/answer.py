@@ -70,7 +70,11 @@ def same_work(
         same = [other for other in others if all(_run_as_many(ops[stage, kind], ops[other, kind]) for kind in kinds)]
         of = "kernels or operators of each kind of work"
     else:
-        is_of_layers = all(_is_of_layers(one, len(layers)) for one in differences)
+        # Layers are what takes longer, not the embedding or the head, which are at an end.
+        is_of_layers = 0 < stage < len(layers) - 1 or all(
+            sum(part.ns for part in one.parts if part.name == _LAYERS) >= _LEAST_EXPLAINED * one.more_ns
+            for one in differences
+        )
         same = [other for other in others if is_of_layers and layers[stage] <= layers[other]]
         of = f"layers ({layers[stage]})"
     if not same:
@@ -82,12 +86,6 @@ def same_work(
         return None
     words = f"it takes {ratio:.2f} times as long as stage {than} for as many {of}"
     return {"same_work_as": than, "same_work_ratio": round(ratio, 3), "same_work": words}
-
-
-def _is_of_layers(one: StageDifference, num_stages: int) -> bool:
-    """Return whether layers are what takes longer, not the embedding or the head, which are at an end."""
-    of_layers = sum(part.ns for part in one.parts if part.name == _LAYERS)
-    return 0 < one.stage < num_stages - 1 or of_layers >= _LEAST_EXPLAINED * one.more_ns
 
 
 def _run_as_many(stage: OpSums, than: OpSums) -> bool:
@@ -224,29 +222,24 @@ def _ops(stage: int, kind: str, sums: OpSums, predicted: Mapping[str, int] | Non
         StageWork(part.name, part.ns, flops.of(part.name) if part.name in MULTIPLYING else None)
         for part in _largest_first(sums.classes)
     )
-    parts = tuple(
+    parts = _largest_first(sums.parts)
+    if len(parts) > _MOST_PARTS:
+        rest = sum(part.ns for part in parts[_MOST_PARTS - 1 :])
+        parts = (*parts[: _MOST_PARTS - 1], StagePart(OTHERS, rest))
+    of_parts = tuple(
         StageWork(
             part.name, part.ns, sums.part_flops.of(part.name) if sums.part_flops.flops and part.name != OTHERS else None
         )
-        for part in _few(sums.parts)
+        for part in parts
     )
     total = None if why else flops.flops.total()
-    return StageOps(stage, kind, sums.count, sums.compute, classes, parts, total, "" if why else source, why)
+    return StageOps(stage, kind, sums.count, sums.compute, classes, of_parts, total, "" if why else source, why)
 
 
 def _largest_first(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
     return tuple(
         StagePart(name, ns) for name, ns in sorted(entries.items(), key=lambda entry: (-entry[1], entry[0])) if ns
     )
-
-
-def _few(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
-    """The largest parts, and what the others have together."""
-    parts = _largest_first(entries)
-    if len(parts) <= _MOST_PARTS:
-        return parts
-    rest = sum(part.ns for part in parts[_MOST_PARTS - 1 :])
-    return (*parts[: _MOST_PARTS - 1], StagePart(OTHERS, rest))
 
 
 def _differences(totals: Sums) -> Iterator[StageDifference]:

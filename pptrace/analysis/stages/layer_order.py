@@ -54,21 +54,13 @@ def find_layers(kernels: Int32) -> Layers | None:
         alike = kernels[:-length] == kernels[length:]
         if np.count_nonzero(alike) < length:
             continue
-        first, run = _longest_run(alike)
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], alike, [False]))))  # begins and ends of runs
+        begins, runs = edges[::2], edges[1::2] - edges[::2]
+        first, run = int(begins[runs.argmax()]), int(runs.max())
         count = run // length + 1
         if run >= length and (best is None or count * length > best.count * best.length):
             best = Layers(first, length, count)
     return best if best is not None and best.count * best.length >= _LEAST_COVERED * number else None
-
-
-def _longest_run(alike: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """(begin of the longest run of true values, its length)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], alike, [False]))))
-    begins, ends = edges[::2], edges[1::2]
-    if not len(begins):
-        return 0, 0
-    longest = int((ends - begins).argmax())
-    return int(begins[longest]), int(ends[longest] - begins[longest])
 
 
 def parts_by_order(op: npt.NDArray[np.intp], kernels: Int32) -> tuple[npt.NDArray[np.int32], list[str]] | None:

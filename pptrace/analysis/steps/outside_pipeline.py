@@ -294,7 +294,11 @@ class _Timelines:
 
     def _before(self, rank: int, at_ns: int) -> _Segment:
         """The segment in which the moment before ``at_ns`` lies."""
-        segments, starts = self._segments(rank)
+        if rank not in self._of_rank:
+            rows = self._outside.get(rank)
+            segments = [] if rows is None else _painted(list(self._rows_of(rows.rows)))
+            self._of_rank[rank] = segments, np.array([segment.start_ns for segment in segments], dtype=np.int64)
+        segments, starts = self._of_rank[rank]
         index = int(np.searchsorted(starts, at_ns)) - 1
         if index < 0:
             return _Segment(-(2**62), segments[0].start_ns if segments else 2**62, OTHER)
@@ -303,14 +307,6 @@ class _Timelines:
             return segment
         following = segments[index + 1].start_ns if index + 1 < len(segments) else 2**62
         return _Segment(segment.end_ns, following, OTHER)
-
-    def _segments(self, rank: int) -> tuple[list[_Segment], Int64]:
-        """(the segments of a rank in order, their starts)."""
-        if rank not in self._of_rank:
-            rows = self._outside.get(rank)
-            segments = [] if rows is None else _painted(list(self._rows_of(rows.rows)))
-            self._of_rank[rank] = segments, np.array([segment.start_ns for segment in segments], dtype=np.int64)
-        return self._of_rank[rank]
 
     def _rows_of(self, rows: Slice) -> Iterator[tuple[int, _Segment]]:
         """Rows of a rank as segments, each with how much it counts where several are around a moment."""

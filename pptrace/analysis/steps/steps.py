@@ -163,41 +163,28 @@ def _rank_steps(
         for window in step.windows:
             for rank in window.ranks:
                 of_rank.setdefault(rank, []).append((step, window))
-    return {
-        (rank, window.step): report
-        for rank, entries in of_rank.items()
-        for (_, window), report in zip(
-            entries,
-            report_rank_steps(_rank_windows(rank, entries, comparable, data, mesh), data, mesh),
-            strict=True,
+    reports: dict[tuple[int, int], RankStep] = {}
+    for rank, entries in of_rank.items():
+        windows, pp_rank = [window for _, window in entries], mesh.pp_rank(rank)
+        ranks_of_plans = (
+            () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
         )
-    }
-
-
-def _rank_windows(
-    rank: int,
-    entries: Sequence[tuple[PlannedStep, StepWindow]],
-    comparable: Mapping[StepWindow, bool],
-    data: AlignedRun,
-    mesh: MeshInfo,
-) -> RankWindows:
-    windows, pp_rank = [window for _, window in entries], mesh.pp_rank(rank)
-    ranks_of_plans = (
-        () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
-    )
-    return RankWindows(
-        rank,
-        steps=np.array([window.step for window in windows], dtype=np.int64),
-        start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
-        end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
-        comparable=np.array([comparable[window] for window in windows], dtype=np.bool_),
-        is_alone=np.array(
-            [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
-            dtype=np.bool_,
-        ),
-        is_whole=np.array([rank not in step.lacking for step, _ in entries], dtype=np.bool_),
-        ideals=tuple(next(iter(ranks), None) for ranks in ranks_of_plans),
-    )
+        of_windows = RankWindows(
+            rank,
+            steps=np.array([window.step for window in windows], dtype=np.int64),
+            start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
+            end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
+            comparable=np.array([comparable[window] for window in windows], dtype=np.bool_),
+            is_alone=np.array(
+                [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
+                dtype=np.bool_,
+            ),
+            is_whole=np.array([rank not in step.lacking for step, _ in entries], dtype=np.bool_),
+            ideals=tuple(next(iter(ranks), None) for ranks in ranks_of_plans),
+        )
+        for window, report in zip(windows, report_rank_steps(of_windows, data, mesh), strict=True):
+            reports[rank, window.step] = report
+    return reports
 
 
 def _report_step(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -18,7 +17,6 @@ from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.model.known import all_known
 from pptrace.model.tables import Floats, Int64
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.plan_table import PlanTable
 
 LONG_SEQUENCES = "long sequences"
 _LEAST_CORRELATION = 0.9
@@ -93,8 +91,10 @@ def _of_microbatches(costs: StepMatrix) -> _Microbatches | None:
         return None
     ratios = []
     for codes in ((Kind.F.code,), (Kind.B.code, Kind.I.code)):
-        rows = _rows_by_stage(table, codes)
-        if rows is None:
+        rows = np.full((table.num_stages, table.num_microbatches), -1, dtype=np.intp)
+        chosen = np.flatnonzero(np.isin(table.kind, codes))
+        rows[table.stage[chosen], table.microbatch[chosen]] = chosen
+        if (rows < 0).any():
             return None
         taken = costs.durations[:, rows].astype(np.float64)
         usual = np.median(taken.mean(axis=2), axis=0)[:, np.newaxis]
@@ -104,14 +104,6 @@ def _of_microbatches(costs: StepMatrix) -> _Microbatches | None:
     forward, backward = (ratio - ratio.mean(axis=2, keepdims=True) for ratio in ratios)
     both = (ratios[0] + ratios[1]) / 2
     return _Microbatches(forward, backward, both) if both.min() > 0 else None
-
-
-def _rows_by_stage(table: PlanTable, codes: Sequence[int]) -> npt.NDArray[np.intp] | None:
-    """The rows of some kinds by stage and microbatch; None where one is missing."""
-    rows = np.full((table.num_stages, table.num_microbatches), -1, dtype=np.intp)
-    chosen = np.flatnonzero(np.isin(table.kind, codes))
-    rows[table.stage[chosen], table.microbatch[chosen]] = chosen
-    return rows if (rows >= 0).all() else None
 
 
 def _correlation(pairs: Sequence[tuple[Floats, Floats]]) -> float:

@@ -15,7 +15,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
-from pptrace.schedule.shape import OpCosts, Shape
+from pptrace.schedule.shape import OpCosts
 from pptrace.schedule.text import to_rows
 
 _KINDS = [F, BACKWARD, W]
@@ -94,7 +94,12 @@ def _other_plan(change: Change, schedule: str, costs: StageCosts) -> Plan:
         group_of(plan, name, change.microbatches or plan.num_microbatches) if name == schedule else None,
         costs=op_costs(costs, change, name) if entry.searches else None,
     )
-    _require_size(shape, name, plan)
+    forwards = shape.pp * shape.num_chunks * shape.num_microbatches
+    if forwards > max(_MOST_FORWARDS, plan.num_stages * plan.num_microbatches):
+        raise ShapeError(
+            f"{name}: {shape.num_microbatches} microbatches on {shape.pp} ranks are {forwards:,} forwards; expected at most "
+            f"{_MOST_FORWARDS:,}, as larger plans take minutes to predict; a step repeats itself long before that"
+        )
     changed = entry.build_shape(shape).compute_only()
     if costs.layers is not None and changed.chain_length > max(sum(costs.layers), costs.num_stages):
         raise ShapeError(
@@ -102,20 +107,6 @@ def _other_plan(change: Change, schedule: str, costs: StageCosts) -> Plan:
             "layers; expected at least one for each stage"
         )
     return changed
-
-
-def _require_size(shape: Shape, name: str, measured: Plan) -> None:
-    """Refuse plans that would take minutes and are larger than that of the run.
-
-    Raises:
-        ShapeError: it is one of these.
-    """
-    forwards = shape.pp * shape.num_chunks * shape.num_microbatches
-    if forwards > max(_MOST_FORWARDS, measured.num_stages * measured.num_microbatches):
-        raise ShapeError(
-            f"{name}: {shape.num_microbatches} microbatches on {shape.pp} ranks are {forwards:,} forwards; expected at most "
-            f"{_MOST_FORWARDS:,}, as larger plans take minutes to predict; a step repeats itself long before that"
-        )
 
 
 def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
@@ -129,7 +120,13 @@ def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
         return None
     forwards = [action.stage for action in plan.ranks[0] if action.kind is Kind.F]
     size = next((nth for nth, stage in enumerate(forwards) if stage != forwards[0]), len(forwards))
-    if size in (0, plan.pp) or not _has_groups(plan, name, size):
+    if size in (0, plan.pp):
+        return None
+    try:
+        of_size = entry.build_shape(shape_for(name, plan.pp, plan.num_microbatches, plan.num_chunks, size))
+    except ScheduleError:
+        return None
+    if to_rows(of_size.compute_only()) != to_rows(plan):
         return None
     if size != _equal_groups(plan.pp, plan.num_microbatches):
         return min(size, num_microbatches)
@@ -140,15 +137,6 @@ def _equal_groups(pp: int, num_microbatches: int) -> int | None:
     """The size of equal groups of ``pp`` microbatches or more, as many as there can be; None where they do not divide."""
     num_groups = max(num_microbatches // pp, 1)
     return num_microbatches // num_groups if num_microbatches % num_groups == 0 else None
-
-
-def _has_groups(plan: Plan, name: str, size: int) -> bool:
-    """Return whether a plan is that of a schedule with groups of this size."""
-    try:
-        built = get(name).build_shape(shape_for(name, plan.pp, plan.num_microbatches, plan.num_chunks, size))
-    except ScheduleError:
-        return False
-    return to_rows(built.compute_only()) == to_rows(plan)
 
 
 def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:

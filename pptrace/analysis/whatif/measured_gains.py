@@ -46,7 +46,13 @@ class MeasuredGains(Struct, frozen=True, eq=False):
     def of(cls, report: Report, plans: Sequence[StepMatrix]) -> MeasuredGains:
         """The gains of a run."""
         steps = explained_steps(report.steps, report.step_series)
-        return cls(_gains_of_parts(steps) if steps else {}, [costs for costs in plans if len(costs.step)])
+        gains = {name: np.zeros(len(steps), dtype=np.int64) for name in (*_CAUSES, "routing")} if steps else {}
+        for index, step in enumerate(steps):
+            for cause in step.causes or ():
+                name = _REASONS.get(cause.reason or "", cause.cause)
+                if name in gains:
+                    gains[name][index] += cause.ns
+        return cls(gains, [costs for costs in plans if len(costs.step)])
 
     def gains(self, ideal: Ideal) -> Int64 | None:
         """The gain of each step, ns; None of an ideal that only a replay of the plan tells."""
@@ -76,16 +82,6 @@ class MeasuredGains(Struct, frozen=True, eq=False):
             is_own = (costs.ranks[0] == number)[costs.table.rank]
             stages.update(costs.table.stage[is_own].tolist())
         return ("stage", stages.pop()) if len(stages) == 1 else None
-
-
-def _gains_of_parts(steps: Sequence[StepReport]) -> dict[str, Int64]:
-    gains = {name: np.zeros(len(steps), dtype=np.int64) for name in (*_CAUSES, "routing")}
-    for index, step in enumerate(steps):
-        for cause in step.causes or ():
-            name = _REASONS.get(cause.reason or "", cause.cause)
-            if name in gains:
-                gains[name][index] += cause.ns
-    return gains
 
 
 _NO_CHANGE = {OVERLAP, UNRECORDED, UNKNOWN_RANK}

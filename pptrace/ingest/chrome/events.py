@@ -157,23 +157,21 @@ class _Gathered(Struct):
             "start": nanoseconds([event.ts for event in ranges]),
             "length": nanoseconds([event.dur or b"-1" for event in ranges]),
         }
-        placed = any(value is not None for event in ranges for value in (event.rel_ts, event.pad_before))
-        if placed:
+        if any(value is not None for event in ranges for value in (event.rel_ts, event.pad_before)):
             times = ("rel_ts", "pad_before", "duration_wall")
             for name, of_event in zip(_OF_ITERATIONS, times, strict=True):
                 part[name] = _whole([getattr(event, of_event) for event in ranges])
-        texts = [event.args for event in ranges]
-        part |= self._numbers(_MEGASCAN_IDS, ranges) if placed else self._numbers_of_args(texts)
+            part |= self._numbers(_MEGASCAN_IDS, ranges)
+        else:
+            texts = [event.args for event in ranges]
+            joined = b"".join(texts)
+            present = [name for name in NUMBERS if f'"{name}"'.encode() in joined]
+            part |= self._numbers(present, args_of_each(_Args, texts)) if present else {}
         self.parts.append(part)
 
     def _thread(self, event: _Event) -> int:
         key = (_id(event.pid), _id(event.tid))
         return self.threads.setdefault(key, len(self.threads))
-
-    def _numbers_of_args(self, texts: Sequence[msgspec.Raw]) -> dict[str, Int64]:
-        joined = b"".join(texts)
-        present = [name for name in NUMBERS if f'"{name}"'.encode() in joined]
-        return self._numbers(present, args_of_each(_Args, texts)) if present else {}
 
     def _numbers(self, names: Sequence[str], objects: Sequence[Any]) -> dict[str, Int64]:
         """The columns of those arguments that some of these objects have."""

@@ -229,8 +229,13 @@ def _agreed_error(waits: _Waits, least_ns: int, *, is_doubtful: bool = False) ->
 
     Where waits are doubtful, or may have been for earlier work than the last, launches have to tell the same.
     """
-    gap_ns = _agreed(waits.gap_ns)
-    if gap_ns is None or -_CLOCKS_NS <= gap_ns <= _OFF_NS:
+    # The least of the gaps that agree: most of them, and several.
+    gaps = np.sort(waits.gap_ns)
+    number = np.searchsorted(gaps, gaps + _AGREE_NS, side="right") - np.arange(len(gaps))
+    if not len(gaps) or number.max() < max(_FEWEST_WAITS, len(gaps) / 2):
+        return None
+    gap_ns = int(gaps[number.argmax()])
+    if -_CLOCKS_NS <= gap_ns <= _OFF_NS:
         return None
     early_ns = gap_ns - _RETURN_NS
     is_early = gap_ns > 0
@@ -253,15 +258,6 @@ def _agreed_error(waits: _Waits, least_ns: int, *, is_doubtful: bool = False) ->
 def _is_prompt(least_ns: int) -> bool:
     """Return whether some work begins right after its launch, which work of a clock that is behind does before it."""
     return 0 <= least_ns < _PROMPT_NS
-
-
-def _agreed(gap_ns: Int64) -> int | None:
-    """The least of the gaps that agree: most of them, and several."""
-    gaps = np.sort(gap_ns)
-    number = np.searchsorted(gaps, gaps + _AGREE_NS, side="right") - np.arange(len(gaps))
-    if not len(gaps) or number.max() < max(_FEWEST_WAITS, len(gaps) / 2):
-        return None
-    return int(gaps[number.argmax()])
 
 
 class _Launched(Struct, frozen=True):

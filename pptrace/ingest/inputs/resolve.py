@@ -238,19 +238,15 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
             continue
         if file.format is not None:
             files.append(file)
-        elif archive := archive_of(first_bytes(path)):
+            continue
+        start = first_bytes(path)
+        if archive := archive_of(start):
             skipped.append(f"{path.name} (a {archive} archive; unpack it)")
         elif path.name.endswith(PROFILE_SUFFIXES):
-            skipped.append(f"{path.name} ({_not_a_trace(file)})")
+            nothing = "damaged gzip" if file.num_bytes else "empty"
+            begins = f"no trace: begins with {start[:_SHOWN_BYTES].decode('utf-8', 'replace')!r}"
+            skipped.append(f"{path.name} ({begins if start else nothing})")
     return files, skipped
-
-
-def _not_a_trace(file: InputFile) -> str:
-    """Say what a file is whose name is a trace's and whose content is none's."""
-    start = first_bytes(file.path)
-    if not start:
-        return "damaged gzip" if file.num_bytes else "empty"
-    return f"no trace: begins with {start[:_SHOWN_BYTES].decode('utf-8', 'replace')!r}"
 
 
 def _no_files(entries: Sequence[Path]) -> list[str]:

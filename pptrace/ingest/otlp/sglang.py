@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -208,28 +209,20 @@ def _tables(ops: pd.DataFrame, batch_of_op: Int64, warnings: list[str]) -> Table
         "start_ns": ops["start_ns"].to_numpy(),
         "end_ns": ops["end_ns"].to_numpy(),
     }
+    sizes: dict[str, Any] = {axis: int(ops[axis].nunique()) for axis in _AXES}
+    facts = {
+        "mesh": {**sizes, "vpp": 1, "cp": None, "ep": None, "order": "tp-cp-pp-dp"},
+        "world_size": prod(sizes.values()),
+        "notes": [_HOST_TIMES, _FORWARDS_ALONE],
+    }
     return Tables(
         SGLANG,
         "OpenTelemetry (SGLang)",
         ops_table(columns),
-        facts={**_mesh_of(ops), "notes": [_HOST_TIMES, _FORWARDS_ALONE]},
+        facts=facts,
         facts_of=_pipelines(list(ranks)),
         warnings=tuple(warnings),
     )
-
-
-def _mesh_of(ops: pd.DataFrame) -> dict[str, Any]:
-    sizes = {axis: int(ops[axis].nunique()) for axis in _AXES}
-    mesh = {
-        "pp": sizes["pp"],
-        "vpp": 1,
-        "tp": sizes["tp"],
-        "cp": None,
-        "dp": sizes["dp"],
-        "ep": None,
-        "order": "tp-cp-pp-dp",
-    }
-    return {"mesh": mesh, "world_size": sizes["pp"] * sizes["tp"] * sizes["dp"]}
 
 
 def _pipelines(ranks: list[tuple[int, int, int]]) -> dict[int, Mapping[str, Any]]:

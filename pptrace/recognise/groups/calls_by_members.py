@@ -7,7 +7,7 @@ no such call is not meant. Calls of one kind and size that may be of several gro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -169,14 +169,9 @@ def _may_be(signature: Signature, members: Members, ranks: Mapping[int, _Rank]) 
 
 def _is_due(rank: int, signature: Signature, members: Members, ranks: Mapping[int, _Rank]) -> bool:
     """Return whether all open calls are needed for those that other members have made in the group for sure."""
-    needed = max(_known_of_others(rank, signature, members, ranks), default=0)
+    others = (ranks[member] for member in members if member != rank and member in ranks)
+    needed = max((other.known.get((signature, members), 0) for other in others), default=0)
     return needed > 0 and ranks[rank].most(signature, members) == needed
-
-
-def _known_of_others(rank: int, signature: Signature, members: Members, ranks: Mapping[int, _Rank]) -> Iterator[int]:
-    for member in members:
-        if member != rank and member in ranks:
-            yield ranks[member].known.get((signature, members), 0)
 
 
 def _filled(calls: pd.DataFrame, distinct: DistinctCalls, of_rank: _Rank) -> pd.DataFrame:

@@ -48,17 +48,6 @@ class _Calls(Struct, frozen=True):
         return count
 
 
-class _Partners(Struct, frozen=True):
-    """For each call of a rank those of another one that may be its other side: how many, and the only one where it is one.
-
-    ``is_outside`` marks calls while which the other rank may not have been recorded.
-    """
-
-    count: Int64
-    only: Int64
-    is_outside: _Bools
-
-
 def with_groups_by_time(
     calls: Mapping[int, pd.DataFrame],
     distributed: Mapping[int, Mapping[str, Any]],
@@ -138,18 +127,20 @@ def _calls_of(
     return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, may_be)
 
 
-def _partners(calls: _Calls, others: _Calls, ranks: Members) -> _Partners:
-    """The other sides, on one other rank, that calls in a group of these ranks may have."""
+def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, _Bools]:
+    """The other sides, on one other rank, that calls in a group of these ranks may have: (how many, the only one where it is one,
+    whether the other rank may not have been recorded then).
+    """
     possible = others.may_be.get(ranks)
     if possible is None:  # another rank's groups are not known
         nothing = np.zeros(len(calls.row), dtype=np.int64)
-        return _Partners(nothing, nothing, np.ones(len(calls.row), dtype=np.bool_))
+        return nothing, nothing, np.ones(len(calls.row), dtype=np.bool_)
     begin, end = others.span
     low = np.searchsorted(others.ended_ns, calls.start_ns - READING_NS)
     high = np.maximum(np.searchsorted(others.start_ns, calls.end_ns + READING_NS, side="right"), low)
     before = np.append(0, np.cumsum(possible))
     only = np.searchsorted(before, before[low] + 1) - 1
-    return _Partners(before[high] - before[low], only, (calls.start_ns < begin) | (calls.end_ns > end))
+    return before[high] - before[low], only, (calls.start_ns < begin) | (calls.end_ns > end)
 
 
 def _sure(
@@ -178,14 +169,14 @@ def _sure(
     while is_changed:  # until each has its other sides among them
         is_changed = False
         for ranks, rank, other in pairs:
-            partners = _partners(of_ranks[rank], of_ranks[other], ranks)
             others = of_ranks[other]
+            count, only, _ = _partners(of_ranks[rank], others, ranks)
             others_sure = sure.get((other, ranks), others.num_possible == 1)
             named = others.may_be.get(ranks, False) & ~others.is_open
-            answered = np.append(others_sure | named, False)[partners.only]
+            answered = np.append(others_sure | named, False)[only]
             if (rank, ranks) not in sure:
                 continue
-            lone = sure[rank, ranks] & ~(answered & (partners.count == 1))
+            lone = sure[rank, ranks] & ~(answered & (count == 1))
             sure[rank, ranks] &= ~lone
             is_changed |= bool(lone.any())
     for (rank, ranks), chosen in sure.items():
@@ -203,14 +194,14 @@ def _narrow(calls: _Calls, others: _Calls, ranks: Members) -> bool:
     """Take the group of these ranks from calls without another side on a member, and other groups from the only other sides of
     calls that are of this one; return whether there were any.
     """
-    partners = _partners(calls, others, ranks)
+    count, only, is_outside = _partners(calls, others, ranks)
     may_be = calls.may_be[ranks]
-    impossible = may_be & (partners.count == 0) & ~partners.is_outside
+    impossible = may_be & (count == 0) & ~is_outside
     may_be &= ~impossible
-    taken = may_be & (calls.num_possible == 1) & (partners.count == 1) & ~partners.is_outside
+    taken = only[may_be & (calls.num_possible == 1) & (count == 1) & ~is_outside]
     is_changed = bool(impossible.any())
     for other_ranks, of_others in others.may_be.items():
         if other_ranks != ranks:
-            is_changed |= bool(of_others[partners.only[taken]].any())
-            of_others[partners.only[taken]] = False
+            is_changed |= bool(of_others[taken].any())
+            of_others[taken] = False
     return is_changed

@@ -66,7 +66,9 @@ class _DistinctMessages(Struct, frozen=True):
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> _DistinctMessages:
-        rows = _by_local_peer(calls)
+        unnamed = (calls[["group_id", "description", "group_ranks"]] == "").to_numpy().all(axis=1)
+        named_locally = ((calls["peer"] < 0) & (calls["local_peer"] >= 0)).to_numpy()
+        rows = unnamed & named_locally & rows_among(calls["kind"], P2P)
         columns = [calls[name][rows] for name in ("kind", "local_peer", "bytes")]
         number, first = distinct_of(columns)
         distinct = map(_Message, *(column.iloc[first].tolist() for column in columns))
@@ -112,14 +114,6 @@ def with_peers_by_members(
         "groups in which every message has both ends"
     )
     return filled, (line,)
-
-
-def _by_local_peer(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Mark the messages that name a place in a group, and not the group."""
-    unnamed = (calls[["group_id", "description", "group_ranks"]] == "").to_numpy().all(axis=1)
-    named_locally = ((calls["peer"] < 0) & (calls["local_peer"] >= 0)).to_numpy()
-    result: npt.NDArray[np.bool_] = unnamed & named_locally & rows_among(calls["kind"], P2P)
-    return result
 
 
 def _groups_of(distributed: Mapping[str, Any]) -> Sequence[Members]:

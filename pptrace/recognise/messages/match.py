@@ -113,8 +113,12 @@ def _match_messages(p2p: pd.DataFrame, numbers: MatchNumbers) -> None:
         group = group_codes([unclear[name] for name in ("source", "target", "axis", "step")])
         in_unclear_group = np.isin(group, group[unclear["is_incomplete"]])
         ordered = unclear[in_unclear_group].sort_values("start_ns", kind="stable")
-        for ends in messages_by_rank_pair(ordered, by_step=True):
-            _number_in_order(ends, numbers)
+        for ends in messages_by_rank_pair(
+            ordered, by_step=True
+        ):  # the i-th of both, where sizes say how they belong together
+            shifts = shifts_by_sizes([end["bytes"].tolist() for end in ends], exact=True)
+            if shifts is not None:
+                numbers.give([end["row"][shift:] for end, shift in zip(ends, shifts, strict=True)])
     number_by_name(rows_where(p2p, ~is_incomplete & (numbers.of_row[p2p["row"]] < 0)), numbers)
 
 
@@ -152,13 +156,6 @@ def number_by_name(p2p: pd.DataFrame, numbers: MatchNumbers) -> None:
         numbers.give([rows[sends[agree]], rows[receives[agree]]])
 
 
-def _number_in_order(ends: Sequence[Slice], numbers: MatchNumbers) -> None:
-    """Give the i-th sends and receives one number, where their sizes say how they belong together."""
-    shifts_of_ends = shifts_by_sizes([end["bytes"].tolist() for end in ends], exact=True)
-    if shifts_of_ends is not None:
-        numbers.give([end["row"][shift:] for end, shift in zip(ends, shifts_of_ends, strict=True)])
-
-
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
     sizes = {axis: size for axis in WITHIN_STAGE if (size := mesh.size_of(axis)) is not None}
@@ -172,7 +169,7 @@ def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
 def messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
     """Yield the sends and the receives of each pair of ranks and each way, in each step or in all."""
     for rows in slices(messages, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
-        ends = _sends_and_receives(rows)
+        ends = [rows.where(rows["kind"] == kind) for kind in P2P]
         if all(len(end) for end in ends):
             yield ends
 
@@ -182,10 +179,6 @@ def with_ends(messages: pd.DataFrame) -> pd.DataFrame:
     is_send = (messages["kind"] == "send").to_numpy()
     rank, peer = messages["rank"].to_numpy(), messages["peer"].to_numpy()
     return messages.assign(source=np.where(is_send, rank, peer), target=np.where(is_send, peer, rank))
-
-
-def _sends_and_receives(messages: Slice) -> list[Slice]:
-    return [messages.where(messages["kind"] == kind) for kind in P2P]
 
 
 def shifts_by_sizes(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | None:

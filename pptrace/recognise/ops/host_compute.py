@@ -101,8 +101,13 @@ def with_places_on_device(ops: pd.DataFrame, comms: pd.DataFrame, work: DeviceWo
     start, end = ops["start_ns"].to_numpy(copy=True), ops["end_ns"].to_numpy(copy=True)
     before, after, is_followed = LaunchIndex(work).compute_around(start[rows], end[rows])
     rows, before, after = rows[is_followed], before[is_followed], after[is_followed]
-    reached = np.maximum(np.maximum(start[rows], before), _arrivals(ops.iloc[rows], comms))
-    start[rows] = end[rows] = np.minimum(reached, after)
+    # Ends of the kernels that received what each op reads; 0 where it reads no message or none is known.
+    received = comms[rows_among(comms["kind"], ("recv",)) & rows_among(comms["clock"], ("device",))]
+    moving = ops.iloc[rows]
+    read = _reading(moving, rows_among(moving["kind"], (Kind.F,)))
+    moved = _reading(received, rows_among(received["direction"], ("F",)))
+    arrivals = np.append(received["end_ns"].to_numpy(), 0)[last_like(read, moved)]
+    start[rows] = end[rows] = np.minimum(np.maximum(np.maximum(start[rows], before), arrivals), after)
     return ops.assign(start_ns=start, end_ns=end)
 
 
@@ -114,14 +119,6 @@ def _launching_nothing(ops: pd.DataFrame) -> Int64:
     number = ops.groupby(["kind", "stage", "chunk"], observed=True, sort=False).ngroup().to_numpy()
     launches = np.bincount(number, weights=on_device) > 0
     return np.flatnonzero(is_compute & ~launches[number])
-
-
-def _arrivals(ops: pd.DataFrame, comms: pd.DataFrame) -> Int64:
-    """Ends of the kernels that received what each op reads; 0 where it reads no message or none is known."""
-    received = comms[rows_among(comms["kind"], ("recv",)) & rows_among(comms["clock"], ("device",))]
-    read = _reading(ops, rows_among(ops["kind"], (Kind.F,)))
-    moved = _reading(received, rows_among(received["direction"], ("F",)))
-    return np.append(received["end_ns"].to_numpy(), 0)[last_like(read, moved)]
 
 
 def _reading(table: pd.DataFrame, is_forward: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.labels import Label, LabelledAction, read_label
+from pptrace.recognise.labels import Label, read_label
 from pptrace.recognise.labels.label import EVALUATION
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice
@@ -92,7 +92,12 @@ class LabelTable(Struct, frozen=True, dict=True):
 
     @cached_property
     def actions(self) -> Slice:
-        rows = [_columns_of(action) for label in self.labels for action in label.actions]
+        rows = []
+        for action in (action for label in self.labels for action in label.actions):
+            named = [(half.stage, half.chunk, half.microbatch) for half in action.halves]
+            halves = [[NONE if number is None else number for number in numbers] for numbers in named]
+            second = (action.parts[1].kind.code, *halves[1]) if action.parts else (NONE,) * len(_HALVES)
+            rows.append((action.kind.code, *halves[0], *second))
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ACTION_COLUMNS))
         return Slice(dict(zip(ACTION_COLUMNS, table.T.copy(), strict=True)))
 
@@ -100,15 +105,6 @@ class LabelTable(Struct, frozen=True, dict=True):
     def names_microbatch(self) -> Bool:
         """Return whether the first action has a microbatch."""
         return np.append(self.actions["microbatch"], NONE)[np.where(self.num_actions > 0, self.first_action, -1)] >= 0
-
-
-def _columns_of(action: LabelledAction) -> tuple[int, ...]:
-    halves = [
-        (NONE if half.stage is None else half.stage, half.chunk, NONE if half.microbatch is None else half.microbatch)
-        for half in action.halves
-    ]
-    second = (action.parts[1].kind.code, *halves[1]) if action.parts else (NONE,) * len(_HALVES)
-    return (action.kind.code, *halves[0], *second)
 
 
 class Ranges(Struct, frozen=True):

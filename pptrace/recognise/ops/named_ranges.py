@@ -89,8 +89,10 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str, launches: LaunchI
     begins = of_steps.groupby("step")["start_ns"].min().sort_values()
     if begins.empty:
         return ops
-    if kind == CHECKPOINT:
-        rows = rows[_are_seldom(events, rows, len(begins))]
+    if kind == CHECKPOINT:  # its name says that it writes, or does not come several times a step
+        counts = np.bincount(events.name_id[rows], minlength=len(events.names))
+        is_seldom = events.named(_SAVES, rows) | (counts < _MOST_SAVES * len(begins))
+        rows = rows[is_seldom[events.name_id[rows]]]
     start, end, clock = events.start_ns[rows], events.ends_of(rows), np.full(len(rows), "host", dtype=object)
     if launches is not None:
         found = launches.spans(start, end, communication=False)
@@ -131,13 +133,6 @@ _NODE = re.compile(f"^{ENGINE}")
 _SAVES = re.compile(r"sav|writ", re.IGNORECASE)
 _MOST_SAVES = 2
 """Ranges a step that may be of one name and save something."""
-
-
-def _are_seldom(events: Events, rows: Int64, num_steps: int) -> Bool:
-    """Mark the ranges whose name says that they write, or does not come several times a step."""
-    counts = np.bincount(events.name_id[rows], minlength=len(events.names))
-    seldom: Bool = (events.named(_SAVES, rows) | (counts < _MOST_SAVES * num_steps))[events.name_id[rows]]
-    return seldom
 
 
 def found_ranges(events: Events, kind: str) -> Int64:

@@ -51,10 +51,10 @@ def waits_between_streams(
     """
     known = np.flatnonzero(launched_ns >= 0)
     order = known[np.lexsort((start[known], launched_ns[known]))]
-    moments = np.union1d(
-        events.start_ns[events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)],
-        _launches_on_several(launched_ns[order], stream[order]),
-    )
+    before, behind = order[:-1], order[1:]
+    by_one_call = behind[(launched_ns[behind] == launched_ns[before]) & (stream[behind] != stream[before])]
+    waits = events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)
+    moments = np.union1d(events.start_ns[waits], launched_ns[by_one_call])
     of_streams = [order[stream[order] == number] for number in np.unique(stream[order])] if len(moments) else []
     sources, targets = [order[:0]], [order[:0]]
     for later in of_streams:
@@ -72,13 +72,6 @@ def waits_between_streams(
             sources.append(earlier[number[is_more] - 1])
             targets.append(waiting[is_more])
     return np.concatenate(sources), np.concatenate(targets)
-
-
-def _launches_on_several(launched_ns: Int64, stream: Int64) -> Int64:
-    """The times at which one call launched work of several streams, ns; both by launch."""
-    is_same = launched_ns[1:] == launched_ns[:-1]
-    several: Int64 = np.unique(launched_ns[1:][is_same & (stream[1:] != stream[:-1])])
-    return several
 
 
 SOON_NS = 30_000

@@ -81,21 +81,15 @@ def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 
     if (events.category == Category.CPU_OP).any():
         value = _MULTIPLE * total / max(weight, 1) * (1 + num_instants / num_events)
     else:
-        value = _MULTIPLE_OF_LAUNCH * _launch_ns(events)
+        lengths = events.dur_ns[kernel_launches(events, device_rows(events))[0]]
+        is_known = len(lengths) >= _LEAST_LAUNCHES and bool((lengths % _MICROSECOND).any())
+        value = _MULTIPLE_OF_LAUNCH * float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0
     if not value:
         return EventCost()
     most = float(_MOST_OF_HOST * gaps[gaps < LONG_NS].sum() / num_events)
     if value > most:  # something else makes all gaps long
         return EventCost(most, most / 3, most)
     return EventCost(value, value * _LOW, value * _HIGH)
-
-
-def _launch_ns(events: Events) -> float:
-    """The length of launches of one kernel, 25th percentile, ns; 0 where too few were recorded."""
-    calls, _ = kernel_launches(events, device_rows(events))
-    lengths = events.dur_ns[calls]
-    is_known = len(calls) >= _LEAST_LAUNCHES and bool((lengths % _MICROSECOND).any())
-    return float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0
 
 
 class RankRecording(Struct, frozen=True):

@@ -11,7 +11,6 @@ from pptrace.model.tables import MESSAGES
 from pptrace.report.tiles.details import details, title_of
 from pptrace.report.tiles.measured import COMMS, OPS, Table
 from pptrace.report.tiles.timeline import Timeline
-from pptrace.report.tiles.tracks import Array
 
 _SAME = {OPS: ("kind", "microbatch", "chunk"), COMMS: ("kind", "axis", "direction", "microbatch")}
 """Columns that the same work has in common on all ranks; where a rank has several in a step, their order tells them apart."""
@@ -65,7 +64,10 @@ def aligned_at(timeline: Timeline, place: Place) -> dict[str, Any]:
         raise LookupError(place.table)
     table, row = _found(timeline, place)
     tracks, at = table.tracks, timeline.layout.position[place.rank]
-    rows = _alike(table, _SAME[place.table], row)
+    does_the_same = tracks.columns["step"] == tracks.columns["step"][row]
+    for name in _SAME[place.table]:
+        does_the_same &= tracks.columns[name] == tracks.columns[name][row]
+    rows = np.flatnonzero(does_the_same)
     rank = tracks.rank[np.searchsorted(tracks.ptr, rows, side="right") - 1]
     order = np.lexsort((tracks.start[rows], rank))
     rows, rank = rows[order], rank[order]
@@ -92,15 +94,6 @@ def _found(timeline: Timeline, place: Place) -> tuple[Table, int]:
         if int(tracks.lane[track]) == place.lane and row < high and int(tracks.start[row]) == place.start_ns:
             return table, row
     raise LookupError(str(place))
-
-
-def _alike(table: Table, same: tuple[str, ...], row: int) -> Array:
-    """The rows of all ranks in a row's step that do the same."""
-    columns = table.tracks.columns
-    fits = columns["step"] == columns["step"][row]
-    for name in same:
-        fits &= columns[name] == columns[name][row]
-    return np.flatnonzero(fits)
 
 
 def _members(table: Table, row: int) -> dict[int, int]:

@@ -75,7 +75,8 @@ def idle_by_state(
     of_ops = union(ops["start_ns"], ops["end_ns"])
     if lane is not None and not len(ops):
         of_ops = lane.compute
-    left = subtract(_hull(windows, of_ops, union(rows.comms["start_ns"], rows.comms["end_ns"])), of_ops)
+    known = np.concatenate((windows, of_ops, union(rows.comms["start_ns"], rows.comms["end_ns"])))
+    left = subtract(union([known[:, 0].min()], [known[:, 1].max()]) if len(known) else EMPTY, of_ops)
     first, last = _edges(ops, starts, ends, steps)
     candidates = {
         "exposed transfer": EMPTY if lane is None else lane.exposed,
@@ -116,11 +117,6 @@ def _parted(left: Int64, candidates: Mapping[str, Int64]) -> dict[str, Int64]:
         parts[name] = intersect(left, intervals) if len(intervals) and len(left) else EMPTY
         left = subtract(left, parts[name]) if len(parts[name]) else left
     return parts | {"unexplained": left}
-
-
-def _hull(*sets: Int64) -> Int64:
-    known = [(part[0, 0], part[-1, 1]) for part in sets if len(part)]
-    return union([min(start for start, _ in known)], [max(end for _, end in known)]) if known else EMPTY
 
 
 def _other_ranges(rows: RankRows, lane: Lane | None, windows: Int64) -> Int64:

@@ -73,8 +73,8 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
     phase = table.texts["phase"][columns["phase"][row]]
     lines += [("phase", phase)] if phase else []
     kind, microbatch = table.texts["kind"][columns["kind"][row]], int(columns["microbatch"][row])
+    rank = timeline.layout.rows[at].rank
     if microbatch >= 0 and source != PLANNED:
-        rank = timeline.layout.rows[at].rank
         for hop in journey(timeline, source, known["step"], rank, microbatch):
             if hop["row"] == row and hop["table"] == OPS and hop["late_ns"] is not None:
                 late, longer = (f"{hop[name] / 1e6:+,.3f} ms" for name in ("late_ns", "longer_ns"))
@@ -82,7 +82,10 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
                 break
     if source == MEASURED:
         lines += _of_slack(timeline, known["step"], at, start)
-        lines += _of_blame(timeline, known, kind, microbatch, at)
+        step = next((step for step in timeline.report.steps if step.step == known["step"]), None)
+        for op in () if step is None or step.blame is None else step.blame.ops:
+            if (op.rank, op.kind, op.stage, op.microbatch) == (rank, kind, known["stage"], microbatch):
+                lines.append(("blamed for", f"{milliseconds(op.ns)} ms of bubbles"))
     return lines
 
 
@@ -133,18 +136,6 @@ def _of_slack(timeline: Timeline, step: int, at: int, start: int) -> Lines:
         elif op.slack_ns >= 0:
             lines.append(("slack", f"{milliseconds(op.slack_ns)} ms before the step gets longer"))
     return lines
-
-
-def _of_blame(timeline: Timeline, known: dict[str, int], kind: str, microbatch: int, at: int) -> Lines:
-    rank = timeline.layout.rows[at].rank
-    step = next((step for step in timeline.report.steps if step.step == known["step"]), None)
-    charged = [] if step is None or step.blame is None else step.blame.ops
-    wanted = (rank, kind, known["stage"], microbatch)
-    return [
-        ("blamed for", f"{milliseconds(op.ns)} ms of bubbles")
-        for op in charged
-        if (op.rank, op.kind, op.stage, op.microbatch) == wanted
-    ]
 
 
 _MESSAGES = {"send": "Send to rank {peer}", "recv": "Receive from rank {peer}"}

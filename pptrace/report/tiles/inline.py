@@ -163,7 +163,10 @@ def _inline(
     parts = _parts(about["steps"], about["span"])
     begin_with = list(parts).index(first_step) if first_step in parts else 0
     nearest = sorted(parts, key=lambda step: abs(list(parts).index(step) - begin_with))
-    whole = {kind: _added(tiles, kind, [parts[step] for step in nearest]) for kind in tiles.series}
+    whole = dict.fromkeys(tiles.series, 0)  # parts of the run of which all finer tiles of a kind have room
+    for kind in whole:
+        while whole[kind] < len(nearest) and tiles.add(kind, *parts[nearest[whole[kind]]], partly=whole[kind] == 0):
+            whole[kind] += 1
     data = {"about": about, "tiles": tiles.kept, "shift": tiles.root.shift, "partial": tiles.partial}
     return InlineTimeline(json.dumps(data, separators=(",", ":")), _lacks(tiles, nearest[: whole[_BARS]], len(parts)))
 
@@ -174,14 +177,6 @@ def _parts(steps: list[tuple[int, int, int]], span: int) -> dict[int | None, tup
         return {None: (0, span)}
     begins = [0, *(begin for _, begin, _ in steps[1:]), span]
     return {step: (begins[index], begins[index + 1]) for index, (step, _, _) in enumerate(steps)}
-
-
-def _added(tiles: _Tiles, kind: str, parts: list[tuple[int, int]]) -> int:
-    """Add the finer tiles of a kind, and return in how many of the parts of the run all of them have room."""
-    for index, part in enumerate(parts):
-        if not tiles.add(kind, *part, partly=index == 0):
-            return index
-    return len(parts)
 
 
 def _lacks(tiles: _Tiles, whole: list[int | None], num_parts: int) -> str:

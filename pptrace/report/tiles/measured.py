@@ -18,7 +18,7 @@ from pptrace.report.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.report.tiles.unlabelled import COMPUTE
 from pptrace.schedule.actions import Phase, parse_action
 from pptrace.slices import slice_of
-from pptrace.timeline.windows import StepWindow, phase_spans_of_steps
+from pptrace.timeline.windows import phase_spans_of_steps
 from pptrace.workflow.analyse import Analysis
 
 OP_CLASSES = ("F", "B", "I", "W", "OVERLAP_F_B", "other")
@@ -55,8 +55,10 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
     rows = slice_of(ops)
     coded = {name: rows.codes(name) for name in ("kind", "phase", "pair", "source", "clock")}
     kind, kinds = coded["kind"]
-    lane_of = np.array([_lane_of_kind(name) for name in kinds], dtype=np.int64)
-    class_of = np.array([_class_of_kind(name) for name in kinds], dtype=np.int64)
+    lanes = {**dict.fromkeys((*COMPUTE_KINDS, COMPUTE), _COMPUTE), "STEP": _STEPS}
+    lane_of = np.array([lanes.get(name, _RANGES) for name in kinds], dtype=np.int64)
+    classes = {name: code for code, name in enumerate(OP_CLASSES)}
+    class_of = np.array([classes.get(name, len(OP_CLASSES) - 1) for name in kinds], dtype=np.int64)
     start = rows["start_ns"] - origin_ns
     columns = {name: rows[name] for name in ("step", "stage", "chunk", "microbatch")}
     columns |= {name: codes for name, (codes, _) in coded.items()}
@@ -73,14 +75,6 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
 
 def _of_codes(values: Array, codes: Array) -> Array:
     return values[codes] if len(values) else codes
-
-
-def _lane_of_kind(name: str) -> int:
-    return _COMPUTE if name in COMPUTE_KINDS or name == COMPUTE else _STEPS if name == "STEP" else _RANGES
-
-
-def _class_of_kind(name: str) -> int:
-    return OP_CLASSES.index(name) if name in OP_CLASSES else len(OP_CLASSES) - 1
 
 
 def _positions(ranks: Array, position: Mapping[int, int]) -> Array:
@@ -123,10 +117,12 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
     """Phases of all ranks, and their time without compute in an op; a bar's class is its phase or state."""
     parts: list[tuple[int, int, int, Array, Array]] = []
     sent, states = SendTimes.of(analysis.data.comms), list(STATES)
-    none = np.empty((3, 0), dtype=np.int64)
-    of_ranks = _windows_of_ranks(analysis.windows)
+    windows: dict[int, list[tuple[int, int, int]]] = {}
+    for window in analysis.windows:
+        for rank in window.ranks:
+            windows.setdefault(rank, []).append((window.step, window.start_ns, window.end_ns))
     for rank, at in position.items():
-        steps, starts, ends = of_ranks.get(rank, none)
+        steps, starts, ends = np.array(sorted(windows.get(rank, ())), dtype=np.int64).reshape(-1, 3).T
         rows, lane = analysis.data.rows.of_rank(rank), analysis.data.lanes.get(rank)
         for code, edges in phases_of(rows.ops, steps, starts, ends).items():
             parts.append((at, PHASES, code, edges[:, 0], edges[:, 1]))
@@ -145,16 +141,6 @@ def back_table(parts: Sequence[tuple[int, int, int, Array, Array]], origin_ns: i
     tracks = make_tracks(positions, lanes, start - origin_ns, end - start, groups)
     texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(MEANINGS), "gaps": tuple(STATES)}
     return Table(tracks, ("phases", "bubbles", "gaps"), texts)
-
-
-def _windows_of_ranks(windows: Sequence[StepWindow]) -> dict[int, tuple[Array, Array, Array]]:
-    """(steps, starts, ends) of each rank's windows in order of step."""
-    of_rank: dict[int, list[tuple[int, int, int]]] = {}
-    for window in windows:
-        for rank in window.ranks:
-            of_rank.setdefault(rank, []).append((window.step, window.start_ns, window.end_ns))
-    columns = {rank: np.array(sorted(rows), dtype=np.int64).T for rank, rows in of_rank.items()}
-    return {rank: (table[0], table[1], table[2]) for rank, table in columns.items()}
 
 
 def phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, Array]:

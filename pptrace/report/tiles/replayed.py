@@ -58,19 +58,15 @@ def replayed_picture(
 
 def replayed_ops_alone(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
     """A picture of ops of the ranks that have a row, with nothing else."""
-    none = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in COMMS_SCHEMA.items()})
+    no_comms = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in COMMS_SCHEMA.items()})
+    none = np.empty(0, dtype=np.int64)
     return Picture(
         {
             OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
-            COMMS: comms_table(none, position, origin_ns),
-            BACK: Table(_empty(), ("phases", "bubbles", "gaps"), {}),
+            COMMS: comms_table(no_comms, position, origin_ns),
+            BACK: Table(make_tracks(none, none, none, none, none), ("phases", "bubbles", "gaps"), {}),
         }
     )
-
-
-def _empty() -> Tracks:
-    none = np.empty(0, dtype=np.int64)
-    return make_tracks(none, none, none, none, none)
 
 
 def rows_of_step(tracks: Tracks, ranks: Sequence[int], step: int, lanes: Sequence[int]) -> Array:

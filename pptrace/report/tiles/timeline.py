@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.analysis.report import Report
-from pptrace.analysis.result import StepReport
 from pptrace.analysis.stages.answer import work_of_op
 from pptrace.analysis.stages.types import StageOps
 from pptrace.analysis.steps.op_rows import OpRows
@@ -89,22 +88,18 @@ class _Times(Struct, frozen=True):
 def with_ops_of_tracks(report: Report, ops: Table, position: Mapping[int, int], origin_ns: int) -> Report:
     """The same report, whose ops hold no other memory than the tracks do; those of a rank that overlap are compact copies."""
     slices: dict[int, Slice] = {}
-    steps = tuple(_on_tracks(step, slices, ops, position, origin_ns) for step in report.steps)
-    return replace(report, steps=steps)
-
-
-def _on_tracks(
-    step: StepReport, slices: dict[int, Slice], ops: Table, position: Mapping[int, int], origin_ns: int
-) -> StepReport:
-    ranks = []
-    for rank in step.ranks:
-        rows = rank.ops
-        if isinstance(rows, OpRows):
-            if rank.rank not in slices:
-                slices[rank.rank] = _slice_of(rows.rows, ops, position.get(rank.rank, -1), origin_ns)
-            rows = rows.within(slices[rank.rank])
-        ranks.append(replace(rank, ops=rows))
-    return replace(step, ranks=tuple(ranks))
+    steps = []
+    for step in report.steps:
+        ranks = []
+        for rank in step.ranks:
+            rows = rank.ops
+            if isinstance(rows, OpRows):
+                if rank.rank not in slices:
+                    slices[rank.rank] = _slice_of(rows.rows, ops, position.get(rank.rank, -1), origin_ns)
+                rows = rows.within(slices[rank.rank])
+            ranks.append(replace(rank, ops=rows))
+        steps.append(replace(step, ranks=tuple(ranks)))
+    return replace(report, steps=tuple(steps))
 
 
 def _slice_of(rows: Slice, ops: Table, at: int, origin_ns: int) -> Slice:
@@ -282,7 +277,7 @@ class Timeline:
 def bars_of(analysis: Analysis) -> Bars:
     """All that was measured as tracks, with their mipmaps."""
     data, ops = analysis.data, ops_with_compute(analysis.data)
-    origin_ns = _origin(ops, data.comms)
+    origin_ns = min((int(table["start_ns"].min()) for table in (ops, data.comms) if len(table)), default=0)
     layout = layout_of(_ranks(ops, data.comms), analysis.mesh, stages_of_ranks(ops))
     measured = measured_picture(analysis, ops, layout.position, origin_ns)
     for table in measured.tables.values():
@@ -306,10 +301,6 @@ def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
             cache.popitem(last=False)
     cache.move_to_end(key)
     return cache[key]
-
-
-def _origin(ops: pd.DataFrame, comms: pd.DataFrame) -> int:
-    return min((int(table["start_ns"].min()) for table in (ops, comms) if len(table)), default=0)
 
 
 def _ranks(ops: pd.DataFrame, comms: pd.DataFrame) -> set[int]:

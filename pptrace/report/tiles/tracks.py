@@ -137,7 +137,9 @@ def _depths(lane: Int64, start: Int64, length: Array) -> Array:
     depth = np.zeros(len(start), dtype=np.uint8)
     is_ordered = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (length[1:] <= length[:-1]))
     order = stable_order(lane) if is_ordered.all() else np.lexsort((-length, start, lane))
-    allowed = _tolerated(lane, length)
+    shortest = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, lane, length)
+    allowed = (shortest * TOLERANCE).astype(np.int64)[lane]  # the overlap with the next one that counts as none, ns
     cuts = np.flatnonzero(np.r_[True, np.diff(lane[order]) != 0, True])
     left = []
     for low, high in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
@@ -171,13 +173,6 @@ def _nested_depths(start: Int64, length: Array, allowed: int) -> Array | None:
     of_depth, start, end = depth[order], start[order], end[order]
     overlaps = (of_depth[1:] == of_depth[:-1]) & (start[1:] < end[:-1])
     return None if overlaps.any() else depth
-
-
-def _tolerated(lane: Int64, length: Array) -> Int64:
-    """The overlap of each bar with the next one that counts as none, ns."""
-    shortest = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, lane, length)
-    return (shortest * TOLERANCE).astype(np.int64)[lane]
 
 
 def _chain(lane: Int64, start: Int64, end: Int64) -> npt.NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 from pptrace.schedule.actions import Action, Kind
@@ -61,7 +62,7 @@ def build_min(shape: Shape) -> Plan:
 def _build(name: str, shape: Shape, pattern: Pattern) -> Plan:
     require_two_chunks(name, shape)
     orders = [_steady_order(shape, rank, pattern(shape.pp, rank)) for rank in range(shape.pp)]
-    limit = max(map(_peak, orders))
+    limit = max(max(accumulate((_HOLDS[op.kind] for op in order), initial=0)) for order in orders)
     pending = [[_pending(op, shape) for op in order] for order in orders]
     packed = min(
         (_pack(list(map(list, pending)), shape, limit, always_last) for always_last in (False, True)),
@@ -98,14 +99,6 @@ _LANES = {Kind.F: 0, Kind.I: 1, Kind.W: 2}
 _ALL_LANES = 2**PERIOD - 1
 _NOTHING = -1
 """The place of an end that has always been: what needs nothing is ready."""
-
-
-def _peak(order: list[_Op]) -> int:
-    held = peak = 0
-    for op in order:
-        held += _HOLDS[op.kind]
-        peak = max(peak, held)
-    return peak
 
 
 class _Pending(NamedTuple):

@@ -178,9 +178,25 @@ class LiveRun(Struct):
     _costs: _Costs = field(default_factory=_Costs)
 
     def poll(self) -> Iterator[LiveStepFigures]:
-        """Yield the steps that are whole on all ranks since the last call, in order."""
+        """Yield the steps that are whole on all ranks since the last call, in order, without what explains them.
+
+        Those that come together, and can be analysed, are from one partition.
+        """
         for steps in self.whole_steps():
-            yield from self._figures(steps)
+            notes = {number: (note,) for number, ranks in steps.items() if (note := self._why_unknown(ranks))}
+            known = [ranks for number, ranks in steps.items() if number not in notes]
+            reports: dict[int, StepReport] = {}
+            times: dict[int, dict[int, OpTimesByKind]] = {}
+            reasons: tuple[str, ...] = ()
+            try:
+                if known:
+                    measured = measure(self.traces(known), len(self.files))
+                    reports, times = {step.step: step for step in measured.steps}, op_times(measured.data)
+                    reasons = measured.warnings
+            except PptraceError as err:
+                reasons = (" ".join(str(err).split()),)
+            for number, ranks in steps.items():
+                yield self._step(number, ranks, reports.get(number), times.get(number), notes.get(number, reasons))
 
     def whole_steps(self) -> Iterator[dict[int, RanksOfStep]]:
         """Yield the steps that all ranks have written since the last call by number, some at a time."""
@@ -231,7 +247,11 @@ class LiveRun(Struct):
         """Line where records end before their ranks do, as on a full disk; None where nothing says so, after the last poll."""
         last = {rank: file.last_step for rank, file in self.files.items()}
         cut = [rank for rank, file in self.files.items() if file.is_cut]
-        seen = {rank: steps for rank, steps in _steps_seen(self.run_dir) if steps > last.get(rank, steps) + 1}
+        ranks, seen = _read_run(self.run_dir).get("ranks"), {}
+        for entry in ranks if isinstance(ranks, list) else ():
+            rank, steps = (entry.get("rank"), entry.get("steps_seen")) if isinstance(entry, dict) else (None, None)
+            if isinstance(rank, int) and isinstance(steps, int) and steps > last.get(rank, steps) + 1:
+                seen[rank] = steps
         why = (
             "a full disk, or a killed rank" if self.has_ended else "a full disk, a killed rank, or one that writes now"
         )
@@ -245,23 +265,6 @@ class LiveRun(Struct):
     def cost(self) -> LiveCosts:
         """Cost of observing, from the last steps."""
         return self._costs.costs
-
-    def _figures(self, steps: Mapping[int, RanksOfStep]) -> Iterator[LiveStepFigures]:
-        """The figures of some steps, from one partition of those that can be analysed; what explains steps is left out."""
-        notes = {number: (note,) for number, ranks in steps.items() if (note := self._why_unknown(ranks))}
-        known = [ranks for number, ranks in steps.items() if number not in notes]
-        reports: dict[int, StepReport] = {}
-        times: dict[int, dict[int, OpTimesByKind]] = {}
-        reasons: tuple[str, ...] = ()
-        try:
-            if known:
-                measured = measure(self.traces(known), len(self.files))
-                reports, times = {step.step: step for step in measured.steps}, op_times(measured.data)
-                reasons = measured.warnings
-        except PptraceError as err:
-            reasons = (" ".join(str(err).split()),)
-        for number, ranks in steps.items():
-            yield self._step(number, ranks, reports.get(number), times.get(number), notes.get(number, reasons))
 
     def _why_unknown(self, ranks: RanksOfStep) -> str | None:
         """Reason why a step is not analysed; None where it is."""
@@ -347,19 +350,12 @@ def require_live(run_dir: Path) -> None:
     Raises:
         TraceError: with what to do.
     """
-    if not live_files(run_dir) and status_of(run_dir) != "running":
-        raise TraceError(
-            f"{run_dir}: no live records; expected a run directory of `pptrace run --live`{_where_to_look(run_dir)}"
-        )
-
-
-def _where_to_look(run_dir: Path) -> str:
-    """The newest of the runs inside a directory, for those who name the directory of several."""
-    if not run_dir.exists():
-        return ", which is made when the run begins"
-    runs = [folder for folder in run_dir.iterdir() if live_files(folder)] if run_dir.is_dir() else []
-    newest = max(runs, key=lambda folder: folder.stat().st_mtime, default=None)
-    return "" if newest is None else f"; the newest one inside is {newest}"
+    if live_files(run_dir) or status_of(run_dir) == "running":
+        return
+    where = "" if run_dir.exists() else ", which is made when the run begins"
+    if run_dir.is_dir() and (runs := [folder for folder in run_dir.iterdir() if live_files(folder)]):
+        where = f"; the newest one inside is {max(runs, key=lambda folder: folder.stat().st_mtime)}"
+    raise TraceError(f"{run_dir}: no live records; expected a run directory of `pptrace run --live`{where}")
 
 
 def status_of(run_dir: Path) -> str | None:
@@ -389,14 +385,6 @@ def _is_killed(run: Mapping[str, Any], run_dir: Path) -> bool:
     except (OSError, OverflowError):  # somebody else's, or no number of a process
         return False
     return False
-
-
-def _steps_seen(run_dir: Path) -> list[tuple[int, int]]:
-    """(rank, the number of steps it took), as run.json says once the run is over."""
-    ranks = _read_run(run_dir).get("ranks")
-    entries = [entry for entry in ranks if isinstance(entry, dict)] if isinstance(ranks, list) else []
-    seen = [(entry.get("rank"), entry.get("steps_seen")) for entry in entries]
-    return [(rank, steps) for rank, steps in seen if isinstance(rank, int) and isinstance(steps, int)]
 
 
 def _read_run(run_dir: Path) -> dict[str, Any]:
