@@ -113,9 +113,8 @@ def _match_messages(p2p: pd.DataFrame, numbers: MatchNumbers) -> None:
         group = group_codes([unclear[name] for name in ("source", "target", "axis", "step")])
         in_unclear_group = np.isin(group, group[unclear["is_incomplete"]])
         ordered = unclear[in_unclear_group].sort_values("start_ns", kind="stable")
-        for ends in messages_by_rank_pair(
-            ordered, by_step=True
-        ):  # the i-th of both, where sizes say how they belong together
+        for ends in messages_by_rank_pair(ordered, by_step=True):
+            # The i-th of both belong together where their sizes say so.
             shifts = shifts_by_sizes([end["bytes"].tolist() for end in ends], exact=True)
             if shifts is not None:
                 numbers.give([end["row"][shift:] for end, shift in zip(ends, shifts, strict=True)])
