@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,22 @@ def test_plans_are_built_with_the_standard_library_alone() -> None:
 def test_the_package_runs_as_the_program() -> None:
     ended = subprocess.run([sys.executable, "-m", "pptrace", "frob"], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (2, "pptrace: No such command 'frob' (see `pptrace --help`)\n")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted by Linux's /proc")
+@pytest.mark.parametrize("of_user", [None, "2"])
+def test_numpy_starts_no_threads_for_a_command_and_what_is_started_later_does(of_user: str | None) -> None:
+    """They spin for a tenth of the start; a training that ``pptrace run`` starts has the environment of the user."""
+    program = (
+        "import os; from pptrace.cli.main import cli; cli.get_command(None, 'analyze'); "
+        "print(len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    if of_user is not None:
+        environment["OPENBLAS_NUM_THREADS"] = of_user
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    num_threads, variable = ended.stdout.split()
+    assert variable == str(of_user)
+    assert of_user is not None or num_threads == "1"

@@ -64,9 +64,8 @@ class _Commands(click.Group):
         with _one_blas_thread():
             command: click.Command = importlib.import_module(f"pptrace.cli.{cmd_name}").command
         gc.freeze()
-        gc.set_threshold(
-            _OBJECTS_TO_COLLECT
-        )  # tables are no garbage: by default 200 collections of a small trace find none
+        # Tables are no garbage: by default 200 collections of a small trace find none.
+        gc.set_threshold(_OBJECTS_TO_COLLECT)
         gc.enable()
         return command
 

@@ -49,9 +49,8 @@ def parts_of(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     if len(nodes):
         of_forwards = _with_accumulations(events, nodes, named.around(forwards_of(events, nodes)))
     around = [events.names[name_id] for name_id in np.unique(events.name_id[of_forwards[of_forwards >= 0]]).tolist()]
-    if len(around) > 1 or any(
-        name.startswith((PART, _MODULE)) for name in around
-    ):  # one may be around all of a forward
+    # One may be around all of a forward.
+    if len(around) > 1 or any(name.startswith((PART, _MODULE)) for name in around):
         for thread, rows in events.rows_by_thread(nodes).items():
             inside = np.flatnonzero((calls >= 0) & (events.thread[calls] == thread))
             node = events.intervals_of(rows).innermost(events.start_ns[calls[inside]])
