@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pptrace.analysis.live_cost import LiveCosts
@@ -19,12 +19,13 @@ WINDOW = 200
 @dataclass(frozen=True, slots=True)
 class LiveWindow:
     """The last steps of a run, in order. ``status`` is that of run.json, "" where it has none; ``state`` is another text whenever
-    anything changed.
+    anything changed. ``early_end``: a line, where the records of a run that is over end before its ranks did.
     """
 
     steps: tuple[LiveStepFigures, ...]
     status: str
     cost: LiveCosts
+    early_end: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -55,4 +56,5 @@ class LiveSteps:
                 self._steps.clear()
             status = status_of(self._run.run_dir) or ""
             self._steps.extend(self._run.poll())
-            return LiveWindow(tuple(self._steps), status, self._run.cost)
+            window = LiveWindow(tuple(self._steps), status, self._run.cost)
+            return replace(window, early_end=self._run.early_end) if window.is_over else window

@@ -75,6 +75,7 @@ def body(window: LiveWindow) -> list[Node]:
     recent = {slow.rank: slow for step in steps[-_RECENT:] for slow in step.slow_ranks}
     noted = set[str]()
     notes = [note for step in steps for note in new_notes(step, noted)]
+    notes += filter(None, [window.early_end])
     notes = notes or [f"{counted(len(steps), 'step')} shown. {_SKIPPED}"]
     return [
         _alarm(steps[-1].slow_ranks or tuple(recent.values())),

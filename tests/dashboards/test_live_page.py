@@ -14,6 +14,7 @@ from dashboards.live import WINDOW, LiveSteps
 from dashboards.pages import problem
 from dashboards.pages.live import body
 from dashboards.store import Store
+from pptrace.live_records.file import live_files
 from tests.dashboards.accessibility import settle, violations
 from tests.support.live_run import LiveFolder
 from tests.support.programs import SAMPLES
@@ -53,6 +54,16 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     run.status("failed")
     assert "wrote no step" in str(body(live.get()))
     assert LiveSteps([tmp_path / "elsewhere"]).get() is None
+
+
+def test_the_page_of_a_run_that_is_over_says_where_its_records_are_cut(tmp_path: Path) -> None:
+    run, live = LiveFolder(tmp_path), LiveSteps([tmp_path])
+    run.write_steps(6)
+    path = live_files(tmp_path)[1]
+    path.write_bytes(path.read_bytes()[:-30])
+    assert "the live records end" not in str(body(live.get())), "the rank may be writing"
+    run.status("failed")
+    assert "the live records end with step 4: what rank 1 wrote after it is cut" in str(body(live.get()))
 
 
 def ask(client: Any, tick: Any, shown: str) -> Any:
