@@ -31,7 +31,7 @@
     replace("label input, button.dash-dropdown", valueOf);
     replace("canvas", (canvas) => {
       const timeline = canvas.closest(".timeline")?.timeline;
-      return canvas === timeline?.canvas ? timelineOf(canvas, timeline) : "";
+      return canvas === timeline?.canvas && timeline.drawn ? timelineOf(canvas, timeline) : "";
     });
     replace("a", (link) => make("span", { textContent: link.textContent, className: link.className }));
     for (const [node, other] of replaced) node.replaceWith(await other);
@@ -40,7 +40,7 @@
     return copy.outerHTML;
   };
   const isDrawn = () =>
-    !document.querySelector("[data-dash-is-loading=true], .dash-graph--pending") && [...document.querySelectorAll(".dash-graph")].every((graph) => graph.querySelector(".main-svg"));
+    !document.querySelector("[data-dash-is-loading=true], .dash-graph--pending, .timeline:not([data-complete=true])") && [...document.querySelectorAll(".dash-graph")].every((graph) => graph.querySelector(".main-svg"));
   const drawn = async () => {
     for (let times = 0; times < 100 && !isDrawn(); times += 1) await new Promise((done) => setTimeout(done, 50));
   };
