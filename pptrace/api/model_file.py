@@ -61,7 +61,7 @@ _UNCOUNTED_LAYERS = (
 )
 """Fields of layers that are no attention with an MLP or experts behind it, all of one size: those of encoders, Mamba, RWKV,
 linear and sparse attention, parallel ones."""
-_BESIDES = ("vision_config", "audio_config", "num_nextn_predict_layers")
+_NO_LAYERS = ("vision_config", "audio_config", "num_nextn_predict_layers")
 """Fields of what a model has besides its layers, its embedding and its head."""
 _NESTED = ("text_config", "llm_config", "language_config")
 _ATTENTIONS = {
@@ -144,8 +144,8 @@ class ModelFile:
         as_family = [f"{self.path}: model_type {model_type} is taken for family {self.kind}"] * (
             model_type != self.kind
         )
-        beside = [name for name in _BESIDES if self.fields.get(name)]
-        return (*as_family, *([f"{self.path}: {', '.join(beside)} not counted"] if beside else []))
+        not_counted = [name for name in _NO_LAYERS if self.fields.get(name)]
+        return (*as_family, *([f"{self.path}: {', '.join(not_counted)} not counted"] if not_counted else []))
 
     @property
     def required(self) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ _NAMES = (*_NAMES, "vocab_size", "max_position_embeddings", "tie_word_embeddings
 
 
 class PublicModel(NamedTuple):
-    """A configuration; the parameters of its checkpoint, without what is beside the layers; and how many of them are active for a
+    """A configuration; the parameters of its checkpoint, without parts that are no layers; and how many of them are active for a
     token, in billions as its card or report rounds them, 0 without experts.
     """
 

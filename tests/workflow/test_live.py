@@ -277,13 +277,13 @@ def test_records_that_end_before_their_ranks_do_are_said_to(tmp_path: Path) -> N
     assert "the live records end" not in pptrace_here("live", tmp_path).err
     whole = live_files(tmp_path)[1].read_bytes()
     live_files(tmp_path)[1].write_bytes(whole[:-30])
-    said = (
+    line = (
         "pptrace: the live records end with step 4: what rank 1 wrote after it is cut (a full disk, or a killed rank)"
     )
     write_json(tmp_path / "run.json", {"status": "ok", "ranks": ["?", {"rank": 1}]})
-    assert pptrace_here("live", tmp_path).err.splitlines()[-1] == said
+    assert pptrace_here("live", tmp_path).err.splitlines()[-1] == line
     write_json(tmp_path / "run.json", {"status": "ok", "ranks": seen})
-    assert pptrace_here("live", tmp_path, "--last", "1").err.splitlines()[-1] == f"{said}; rank 1 went on to step 5"
+    assert pptrace_here("live", tmp_path, "--last", "1").err.splitlines()[-1] == f"{line}; rank 1 went on to step 5"
     live_files(tmp_path)[1].write_bytes(whole[:40])
     assert "end before the first step does: what rank 1 wrote" in pptrace_here("live", tmp_path).err
 

@@ -738,8 +738,8 @@
       if (row.sources.length > 1 && part.compute >= 8) {
         ctx.textAlign = "right";
         ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
-        const beside = part === first ? taken + 16 : 0;
-        ctx.fillText(cut(ctx, T.sourceName(part.source).toLowerCase(), view.left - 8 - beside), view.left - 8, at);
+        const indent = part === first ? taken + 16 : 0;
+        ctx.fillText(cut(ctx, T.sourceName(part.source).toLowerCase(), view.left - 8 - indent), view.left - 8, at);
       }
       ctx.textAlign = "right";
       ctx.font = `${LANE_FONT}px ${FONT}`;
