@@ -169,7 +169,7 @@ def test_what_is_kept_of_a_long_run_does_not_grow_with_it(tmp_path: Path, both_w
         path.write_bytes(path.read_bytes()[:20_000])
     for step in LiveRun(tmp_path).poll():
         if step.step % 100 == 0:
-            most = max(most, sum(isinstance(one, LiveStep) for one in gc.get_objects()))
+            most = max(most, sum(type(one) is LiveStep for one in gc.get_objects()))
     assert 0 < most <= 4 * MOST_AT_ONCE + (0 if both_write else MOST_WAITING)
 
 
