@@ -162,6 +162,16 @@ def test_where_the_schedule_alone_costs_whatif_is_asked(share: float, asks: bool
     assert lines_of(fill).first.startswith("Ask pptrace whatif" if asks else "Nothing stands out")
 
 
+@pytest.mark.parametrize(("traced", "first"), [(1, "Record all ranks (--profile-ranks all): "), (2, "Nothing stands out.")])
+def test_steps_without_a_plan_are_not_sent_to_whatif_which_refuses_them(traced: int, first: str) -> None:
+    rank = rank_of(900, None, None, AN_OP)
+    devices = tuple(RankDevice(rank, NO_DEVICE) for rank in range(traced))
+    report = report_of(step_of(1_000, None, rank), device=devices)
+    assert report.typical_step is not None
+    assert report.typical_step.has_pipeline
+    assert verdict_lines(with_verdict(report)).first.startswith(first)
+
+
 def test_clocks_in_doubt_come_first_where_nothing_else_can_be_acted_on() -> None:
     unexplained = finding("unexplained", 900_000)
     follows = replace(unexplained, evidence={**unexplained.evidence, "follows_from": "clocks"})

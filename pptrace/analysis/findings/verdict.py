@@ -126,6 +126,12 @@ def _saved_ns(finding: Finding) -> int:
     return int(spread if spread is not None else finding.gain_ns or 0)
 
 
+_OF_ALL_RANKS = (
+    "Record all ranks (--profile-ranks all): only the traces of all tell what the step waits for, and what another schedule "
+    "would gain."
+)
+
+
 def _of_the_schedule(report: Report) -> str:
     """Advice where nothing but the schedule costs."""
     fill = max(
@@ -134,8 +140,11 @@ def _of_the_schedule(report: Report) -> str:
     )
     if fill < _RULES:
         step = report.typical_step
-        has_pipeline = step is not None and step.has_pipeline and not step.is_evaluation
-        return f"Nothing stands out{'; pptrace whatif tells what another schedule would gain' * has_pipeline}."
+        if step is None or not step.has_pipeline or step.is_evaluation:
+            return "Nothing stands out."
+        if any(one.causes is not None for one in report.steps):
+            return "Nothing stands out; pptrace whatif tells what another schedule would gain."
+        return _OF_ALL_RANKS if len(report.device) < report.mesh.num_ranks else "Nothing stands out."
     return f"Ask pptrace whatif which schedule or number of microbatches has less fill and drain, here {fill:.0%} of the step."
 
 
