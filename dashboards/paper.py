@@ -11,7 +11,8 @@ from time import monotonic
 from typing import Any
 
 from dashboards.fields import number, values_of, words_of
-from pptrace.api.estimate import EstimatedRun, EstimateOptions, estimate
+from pptrace.api.estimate import EstimatedRun, estimate
+from pptrace.api.estimate_options import EstimateOptions
 from pptrace.api.estimate_sweep import OF_SWEEP, SWEPT, EstimateSweepOptions, run_combinations
 from pptrace.api.options import Option, options_of
 from pptrace.api.simulate import SimulatedStep, SimulateOptions, simulate

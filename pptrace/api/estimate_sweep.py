@@ -8,7 +8,8 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from pptrace.api.estimate import RECOMPUTES, EstimateOptions, estimate_of, require_change
+from pptrace.api.estimate import estimate_of
+from pptrace.api.estimate_options import RECOMPUTES, EstimateOptions, require_change
 from pptrace.api.options import Value, argument, option, options_of, require_whole, same, takes_options
 from pptrace.api.simulate import Spelling
 from pptrace.api.sweep import schedule_names

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from pptrace.api.estimate import EstimatedRun, EstimateOptions, estimate_as
+from pptrace.api.estimate import EstimatedRun, estimate_as
+from pptrace.api.estimate_options import EstimateOptions
 from pptrace.api.estimate_sweep import SWEPT, EstimateSweepOptions, run_combinations
 from pptrace.api.options import Option, Value, options_of, read_bytes
 from pptrace.api.sweep import EVERY

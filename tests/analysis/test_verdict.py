@@ -162,7 +162,9 @@ def test_where_the_schedule_alone_costs_whatif_is_asked(share: float, asks: bool
     assert lines_of(fill).first.startswith("Ask pptrace whatif" if asks else "Nothing stands out")
 
 
-@pytest.mark.parametrize(("traced", "first"), [(1, "Record all ranks (--profile-ranks all): "), (2, "Nothing stands out.")])
+@pytest.mark.parametrize(
+    ("traced", "first"), [(1, "Record all ranks (--profile-ranks all): "), (2, "Nothing stands out.")]
+)
 def test_steps_without_a_plan_are_not_sent_to_whatif_which_refuses_them(traced: int, first: str) -> None:
     rank = rank_of(900, None, None, AN_OP)
     devices = tuple(RankDevice(rank, NO_DEVICE) for rank in range(traced))
