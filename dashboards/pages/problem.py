@@ -80,7 +80,7 @@ def layout(loaded: Loaded) -> Node:
 
 def _advice_on(files: Sequence[InputFile]) -> str:
     broken = [file.name for file in files if file.problem not in ("", READABLE)]
-    if not broken:
+    if not broken or any(file.problem == READABLE for file in files):  # else what can be read is the problem
         return f"Reload this page when {'this is mended' if files else 'the files exist'}."
     more = f" and {counted(len(broken) - 1, 'more file')}" if len(broken) > 1 else ""
     return f"{broken[0]}{more} cannot be read: why is below. Copy or record anew what is broken, and reload this page."
