@@ -62,8 +62,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def _split(name: str, value: object) -> tuple[int, ...]:
-    text = ",".join(part for part in str(value).replace(" ", ",").split(",") if part)
-    numbers = read_split(text, name)
+    numbers = read_split(str(value), name)
     if sum(numbers) > _MOST_LAYERS:
         raise UsageError(f"{name} has {sum(numbers):,} layers; expected at most {_MOST_LAYERS:,}")
     return numbers

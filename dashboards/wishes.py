@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from dashboards.fields import values_of
@@ -26,13 +26,3 @@ def wishes_of(form: Mapping[str, object]) -> Wishes:
 def address_of(form: Mapping[str, object]) -> str:
     """The fields of a form that are not empty as the query of an address."""
     return urlencode([(name, str(value)) for name in FIELDS if (value := form.get(name)) not in (None, "")])
-
-
-def command_of(wishes: Wishes) -> str:
-    """The options of ``pptrace whatif`` that ask for the same."""
-    values = ((option, getattr(wishes, option.name)) for option in FORM.values())
-    return " ".join(f"--{option.flag} {_text(value)}" for option, value in values if value not in (None, ()))
-
-
-def _text(value: float | Sequence[object]) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else ",".join(map(str, value))

@@ -47,7 +47,7 @@ class _Form(BaseModel):
 
     def as_form(self) -> dict[str, object]:
         """The fields as a page's form has them."""
-        given = self.model_dump()
+        given = {name: value for name, value in self.model_dump().items() if value is not False}
         return given | {name: ",".join(map(str, value)) for name, value in given.items() if isinstance(value, list)}
 
 
@@ -57,6 +57,7 @@ _FIELDS: Mapping[Value, Any] = {
     Value.TIMES: (float | None, None, {"gt": 0}),
     Value.SHARE: (float | None, None, {"ge": 0, "le": 1}),
     Value.SPLIT: (list[int], [], {"max_length": 2000}),
+    Value.FLAG: (bool, False, {}),
 }
 """The type, the default and the limits of a field, by what the option takes."""
 

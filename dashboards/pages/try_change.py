@@ -19,12 +19,13 @@ from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, n
 from dashboards.answers import Answers
 from dashboards.components import Node, panel
 from dashboards.exports import table_files
+from dashboards.fields import words_of
 from dashboards.parts import data_table, guarded, waiting, with_files
 from dashboards.store import Loaded
-from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
+from dashboards.wishes import FIELDS, address_of, wishes_of
 from pptrace.api.options import Value
 from pptrace.api.whatif import Predictions
-from pptrace.api.wishes import FORM, Wishes
+from pptrace.api.wishes import FORM
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
 from pptrace.model.units import milliseconds
@@ -40,11 +41,11 @@ _HELP = (
     "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one.",
     *(f"{option.label}: {option.hint}." for option in FORM.values() if not option.is_change),
 )
-_WHOLE, _TIMES, _SHARES, _TEXTS = (
+_WHOLE, _TIMES, _SHARES, _TEXTS, _FLAGS = (
     {name: option for name, option in FORM.items() if option.takes is value}
-    for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.SPLIT)
+    for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.SPLIT, Value.FLAG)
 )
-"""The fields with numbers, ratios, parts and splits, by their names."""
+"""The fields with numbers, ratios, parts and splits, and those that say yes, by their names."""
 _SLIDES_WIDER = 4
 """The slider of a size reaches so many times today's."""
 _SLIDES_DOUBLINGS = 3
@@ -97,6 +98,10 @@ def _controls(loaded: Loaded, query: Query) -> Node:
         fields.append(
             html.Div(html.Label([html.Span(option.label), number], title=option.hint), className="plan-field")
         )
+    for name, option in _FLAGS.items():
+        answer = choice_of(query, name, ("yes",))
+        flag = dcc.Dropdown(id=field(name), options=["yes"], value=answer, searchable=False)
+        fields.append(html.Label([html.Span(option.label), flag], title=option.hint, className="plan-list"))
     return html.Div(fields, className="plan-fields")
 
 
@@ -186,15 +191,15 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
     query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
     view = urlencode(query)
     picture = _picture(answers.run().analysis, predictions, view)
-    return [_sentence(predictions, wishes, form, view), picture, *tables]
+    return [_sentence(predictions, form, view), picture, *tables]
 
 
-def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object], view: str) -> Node:
+def _sentence(predictions: Predictions, form: Mapping[str, object], view: str) -> Node:
     one, result = predictions.result.scenarios[0], predictions.result
     gain = f"a {'gain' if one.gain_ns >= 0 else 'loss'} of {milliseconds(abs(one.gain_ns))} ms"
     standing = standing_words(one.standing, result)
     text = f"{one.name}: {span_words(one, result)}, {gain} for the same work ({standing})"
-    line = f"pptrace whatif PATH {command_of(wishes)} --verify"
+    line = f"pptrace whatif PATH {words_of(FORM, form)} --verify"
     command = html.P(["The same on the command line: ", html.Code(line)], className="note")
     on_axis = dcc.Link("On the page of the timeline", href=f"/timeline?{view}", id="try-timeline")
     verify = html.Button("Verify", id="try-verify", type="button", className="tool", title=_VERIFY)

@@ -1,6 +1,6 @@
-"""Questions that a run is asked: each is a folder of this package, and a field of the report with ``answer_of``.
+"""Questions that a run is asked: each is a folder of this package, and a field of the report with :class:`AnswerOf`.
 
-    types.py    what the JSON has of the answer, as a dataclass
+    types.py    what the JSON has of the answer, as Structs
     answer.py   of_rank(rank, steps, data): what one rank answers; None: nothing
                 answer(inputs): fields of the report and their values, from what all ranks answered
     show.py     tables(report, amount): its tables; FILES: the rows of the files that the dashboard offers, by name

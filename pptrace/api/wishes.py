@@ -129,7 +129,11 @@ class Wishes:
     )
     prefetch: int | None = option(None, Value.DEPTH, "With receives posted N ops before they are needed.", "N")
     repair_order: bool = option(
-        False, Value.FLAG, "With receives posted later that hold up other calls: sends and receives in another order."
+        False,
+        Value.FLAG,
+        "With receives posted later that hold up other calls: sends and receives in another order.",
+        label="Repair order",
+        hint="receives posted later that hold up other calls",
     )
     memory_limit: int | None = option(
         None,

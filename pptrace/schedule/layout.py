@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pptrace.errors import UsageError
 
 _REPEATS = (re.compile(r"\(([^()]+)\)\*(\d{1,7})"), re.compile(r"([EtmL|])\*(\d{1,7})"))
+_BETWEEN = re.compile(r"\s*,\s*|\s+")
 _MOST = 100_000
 """Letters of the longest layout that is read."""
 _MOST_SHOWN = 100
@@ -29,7 +30,7 @@ def read_split(text: str, option: str) -> tuple[int, ...]:
     """
     named = f"{option} {text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}…'}"
     if not set(text) & set("EtmL|*()"):
-        numbers = text.replace(" ", "").split(",")
+        numbers = _BETWEEN.split(text.strip())
         if not all(number.isascii() and number.isdigit() and len(number) < 8 for number in numbers):
             raise UsageError(f"{named}: {_EXPECTED}")
         return tuple(map(int, numbers))
@@ -54,8 +55,8 @@ def read_split(text: str, option: str) -> tuple[int, ...]:
 
 
 def _unrolled(text: str, named: str) -> str:
-    """The letters of a layout without commas and repetitions: of groups first, then of letters."""
-    unrolled = text.replace(",", "")
+    """The letters of a layout without commas, blanks and repetitions: of groups first, then of letters."""
+    unrolled = "".join(_BETWEEN.split(text))
     for repeats in _REPEATS:
         if sum(len(found[1]) * int(found[2]) for found in repeats.finditer(unrolled)) > _MOST:
             raise UsageError(f"{named}: more than {_MOST:,} letters; expected fewer repetitions")

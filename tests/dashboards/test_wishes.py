@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from dashboards.pages.try_change import field
-from dashboards.wishes import FIELDS, command_of, wishes_of
+from dashboards.fields import words_of
+from dashboards.pages.try_change import field, layout
+from dashboards.store import Store
+from dashboards.wishes import FIELDS, wishes_of
 from pptrace.api.options import options_of
 from pptrace.api.run import Run
-from pptrace.api.wishes import Wishes
+from pptrace.api.wishes import FORM, Wishes
 from pptrace.cli.whatif import command
 from pptrace.errors import UsageError
+from tests.support.programs import SAMPLES
 
 
 def test_empty_fields_stay_as_they_are_in_the_run() -> None:
@@ -32,7 +35,10 @@ def test_a_form_and_an_address_ask_for_the_same() -> None:
     wishes = wishes_of(form)
     assert wishes == Wishes(("zb-h1",), chunks=2, microbatch_size=0.5, split=(5, 5, 3), link_speed=2.0)
     assert wishes_of({name: str(value) for name, value in form.items()}) == wishes
-    assert command_of(wishes) == "--schedule zb-h1 --chunks 2 --microbatch-size 0.5 --split 5,5,3 --link-speed 2"
+    line = "--schedule zb-h1 --chunks 2 --microbatch-size 0.5 --split '5, 5 3' --link-speed 2"
+    assert words_of(FORM, form) == line
+    assert wishes_of({"repair_order": "yes"}) == Wishes(repair_order=True)
+    assert words_of(FORM, {"repair_order": "yes"}) == "--repair-order"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_shares_of_ops_are_assumed_and_change_nothing() -> None:
     wishes = wishes_of({"wgrad_share": "0.4", "fixed_share": 0.1})
     assert wishes == Wishes(wgrad_share=0.4, fixed_share=0.1)
     assert not wishes
-    assert command_of(wishes) == "--wgrad-share 0.4 --fixed-share 0.1"
+    assert words_of(FORM, {"wgrad_share": "0.4", "fixed_share": 0.1}) == "--wgrad-share 0.4 --fixed-share 0.1"
 
 
 def test_all_interfaces_have_the_options_of_the_one_list() -> None:
@@ -73,3 +79,5 @@ def test_all_interfaces_have_the_options_of_the_one_list() -> None:
     assert set(FIELDS) == {option.form_name for option in options.values() if option.label}
     ids = [field(name) for name in FIELDS]
     assert len(set(ids)) == len(FIELDS)
+    page = str(layout(Store([SAMPLES / "1f1b_p2"]).get(), ""))
+    assert not [id for id in ids if f"id='{id}'" not in page], "fields that the form does not draw"

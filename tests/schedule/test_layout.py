@@ -24,7 +24,12 @@ def test_a_layout_that_is_written_is_read_as_the_same_split(split: tuple[int, ..
 @pytest.mark.parametrize(
     ("text", "split"),
     [
-        *(("Et*3|(tt|)*29,tL", (3, *[2] * 29, 1)), ("E|(t|)*3,L", (0, 1, 1, 1, 0)), ("EttL", (2,))),
+        *(
+            ("Et*3|(tt|)*29,tL", (3, *[2] * 29, 1)),
+            ("E|(t|)*3,L", (0, 1, 1, 1, 0)),
+            ("EttL", (2,)),
+            ("5, 5 3", (5, 5, 3)),
+        ),
         *(("Et,t|t*2|*1tL", (2, 2, 1)), ("(Et*2|t)*1,t|L", (2, 2, 0)), ("3, 4,0", (3, 4, 0))),
     ],
 )

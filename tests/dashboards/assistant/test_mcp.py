@@ -46,6 +46,8 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("table", {"name": "waterfall", "step": 99}),
     ("evidence", {"finding": 99}),
     ("whatif", {"change": {"split": [1, 1, 1]}}),
+    ("whatif", {"change": {"repair_order": True}}),
+    ("whatif", {"change": {"schedule": "zb-h1", "repair_order": False}}),
     ("whatif", {"change": {"path": "/etc/passwd"}}),
     ("whatif", {"schedule": "zb-h1"}),
     ("no-such-tool", {}),
@@ -156,6 +158,8 @@ def test_predictions_are_those_of_whatif(heard: Heard, run: pptrace.Run) -> None
     assumed = heard.answer("whatif", {"change": {"schedule": "zb-h1", "wgrad_share": 0.3, "fixed_share": 0.1}})
     span = assumed["rows"][0][assumed["columns"].index("span_ns")]
     assert span == run.whatif("zb-h1", wgrad_share=0.3, fixed_share=0.1).scenarios.iloc[0]["span_ns"]
+    without_repair = heard.answer("whatif", {"change": {"schedule": "zb-h1", "repair_order": False}})
+    assert without_repair == one
     everything = heard.answer("whatif", {})
     assert everything["total_rows"] == len(run.whatif().scenarios)
     assert everything["headline"]
@@ -170,6 +174,7 @@ def test_predictions_are_those_of_whatif(heard: Heard, run: pptrace.Run) -> None
         (("table", {"name": "waterfall", "step": 99}), "step 99: there is no such step"),
         (("evidence", {"finding": 99}), "finding 99: expected 0 to"),
         (("whatif", {"change": {"split": [1, 1, 1]}}), "--split 1,1,1"),
+        (("whatif", {"change": {"repair_order": True}}), "nothing to repair in this run"),
         (("whatif", {"change": {"path": "/etc/passwd"}}), "change.path"),
         (("whatif", {"schedule": "zb-h1"}), "whatif has no schedule; expected change, offset, limit"),
         (("no-such-tool", {}), "no-such-tool"),
