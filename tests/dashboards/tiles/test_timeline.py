@@ -208,6 +208,20 @@ def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:
         details(timeline, MEASURED, 2, "ops", 10**9)
 
 
+def test_an_op_says_for_how_much_of_the_bubble_it_is_blamed(timeline: Timeline) -> None:
+    step = next(step for step in timeline.report.steps if step.step == 2)
+    assert step.blame is not None
+    expected = {}
+    for op in step.blame.ops:
+        title = f"{'Forward' if op.kind == 'F' else 'Backward'} of microbatch {op.microbatch}"
+        expected[title, str(op.rank), str(op.stage)] = f"{op.ns / 1e6:.2f} ms of bubbles"
+    assert expected
+    rows = range(len(timeline.measured.tables["ops"].tracks))
+    texts = [dict(details(timeline, MEASURED, 2, "ops", row)) for row in rows]
+    found = {(text[""], text["rank"], text.get("stage")): text for text in texts if text.get("step") == "2"}
+    assert {op: text["blamed for"] for op, text in found.items() if "blamed for" in text} == expected
+
+
 def test_a_report_keeps_ops_that_overlap_as_they_are(
     tmp_path: Path, to_tables: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
