@@ -1,6 +1,5 @@
-"""Communication calls of a rank while their events are gathered, as columns: a trace has hundreds of thousands of them.
-
-Communication calls from nested host events, by their order alone: times and arguments are filled in where it occurs.
+"""Communication calls of a rank as columns, and how nested host events join to calls: by their order alone, times and arguments
+are filled in where the nesting occurs.
 
 One communication shows on its thread as an operator, the record of it with its arguments, and the range of the process group's
 work or of the library, each inside the one before it where all are there.

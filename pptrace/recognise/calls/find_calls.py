@@ -3,7 +3,7 @@
 One communication shows in up to five events, which count once:
 
     host      c10d::allreduce_ ⊃ record_param_comms ⊃ nccl:all_reduce, or NVTX ncclAllReduce
-    worker    gloo:all_reduce, on another thread, until it is done: see :mod:`pptrace.recognise.calls.find_calls`
+    worker    gloo:all_reduce, on another thread, until it is done: see :func:`with_works`
     device    ncclDevKernel_AllReduce…, launched inside any of them: see :mod:`pptrace.recognise.calls.kernels`
 
 The range ``nccl:coalesced`` names no peer and may never end: it is not read, its kernel is.
