@@ -356,7 +356,8 @@ def explain_unknown_idle(
     for rank in sorted(lacking):
         reason = work[rank].idle.reason if rank in work else ""
         ranks_by_reason.setdefault(reason or _LACKS_LAUNCHES, set()).add(rank)
-    cure = _PROFILE_LAUNCHES if set(formats) == {InputFormat.XPLANE} else _RECORD_LAUNCHES
+    cures = {_LAUNCHES_OF.get(each, _RECORD_LAUNCHES) for each in formats}
+    cure = cures.pop() if len(cures) == 1 else _RECORD_LAUNCHES
     return tuple(
         f"why the device was idle is not known of rank {listed(sorted(ranks), _FEW)}: {reason}; {cure}"
         for reason, ranks in ranks_by_reason.items()
@@ -367,7 +368,10 @@ _RECORD_LAUNCHES = (
     "record CUDA runtime calls from before the first step to after the last (Kineto: activities=[CPU, CUDA]; nsys: "
     "--trace=cuda)"
 )
-_PROFILE_LAUNCHES = "profile from before the first step to after the last: JAX records launches of GPUs, of TPUs none"
+_LAUNCHES_OF: Mapping[str, str] = {
+    InputFormat.XPLANE: "profile from before the first step to after the last: JAX records launches of GPUs, of TPUs none",
+    InputFormat.ROCPD: "record calls of HIP from before the first step to after the last (rocprofv3 --sys-trace)",
+}
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
 
 

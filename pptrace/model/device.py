@@ -4,6 +4,7 @@ parts of its backwards: forwards that run again, and gradients of weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
@@ -144,6 +145,29 @@ class DeviceWork(Struct, frozen=True, dict=True):
         """The rows whose launch was recorded, in the order of the launches."""
         known = np.flatnonzero(self.launch_ns >= 0)
         return known[np.argsort(self.launch_ns[known], kind="stable")]
+
+    @property
+    def _before_recording(self) -> Rows:
+        """The rows that were launched before the recording: without a launch, and before all work of their stream that has one.
+        None where launches of later work are missing as well; no copies where none has a launch, as MTIA's have not.
+        """
+        is_launched, moves = self.launch_ns >= 0, ~(self.is_compute | self.is_communication)
+        if is_launched.all() or len(self.lost):
+            return np.empty(0, dtype=np.intp)
+        streams, number = np.unique(self.stream, return_inverse=True)
+        first = np.full(len(streams), np.iinfo(np.int64).min)
+        of_launched, at = np.unique(number.reshape(-1)[is_launched], return_index=True)
+        first[of_launched] = self.start_ns[is_launched][at]
+        is_before = ~is_launched & (self.start_ns < first[number.reshape(-1)])
+        return np.flatnonzero(is_before if is_launched[moves].any() else is_before & ~moves)
+
+    def done_ns(self, times: Int64, clock: Callable[[Int64], Int64] = lambda own: own) -> Int64:
+        """Times, or when all work was over that was launched before them, if that is later; ``clock`` gives a time on theirs."""
+        order, before = self.launch_order, self._before_recording
+        launched, end = clock(self.launch_ns[order]), clock(self.end_ns[order])
+        first = clock(self.end_ns[before]).max(initial=np.iinfo(np.int64).min)
+        done: Int64 = np.maximum.accumulate(np.append(first, end))
+        return np.maximum(times, done[np.searchsorted(launched, times)])
 
     @cached_property
     def compute(self) -> Int64:

@@ -7,6 +7,7 @@ Within a window are warmup, steady and cooldown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -114,20 +115,12 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
         of_rank = marked[of_marks == rank]
         bounds = [begins[of_rank], ends[of_rank]]
         if rank in work and not on_device[of_rank].any():
-            bounds = _after_work(bounds, work[rank], clock, rank)
+            bounds = [work[rank].done_ns(times, partial(clock.to_common_clock, rank)) for times in bounds]
         steps = ranges["step"][at[of_rank]].tolist()
         for step, begin, end in zip(steps, *(times.tolist() for times in bounds), strict=True):
             begin_ns[step] = min(begin, begin_ns.get(step, begin))
             ranges_ns[step, rank] = begin, end
     return StepBounds(begin_ns, ranges_ns)
-
-
-def _after_work(bounds: Sequence[Int64], work: DeviceWork, clock: Clock, rank: int) -> list[Int64]:
-    """Times, or when all work was over that the device had to do and that was launched before them, if that is later."""
-    order = work.launch_order
-    launched, end = (clock.to_common_clock(rank, times[order]) for times in (work.launch_ns, work.end_ns))
-    done = np.append(np.maximum.accumulate(end), np.iinfo(np.int64).min)
-    return [np.maximum(times, done[np.searchsorted(launched, times) - 1]) for times in bounds]
 
 
 class PhaseSpan(Struct, frozen=True):

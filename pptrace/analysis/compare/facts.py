@@ -11,6 +11,7 @@ from pptrace.analysis.compare.result import FactChange, Work
 from pptrace.analysis.report import Report
 from pptrace.analysis.shared_devices import core_waits_of
 from pptrace.environment import read_environment
+from pptrace.model.traces import DEVICE_NAMES
 from pptrace.model.wording import listed
 
 _SECRET = re.compile(
@@ -55,7 +56,7 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
         "host": _distinct([*(facts.get("host") for facts in of_ranks.values()), run.get("host")]),
         "backend": _distinct(facts.get("backend") for facts in of_ranks.values()),
         _WAITED: "" if share is None else f"{share:.1%} of the time",
-        "device": _distinct(_device(facts.get("device")) for facts in of_ranks.values()),
+        "device": _distinct(name for facts in of_ranks.values() for name in _devices(facts)),
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
@@ -167,9 +168,12 @@ def _is_option(part: str) -> bool:
     return re.match(r"--?[A-Za-z]", part) is not None
 
 
-def _device(device: object) -> str | None:
-    """The kind of a device: its name without its number."""
-    return re.sub(r"^(\w+):\d+", r"\1", device) if isinstance(device, str) else None
+def _devices(facts: Mapping[str, Any]) -> Sequence[object]:
+    """The kind of a rank's device, its name without its number; else the names that its recorder gives those of its host."""
+    device, names = facts.get("device"), facts.get(DEVICE_NAMES)
+    if isinstance(device, str):
+        return [re.sub(r"^(\w+):\d+", r"\1", device)]
+    return names if isinstance(names, list) else []
 
 
 def _distinct(values: Iterable[object]) -> str:

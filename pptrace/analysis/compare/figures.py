@@ -71,6 +71,20 @@ class StepFigures(Struct, frozen=True, eq=False):
         known = (self.period, self.span, self.window)
         return next(series for series in known if series is not None)
 
+    def is_copy(self, other: StepFigures) -> bool:
+        """Return whether another run has the same figures, to the nanosecond: steps of other schedules may last as long."""
+        flat, of_other = (
+            {(name, at): ns for name, of in each.parts.items() for at, ns in of.items()} for each in (self, other)
+        )
+        return flat.keys() == of_other.keys() and all(
+            np.array_equal(one, two, equal_nan=True)
+            for one, two in (
+                (self.window, other.window),
+                (self.lengths, other.lengths),
+                *((flat[key], of_other[key]) for key in flat),
+            )
+        )
+
 
 def figures_of(report: Report, data: AlignedRun) -> StepFigures:
     """The figures of a run's whole steps; without steps where it has none."""

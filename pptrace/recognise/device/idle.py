@@ -49,7 +49,7 @@ _LONG_AGO = 1 << 60
 
 _PAUSE_NS = 1_000_000
 
-NO_LAUNCHES = "the trace holds no CUDA runtime calls, so that nothing tells when work was launched"
+NO_LAUNCHES = "the trace holds no runtime calls of CUDA or HIP, so that nothing tells when work was launched"
 
 
 def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> IdleTime:

@@ -220,14 +220,16 @@ def _direction(rank: int, kind: str, axis: str, peer: int, *, mesh: MeshInfo) ->
 
 
 def _steps(calls: pd.DataFrame, kinds: Texts, ops: pd.DataFrame) -> Int64:
-    """The step of each call, -1 outside all: by the steps' own ranges, else by the ops around it.
+    """The step of each call, -1 outside all: by the steps' own ranges, on the device where these are, else by the ops around it.
 
     Between the last op of one step and the first of the next, what is received belongs to the next step and the rest to the one
     before: gradients are summed, and the last ones sent, after the ops.
     """
     marked = ops[ops["kind"] == "STEP"].sort_values("start_ns", kind="stable")
     if len(marked):
-        index = find_interval(marked["start_ns"].to_numpy(), marked["end_ns"].to_numpy(), calls["host_ns"].to_numpy())
+        on_device = (marked["clock"] == "device").any() & (calls["clock"] == "device").to_numpy()
+        at = np.where(on_device, calls["start_ns"], calls["host_ns"])
+        index = find_interval(marked["start_ns"].to_numpy(), marked["end_ns"].to_numpy(), at)
         return np.append(marked["step"].to_numpy(), -1)[index].astype(np.int64)
     compute = ops[rows_among(ops["kind"], COMPUTE_KINDS)]
     if compute.empty:

@@ -281,9 +281,10 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     They stay as they are where ops tell the times of steps, where the host waits for the device in each step, and where a step
     launched nothing. Where graphs make up less than half of the device time, works of the busiest stream of compute alone tell:
     copies of the next step's data and communication, on streams of their own, need not wait for this one.
+    Of a step alone, how long the device lagged at its start, with work from before it, and at its end tells.
     """
     rows = np.flatnonzero(rows_among(ops["kind"], ("STEP",)))
-    if len(rows) < 2 or not len(work) or rows_among(ops["kind"], COMPUTE_KINDS).any():
+    if not len(rows) or not len(work) or rows_among(ops["kind"], COMPUTE_KINDS).any():
         return ops
     starts, ends = ops["start_ns"].to_numpy()[rows], ops["end_ns"].to_numpy()[rows]
     order = np.argsort(starts, kind="stable")
@@ -300,6 +301,11 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     begins = reduce_ranges(np.minimum, work.start_ns[launched], low, high)
     last = reduce_ranges(np.maximum, work.end_ns[launched], low, high)
     behind, usual = np.maximum(last - ends, 0), np.median(last - begins)
+    if len(rows) == 1:
+        done = work.done_ns(starts)
+        behind = np.append(done - starts, behind)
+        if (begins - done > _VARIES * usual).any():  # what the host did before its first work is in no step before it
+            return ops
     is_steady = np.ptp(np.percentile(behind, (10, 90))) <= _VARIES * usual
     if (np.median(behind) <= ahead * usual and is_steady) or (np.diff(begins) <= 0).any():
         return ops

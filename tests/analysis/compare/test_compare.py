@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from msgspec import structs
 
 from pptrace.analysis.compare.compare import shows
@@ -15,6 +16,7 @@ from pptrace.analysis.compare.figures import Place, figures_of
 from pptrace.analysis.compare.recording import RecordedBoth, Recording
 from pptrace.analysis.compare.result import Comparison, PartChange, Work
 from pptrace.analysis.compare.side import ComparedRun
+from pptrace.cli.main import cli
 from pptrace.model.report_table import Amount
 from pptrace.model.traces import Trace
 from pptrace.report.tables.comparison import comparison_tables
@@ -77,6 +79,18 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert same.warnings[0].startswith(
         "A and B have the same steps, to the nanosecond: they are one recording, or copies"
     )
+
+
+def test_steps_of_two_schedules_that_last_as_long_are_no_copies(tmp_path: Path) -> None:
+    runs = []
+    for name in ("gpipe", "1f1b"):
+        path = tmp_path / f"{name}.json"
+        args = ["simulate", name, "--pp", "4", "--microbatches", "8", "--ops", "--json", str(path)]
+        assert CliRunner().invoke(cli, args).exit_code == 0
+        runs.append(read_compared(path))
+    found = compare_runs(*runs)
+    assert (found.span.change, found.work.is_same) == (0, None)
+    assert not any("copies" in line for line in found.warnings)
 
 
 @pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[3:4])

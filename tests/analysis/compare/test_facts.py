@@ -57,6 +57,13 @@ def test_versions_settings_hosts_and_devices_are_facts(report: Report) -> None:
     assert "version of cuda" not in known
 
 
+def test_a_device_that_the_run_does_not_name_is_named_by_its_recorder(report: Report) -> None:
+    assert facts(report, device_names=["NVIDIA H200", "NVIDIA H200"])["device"] == "NVIDIA H200"
+    assert facts(report, device="cpu", device_names=["NVIDIA H200"])["device"] == "cpu"
+    for broken in ("NVIDIA H200", [None, ""], 5):
+        assert "device" not in facts(report, device_names=broken)
+
+
 def test_negative_numbers_belong_to_their_option(report: Report) -> None:
     assert facts(report, {"command": ["a.py", "--shift", "-1", "-2.5"]})["--shift"] == "-1 -2.5"
 

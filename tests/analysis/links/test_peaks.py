@@ -22,6 +22,8 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from pptrace.workflow.rank_store import recognise_trace
+from tests.recognise.kineto_calls import Rank
 from tests.support.optional import not_none
 from tests.support.synthetic import Recording, record
 
@@ -60,6 +62,13 @@ def test_a_device_is_known_by_the_recorder_or_where_the_host_has_one_kind() -> N
     assert device_of({"device_names": ["Tesla T4", "Tesla T4"]}) == "Tesla T4"
     assert device_of({"device_names": ["Tesla T4", "NVIDIA A10"]}) is None
     assert device_of({"device": "cpu"}) is None
+
+
+def test_the_names_that_a_recorder_gives_devices_reach_the_analysis() -> None:
+    made = Rank(0)
+    made.kernel("gemm", 0, 10, 20)
+    trace = replace(made.trace(), metadata={"device_names": ["NVIDIA H200"], "argv": ["train.py"]})
+    assert recognise_trace(trace).info.metadata == {"device_names": ["NVIDIA H200"]}
 
 
 def test_ranks_have_a_peak_together_on_one_host_alone_and_the_lowest_of_theirs() -> None:

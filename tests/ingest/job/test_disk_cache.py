@@ -432,7 +432,7 @@ def test_secrets_of_a_kineto_export_reach_no_output(tmp_path: Path, folder: Path
         document["pptrace"]["environment"] = {"API_TOKEN": SECRET}
         document["pptrace"]["argv"] = [f"/home/{SECRET}/train.py"]
         document["distributedInfo"]["command"] = SECRET
-        document["deviceProperties"] = [{"name": SECRET}]
+        document["deviceProperties"] = [{"name": "NVIDIA H200", "uuid": SECRET}]
         document["traceName"] = f"/home/{SECRET}/trace.json"
         document["traceEvents"] += [
             {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": SECRET}},

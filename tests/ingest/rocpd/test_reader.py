@@ -137,6 +137,13 @@ def test_kernels_that_were_launched_and_are_not_there_are_lost(tmp_path: Path) -
     assert [step.step for step in report.steps for rank in step.ranks if rank.compute_ns is not None] == [0]
 
 
+def test_what_to_do_about_unknown_idle_time_is_about_rocprof(tmp_path: Path) -> None:
+    path = write(tmp_path / "results.db", Recording(kernels=(Entry("a", 0, 1_000), Entry("b", 5_000, 6_000))))
+    (line,) = (line for line in load([path], cache=False).report.warnings if "why the device was idle" in line)
+    assert "no runtime calls of CUDA or HIP" in line
+    assert line.endswith("(rocprofv3 --sys-trace)")
+
+
 def test_large_tables_have_the_launches_of_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of many rows are read from the file's pages, where an id that is SQLite's own number has no value."""
     monkeypatch.setattr(PageReader.__init__, "__defaults__", (2_000,))

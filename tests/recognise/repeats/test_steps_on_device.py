@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pptrace.analysis.report import Report
 from pptrace.model.traces import Category
 from pptrace.workflow.analyse import analyse
-from tests.recognise.kineto_calls import Rank
+from tests.recognise.kineto_calls import ALL_REDUCE, Rank
 
 STEPS, KERNELS = 4, 10
 HOST, KERNEL, COPY = 100_000, 25_000, 40_000
@@ -118,3 +119,84 @@ def test_the_range_behind_the_last_iteration_is_no_step() -> None:
         if step < 2:
             made.kernel("gemm", begin + 10, begin + 20, begin + 60_000, thread=1, stream=7)
     assert [step.step for step in analyse([made.trace()]).report.steps] == [0, 1]
+
+
+def test_collectives_of_a_host_ahead_are_of_the_steps_in_which_the_device_runs_them() -> None:
+    """All are posted while the device is in its first two steps."""
+    made, free = Rank(0), 0
+    for step in range(STEPS):
+        begin = step * HOST
+        made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + HOST, thread=1)
+        for number in range(KERNELS):
+            launch = begin + 10 + number * HOST // KERNELS
+            free = max(free, launch + 5)
+            made.kernel("gemm", launch, free, free + KERNEL, thread=1, stream=7)
+            free += KERNEL
+        until = free + 5_000
+        made.call(ALL_REDUCE, begin + HOST - 20, (free, until), thread=1, ranks=[0, 1])
+        made.kernel("adam", begin + HOST - 5, until, until + KERNEL, thread=1, stream=7)
+        free = until + KERNEL
+    for step in analyse([made.trace()]).report.steps:
+        assert [(comm.kind, comm.count, comm.total_ns) for comm in step.ranks[0].comms] == [("all_reduce", 1, 5_000)]
+
+
+def alone(before: int, wait: int = 0, unlaunched: int = 0) -> Report:
+    """One step, whose host launches kernels once work of before its recording, of this length, is over, and once it waited;
+    the launches of so many of them are missing.
+    """
+    made = Rank(0)
+    for begin in range(-1_000, before, 10_000):
+        until = min(begin + 10_000, before)
+        made.add(Category.KERNEL, "gemm", begin, until, device=0, stream=7)
+    free = max(before, 0) + wait
+    made.add(Category.RUNTIME, "cudaDeviceSynchronize", 10, free + 5, thread=1)
+    made.add(Category.ANNOTATION, "ProfilerStep#6", 0, free + HOST, thread=1)
+    for number in range(KERNELS):
+        launch = free + 10 + number * HOST // KERNELS
+        kernel = made.kernel("gemm", launch, launch + 5, launch + 5_005, thread=1, stream=7)
+        if number >= KERNELS - unlaunched:
+            made.events[made.events.index(kernel)] = replace(kernel, correlation=-1)
+    return analyse([made.trace()]).report
+
+
+def test_a_step_alone_begins_when_work_of_before_its_recording_is_over() -> None:
+    (step,) = alone(before=60_000).steps
+    assert step.ranks[0].compute_ns == KERNELS * 5_000
+    assert step.span_ns == step.length_ns == HOST - 15  # from the first kernel to the end of the range
+
+
+def test_where_later_launches_are_missing_too_work_without_one_may_be_the_steps() -> None:
+    (step,) = alone(before=60_000, unlaunched=2).steps
+    assert step.length_ns == HOST + 60_000
+    assert step.ranks[0].compute_ns is None
+
+
+def test_copies_that_no_recorder_says_the_launch_of_are_the_steps() -> None:
+    made = Rank(0)
+    made.add(Category.ANNOTATION, "ProfilerStep#6", 0, HOST, thread=1)
+    made.add(Category.MEMCPY, "copy", 100, 30_000, device=0, stream=7)
+    made.kernel("gemm", 30_000, 30_010, 60_000, thread=1, stream=7)
+    (step,) = analyse([made.trace()]).report.steps
+    assert step.span_ns == step.length_ns == HOST
+
+
+def test_a_step_alone_is_that_of_its_host_where_the_device_does_not_lag() -> None:
+    (step,) = alone(before=3_000).steps
+    assert step.span_ns == HOST + 3_000
+
+
+def test_a_step_alone_keeps_what_its_host_does_before_it_launches() -> None:
+    (step,) = alone(before=60_000, wait=50_000).steps
+    assert step.span_ns == HOST + 110_000
+    assert step.length_ns == HOST + 50_000, "the period begins when the device is free"
+
+
+def test_a_step_alone_lasts_until_its_device_is_done() -> None:
+    made = Rank(0)
+    made.add(Category.ANNOTATION, "ProfilerStep#6", 0, HOST, thread=1)
+    free = 15
+    for number in range(KERNELS):
+        made.kernel("gemm", 10 + number * 100, free, free + KERNEL, thread=1, stream=7)
+        free += KERNEL
+    (step,) = analyse([made.trace()]).report.steps
+    assert step.span_ns == step.length_ns == step.ranks[0].compute_ns == KERNELS * KERNEL
