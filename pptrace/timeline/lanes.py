@@ -66,18 +66,20 @@ def lane_of(
     clock: Clock,
     lacks_peers: bool = False,
     host: HostWork | None = None,
+    lacks_members: bool = False,
 ) -> Lane:
     """The lane of a rank, from its aligned ops and comms and from its device and host work, which are still on its own clock.
 
     ``host`` is None of a table, which has all ops. ``lacks_peers``: ranks of its pipeline have no trace, so that messages
-    without a peer may be to them and are of no known kind.
+    without a peer may be to them and are of no known kind. ``lacks_members``: ranks of the run have none, for which
+    collectives without a group may have waited.
     """
     is_unknown, is_message = without_group_or_peer(comms), comms.among("kind", MESSAGES)
     waits = is_message | (comms["kind"] == Collective.BARRIER)
-    is_known = (comms["match"] >= 0) | (comms["group_size"] == 1) | (is_unknown & ~waits)
+    is_known = (comms["match"] >= 0) | (comms["group_size"] == 1) | (is_unknown & ~waits & (not lacks_members))
     known_comms = comms if is_known.all() else comms.where(is_known)
     transfer = union(known_comms["transfer_start_ns"], known_comms["transfer_end_ns"])
-    unclear = ~is_known & (~is_unknown | (is_message & lacks_peers))
+    unclear = ~is_known & (~is_unknown | (is_message & lacks_peers) | (~waits & lacks_members))
     unmatched = union(comms["start_ns"][unclear], comms["end_ns"][unclear])
     blocking = _blocking(comms, "start_ns", "end_ns")
     of_operators = host is not None and len(host) > 0 and not ops.among("kind", COMPUTE_KINDS).any()

@@ -421,8 +421,12 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     comms = with_transfers(without_unknown_times(matched, without, lost))
     by_rank = RowsByRank(ops, comms)
     lacking = frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
+    lacks_members = run.mesh.num_ranks > len(run.facts)
     lanes = {
-        rank: lane_of(rank, rows.ops, rows.comms, run.work.get(rank), clock, rank in lacking, run.host_work.get(rank))
+        rank: lane_of(
+            *(rank, rows.ops, rows.comms, run.work.get(rank), clock, rank in lacking, run.host_work.get(rank)),
+            lacks_members=lacks_members,
+        )
         for rank in run.facts
         for rows in (by_rank.of_rank(rank),)
     }

@@ -274,12 +274,12 @@ def test_what_one_rank_does_not_know_is_not_summed_and_compute_is_named_were_it_
 
 
 def test_communication_that_may_be_waiting_is_named_where_devices_computed_what_their_ranks_did() -> None:
-    """Of a window of 1,000 ns 600 are compute, 250 communication alone, 50 copies and 100 idle, 40 of them for launches."""
+    """Of a window of 1,000 ns 600 are compute, 250 communication alone, 50 copies and 100 idle, 40 for and 60 after launches."""
     device = DeviceBreakdown(0, 1_000, 900, 600, 250, 50, 100, 0.5)
     known = replace(rank_of(600, None, None), device=device, host=HostIdle(40, 0, 60))
     assert verdict_of(step_of(1_000_000, None, known)) == (
-        "The step takes 1.0 ms: 60% compute, 25% communication that no compute hides, with the waiting in it, 11% copies and "
-        "gaps between kernels, 4% devices waiting for launches."
+        "The step takes 1.0 ms: 60% compute, 25% communication that no compute hides, with the waiting in it, 6% devices idle "
+        "though work was launched, 5% copies and gaps between kernels, 4% devices waiting for launches."
     )
     of_ops = replace(known, device=replace(device, compute_ns=580, communication_ns=270))
     assert "these traces do not separate" in verdict_of(step_of(1_000_000, None, known, of_ops))

@@ -72,6 +72,15 @@ def test_communication_is_transfer_where_its_other_side_is_there_and_else_waitin
     assert with_another.unknown.tolist() == lane.unknown.tolist()
 
 
+def test_a_collective_without_a_group_may_wait_for_ranks_without_a_trace() -> None:
+    lane, barrier, alone, matched = (
+        lane_of(0, ops_of(), comms_of(comm(10, 30, **row)), None, AS_IT_IS, lacks_members=True)
+        for row in (KERNEL, KERNEL | {"kind": "barrier"}, KERNEL | {"group_size": 1}, {})
+    )
+    assert (spans(lane), spans(barrier)) == (UNKNOWN, WAITING)
+    assert spans(alone) == spans(matched) == MATCHED
+
+
 def test_what_compute_or_an_exposed_transfer_overlaps_is_not_unknown() -> None:
     """Unknown from 10 to 60; an op until 20, a transfer from 40 on."""
     comms = comms_of(comm(10, 60, match=-1, kind="recv", peer=1), comm(40, 70))

@@ -52,7 +52,9 @@ def window_parts(step: StepReport, num_ranks: int) -> WindowParts | None:
         communicating = sum_of(map(communicating_ns, ranks))
         named |= {} if communicating is None else {WITH_WAITING: communicating}
         bubble = window_ns - sum(named.values())
-        of_rest, rest = _of_hosts(step, ranks, bubble), NOT_SEPARATED if communicating is None else _GAPS
+        of_rest, rest = _of_hosts(step, ranks, bubble), NOT_SEPARATED
+        if communicating is not None:
+            of_rest, rest = of_rest | _idle_though_launched(ranks, bubble - sum(of_rest.values()), num_ranks), _GAPS
     known = {
         (rank.exposed_comm_ns is None, rank.host is None, rank.idle_spans is None, rank.between_operators_ns is None)
         for rank in ranks
@@ -64,14 +66,19 @@ def window_parts(step: StepReport, num_ranks: int) -> WindowParts | None:
 def _of_rest(step: StepReport, ranks: Sequence[RankStep], bubble_ns: int, num_ranks: int) -> tuple[dict[str, int], str]:
     """(parts of what is neither compute nor exposed communication, the name of what they leave), without a pipeline."""
     parts = _of_hosts(step, ranks, bubble_ns)
-    hosts = [rank.host for rank in ranks if rank.host is not None]
-    if num_ranks > 1 and len(hosts) == len(ranks):
-        parts[_LAUNCHED] = min(sum(host.dependency_ns for host in hosts), bubble_ns - sum(parts.values()))
+    parts |= _idle_though_launched(ranks, bubble_ns - sum(parts.values()), num_ranks)
     if not step.has_devices and BETWEEN_OPERATORS in parts:
         return parts, "waiting for other ranks"
     if num_ranks > 1:
         return parts, "waiting for other ranks, input and Python"
     return parts, _GAPS if step.has_devices else "waiting for input and Python"
+
+
+def _idle_though_launched(ranks: Sequence[RankStep], rest_ns: int, num_ranks: int) -> dict[str, int]:
+    """The part of ``rest_ns`` in which devices of several ranks did nothing with work launched, ns; {} if not known."""
+    hosts = [rank.host for rank in ranks if rank.host is not None]
+    is_known = num_ranks > 1 and len(hosts) == len(ranks)
+    return {_LAUNCHED: min(sum(host.dependency_ns for host in hosts), rest_ns)} if is_known else {}
 
 
 def _of_hosts(step: StepReport, ranks: Sequence[RankStep], rest_ns: int) -> dict[str, int]:
