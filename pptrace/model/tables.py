@@ -214,16 +214,18 @@ MESSAGES = (*MESSAGE_CALLS, "unknown")
 HOST_ORDER: Schema = {
     "what": "str",  # a What
     "name": "int64",  # equal numbers for equal names of operators
-    "number": "int64",  # a step's number, a node's sequence number, a message's next node; -1 if none
+    "number": "int64",  # a step's number, a node's sequence number, a message's next node; 0 of a new gradient, 1 of one added
     "start_ns": "int64",
     "end_ns": "int64",
 }
-"""Host activity of one rank in order of start: a row per outermost operator, engine node, message or step bound."""
+"""Host activity of one rank in order of start: a row per outermost operator, engine node, gradient, message or step bound;
+their number is -1 if they have none."""
 
 
 class What(StrEnum):
     OPERATOR = "operator"
     ENGINE = "engine"  # a node that autograd's engine ran
+    GRADIENT = "gradient"  # that it accumulated
     MESSAGE = "message"  # its posting call
     BOUND = "bound"  # no op spans it: zero_grad, a barrier
     OPTIMIZER = "OPTIMIZER"

@@ -28,6 +28,8 @@ Bools = npt.NDArray[np.bool_]
 _LAST_OF_BACKWARD = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """Operator of DDP at the end of a backward, behind the waits for its buckets."""
 _COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+_ACCUMULATE = re.compile(rf"{ENGINE}: torch::autograd::AccumulateGrad\Z")
+_ADD = re.compile(r"aten::add_\Z")
 _VIEW = re.compile(
     r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
     r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
@@ -79,6 +81,7 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
             events.ends_of(rows),
         ),
         (What.MESSAGE.value, -1, events.correlation[messages], events.start_ns[messages], events.ends_of(messages)),
+        (What.GRADIENT.value, -1, *_gradients(events)),
         (What.BOUND.value, -1, -1, events.start_ns[bounds], events.ends_of(bounds)),
         (labels.span[spans.label], -1, labels.step[spans.label], spans.start_ns, spans.end_ns),
         (What.DATA.value, -1, -1, events.start_ns[data], events.ends_of(data)),
@@ -92,6 +95,14 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     ]
     table = pd.concat(tables or [empty_table(HOST_ORDER)], ignore_index=True)
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _gradients(events: Events) -> tuple[Int64, Int64, Int64]:
+    """(1 where it is added to the gradient before it, 0 where there is none; start; end) of each gradient accumulated."""
+    gradients, adds = (events.rows_named(name, Category.CPU_OP) for name in (_ACCUMULATE, _ADD))
+    starts, ends, added_ns = events.start_ns[gradients], events.ends_of(gradients), np.sort(events.start_ns[adds])
+    added = np.searchsorted(added_ns, ends) > np.searchsorted(added_ns, starts)
+    return added.astype(np.int64), starts, ends
 
 
 def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bools:
@@ -129,7 +140,7 @@ class Messages(Struct, frozen=True):
 
 
 class Rows(Struct, frozen=True):
-    """Operators, nodes of autograd's engine or postings of messages in time order, with the columns of ``HOST_ORDER``."""
+    """Operators, nodes of autograd's engine, gradients or postings of messages in time order; columns as in ``HOST_ORDER``."""
 
     start_ns: Int64
     end_ns: Int64
@@ -148,6 +159,7 @@ class Evidence(Struct, frozen=True):
     recvs: Messages
     operators: Rows
     engine: Rows
+    gradients: Rows
     postings: Rows
     bounds: Int64
     optimizers: Int64
@@ -165,6 +177,7 @@ class Evidence(Struct, frozen=True):
             self.recvs.where(is_inside(self.recvs.post_ns)),
             self.operators.where(is_inside(self.operators.start_ns)),
             self.engine.where(is_inside(self.engine.start_ns)),
+            self.gradients.where(is_inside(self.gradients.start_ns)),
             self.postings.where(is_inside(self.postings.start_ns)),
             self.bounds[is_inside(self.bounds)],
             self.optimizers[is_inside(self.optimizers)],
@@ -200,6 +213,7 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Int64
         messages("recv"),
         rows(What.OPERATOR),
         rows(What.ENGINE),
+        rows(What.GRADIENT),
         rows(What.MESSAGE),
         host.loc[bounds, "start_ns"].to_numpy(),
         rows(What.OPTIMIZER).start_ns,

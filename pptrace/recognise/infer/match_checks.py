@@ -47,7 +47,7 @@ def checked(
     Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``is_engine_complete``:
     whether each rank's engine ran wherever another's did.
     """
-    for match in ranks:
+    for of_rank, match in zip(evidence, ranks, strict=True):
         start, end = (
             np.concatenate([getattr(ops, name) for ops in (match.forwards, match.backwards)])
             for name in ("start_ns", "end_ns")
@@ -57,7 +57,7 @@ def checked(
             end[order][:-1] > start[order][1:]
         ).any():  # what lies around others has taken the work of an op that is lost
             raise MismatchError(f"an op of rank {match.rank} would begin within another")
-        _check_one_gradient_each(match)
+        check_gradients_of_inputs(of_rank, match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [match.in_order(behind) for match in ranks]
     sizes, runs = runs_of(sizes, rows, [of_rank.optimizers for of_rank in evidence])
@@ -80,6 +80,47 @@ def checked(
         plans[size] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return Match(tuple(ranks), sizes, behind, is_known, plans[max(plans)], by_peers)
+
+
+_MOST_DIFFERENT = 4
+"""Bytes of an output and its gradient differ by this factor at most: of a number in float8 and in float32."""
+
+
+def check_gradients_of_inputs(evidence: Evidence, match: RankMatch) -> None:
+    """Check that gradients go back for what came: of its size, and made by the backwards.
+
+    Raises:
+        MismatchError: they are none, as where a student answers its teacher's logits with its loss.
+    """
+    for output, gradient in ((TO_NEXT, FROM_NEXT), (FROM_PREVIOUS, TO_PREVIOUS)):
+        if output not in match.groups or gradient not in match.groups:
+            continue
+        sizes, of_gradients = (match.groups[channel].messages.num_bytes for channel in (output, gradient))
+        largest = of_gradients.max()
+        fits = (sizes <= _MOST_DIFFERENT * largest) & (largest <= _MOST_DIFFERENT * sizes)
+        if min(sizes.min(), of_gradients.min()) >= 0 and not fits.any():
+            raise MismatchError(
+                f"rank {match.rank} exchanges messages of {sizes.max()} bytes for such of {largest}: no outputs and gradients"
+            )
+    _check_one_gradient_each(match)
+    if TO_PREVIOUS in match.groups:
+        _check_new_gradients(evidence, match)
+
+
+def _check_new_gradients(evidence: Evidence, match: RankMatch) -> None:
+    """Check that each backward accumulates a gradient of what its forward received, which is added to none.
+
+    Raises:
+        MismatchError: it accumulates those of parameters alone: in the first backward of a step all are new, in others all are
+            added to those before.
+    """
+    backward = np.searchsorted(match.backwards.start_ns, evidence.gradients.start_ns, side="right")
+    is_new = evidence.gradients.number == 0
+    has_new, has_added = (
+        np.bincount(backward[chosen], minlength=len(match.backwards) + 1)[1:] > 0 for chosen in (is_new, ~is_new)
+    )
+    if set(zip(has_new.tolist(), has_added.tolist(), strict=True)) == {(True, False), (False, True)}:
+        raise MismatchError(f"the backwards of rank {match.rank} make gradients of parameters alone")
 
 
 def _check_one_gradient_each(match: RankMatch) -> None:

@@ -14,7 +14,7 @@ from pptrace.model.tables import Int64
 from pptrace.recognise.infer.evidence import Evidence, MismatchError, first_match, outcome_of
 from pptrace.recognise.infer.match import Match, Outputs, RankMatch, runs_of
 from pptrace.recognise.infer.match_chain import Channels, find_gradients, outputs_of, rank_matches, split_evenly
-from pptrace.recognise.infer.match_checks import check_between_runs
+from pptrace.recognise.infer.match_checks import check_between_runs, check_gradients_of_inputs
 from pptrace.recognise.infer.rank_order import (
     FROM_NEXT,
     FROM_PREVIOUS,
@@ -156,6 +156,7 @@ def _checked(evidence: Evidence, match: RankMatch, declared_sizes: tuple[int, ..
 
     Without sizes where nothing tells when steps end: one microbatch at a time, and no optimizer.
     """
+    check_gradients_of_inputs(evidence, match)
     behind = _behind(evidence, match.forwards, match.backwards)
     if len(behind) != len(match.forwards):
         raise MismatchError(

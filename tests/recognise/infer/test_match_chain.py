@@ -21,6 +21,7 @@ from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
 
 NODE = "autograd::engine::evaluate_function: {}Backward0"
+ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 SLOT = 10_000
 """An op's time on paper; its rows lie in the middle of it, what is no part of it before and behind."""
 
@@ -30,6 +31,8 @@ class Program:
     """Program of each rank of a pipeline: ``noise`` is the chance that something runs where something may, ``numbers`` whether
     autograd's nodes are numbered, as torch does it; ``receives_without_grad`` whether receives are under torch.no_grad and so
     bear no numbers; ``sends_loss_to`` the place to which the last one sends ``loss_bytes`` after each step, −1 for none.
+    Outputs have ``mask_bytes`` behind their first tensor, gradients ``gradient_bytes``; backwards
+    accumulate ``gradients`` of "parameters", or of "inputs" as well.
     """
 
     plan: Plan
@@ -46,6 +49,9 @@ class Program:
     order: tuple[int, ...] = ()
     sends_loss_to: int = -1
     loss_bytes: int = 4
+    mask_bytes: int = 2048
+    gradient_bytes: int = 2048
+    gradients: str = ""
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -98,10 +104,20 @@ class _Rank:
             number = -1 if kind is Kind.F else self.made[microbatch] + 2 - index
             self.operator(name, start + 3000 + 1000 * index, start + 3900 + 1000 * index, number)
         self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
+        if kind is Kind.B and self.program.gradients:
+            self.accumulate(start + 6000, is_first=microbatch == 0)
         if kind is Kind.F:
             self.operator("aten::detach", start + 7000, start + 7010)
         elif self.program.buckets and microbatch == self.program.plan.num_microbatches - 1:
             self.operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", start + 8000, start + 8100)
+
+    def accumulate(self, start: int, is_first: bool) -> None:
+        """Two gradients of parameters, which are new in a step's first backward, and that of the input, which is new in each."""
+        is_new = [is_first, is_first] + [True] * (self.program.gradients == "inputs" and self.place > 0)
+        for index, new in enumerate(is_new):
+            begin = start + 100 * index
+            self.operator(ACCUMULATE, begin, begin + 80)
+            self.operator("aten::detach" if new else "aten::add_", begin + 20, begin + 60)
 
     def maybe_noise(self, start: int, most: int) -> None:
         if self.random.random() < self.program.noise:
@@ -114,7 +130,9 @@ class _Rank:
         for tensor in range(self.program.tensors):
             begin = start + 20 * tensor + (0 if kind.is_send else 200)
             is_numbered = kind.is_send or not self.program.receives_without_grad
-            self.tensor(name, work, self.order[self.place + away], begin, end, is_numbered)
+            output = self.program.mask_bytes if tensor else 2048
+            size = output if kind in (Kind.SEND_F, Kind.RECV_F) else self.program.gradient_bytes
+            self.tensor(name, work, self.order[self.place + away], begin, end, is_numbered, size)
 
     def tensor(
         self, name: str, work: str, peer: int, begin: int, end: int, is_numbered: bool = True, size: int = 2048
@@ -261,6 +279,37 @@ def test_losses_that_go_the_way_of_gradients_are_told_by_their_size(name: str, p
 def test_losses_of_the_size_of_gradients_are_never_taken_for_them(name: str) -> None:
     program = Program(build(name, 2, 6), 3, sends_loss_to=0, loss_bytes=2048)
     check_never_wrong(program, recognise(program.traces()))
+
+
+@pytest.mark.parametrize(("size", "microbatches"), [(8192, 5), (512, 5), (2048, 1)])
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (0,), (1,), (2,)])
+def test_gradients_are_of_inputs_and_may_have_another_dtype(
+    size: int, microbatches: int, ranks: tuple[int, ...]
+) -> None:
+    plan = build("gpipe", 3, microbatches)
+    traces = Program(plan, tensors=2, mask_bytes=65536, gradient_bytes=size, gradients="inputs").traces()
+    run = recognise([traces[rank] for rank in ranks], num_ranks=3)
+    assert len(run.ops[run.ops["kind"].isin(COMPUTE_KINDS)]) == 4 * microbatches * len(ranks)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "size", "ranks", "reason"),
+    [
+        ("inputs", 8193, (0,), "exchanges messages of 2048 bytes for such of 8193: no outputs and gradients"),
+        ("inputs", 511, (2,), "exchanges messages of 2048 bytes for such of 511: no outputs and gradients"),
+        ("inputs", 511, (0, 1, 2), "rank 0 exchanges messages of 2048 bytes for such of 511"),
+        ("parameters", 2048, (2,), "the backwards of rank 2 make gradients of parameters alone"),
+        ("parameters", 2048, (0, 1, 2), "the backwards of rank 1 make gradients of parameters alone"),
+    ],
+)
+def test_what_goes_back_but_is_no_gradient_of_what_came_makes_no_pipeline(
+    gradients: str, size: int, ranks: tuple[int, ...], reason: str
+) -> None:
+    """A student that answers its teacher's logits with its loss, or its features; sums that go along a chain and back."""
+    traces = Program(build("1f1b", 3, 5), gradients=gradients, gradient_bytes=size).traces()
+    run = recognise([traces[rank] for rank in ranks], num_ranks=3)
+    assert run.ops[run.ops["kind"].isin(COMPUTE_KINDS)].empty
+    assert any(reason in line for line in run.warnings)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])

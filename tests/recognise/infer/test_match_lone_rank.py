@@ -123,14 +123,15 @@ def test_the_rank_whose_trace_tells_the_rest_is_named() -> None:
     assert (recognised.schedule.name, recognised.mesh.pp) == ("1f1b", 4)
 
 
-def program_of(kinds: str) -> Trace:
+def program_of(kinds: str, before: str = "") -> Trace:
     """Sends (S), receives (R), operators that make nodes (C) or none (N), backwards of the nodes of the oldest such operator (B)
-    or of all of them (E) and an optimizer (O), again and again, numbered as torch does it.
+    or of all of them (E) and an optimizer (O), again and again, numbered as torch does it; ``before``
+    comes once, ahead of them.
     """
     rows: list[Event] = []
     at, number = START, 100
     made: list[int] = []
-    for kind in kinds * 6:
+    for kind in before + kinds * 6:
         name = {"S": "c10d::send", "R": "c10d::recv_", "O": "Optimizer.step#SGD.step"}.get(kind, "aten::mm")
         category = Category.ANNOTATION if kind == "O" else Category.CPU_OP
         if kind in "BE":
@@ -176,3 +177,9 @@ def test_programs_of_pipelines_in_the_same_form_are_found() -> None:
     """The first rank, one in the middle, and the last, of two microbatches a step."""
     for kinds in ("CSCSRBRB", "RCSRCSRBSRBS", "RCBSRCBS"):
         assert not compute_of(recognise([program_of(f"{kinds}O")], num_ranks=4)).empty, kinds
+
+
+def test_what_the_last_rank_runs_to_learn_shapes_is_no_op() -> None:
+    """As torch's schedules do before their first step: shapes come in messages, and go back behind a backward."""
+    ops = compute_of(recognise([program_of("RCBSRCBSRCBSRCBSO", before="RNSRNRCBSS")], num_ranks=4))
+    assert [*ops["step"].value_counts(sort=False)] == [8] * 5  # without the first step
