@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pptrace.errors import ScheduleError
@@ -197,33 +197,16 @@ def _local_needs(plan: Plan, rank: int, action: Action) -> Iterator[tuple[Key, .
             yield ((Kind.RECV_F if kind is Kind.F else Kind.RECV_B, local_stage, mb),)
 
 
-@dataclass(slots=True)
-class _Cursor:
-    """Progress of a rank through its instructions."""
-
-    instructions: list[tuple[Action, ...]]
-    position: int = 0
-    index: int = 0  # of the instruction's first action in the rank's row
-
-    @property
-    def current(self) -> tuple[Action, ...]:
-        return self.instructions[self.position] if self.position < len(self.instructions) else ()
-
-    def step(self) -> None:
-        self.index += len(self.current)
-        self.position += 1
-
-
 def _require_no_deadlock(plan: Plan) -> None:
     """Run the plan with sends that block until they are received; groups post all their transfers at once."""
-    cursors = [_Cursor(list(plan.instructions(rank))) for rank in range(plan.pp)]
+    to_run = [deque(plan.instructions(rank)) for rank in range(plan.pp)]
     posted: set[Key] = set()
     met: set[Key] = set()
     ready = list(range(plan.pp))
     while ready:
         rank = ready.pop()
-        cursor = cursors[rank]
-        while current := cursor.current:
+        while to_run[rank]:
+            current = to_run[rank][0]
             if current[0].kind.is_p2p:
                 for action in current:
                     posted.add(action.key)
@@ -233,10 +216,9 @@ def _require_no_deadlock(plan: Plan) -> None:
                         ready.append(peer_of(plan, action))
                 if not all(action.key in met for action in current):
                     break
-            cursor.step()
-    stuck = {rank: cursor for rank, cursor in enumerate(cursors) if cursor.current}
-    if stuck:
-        pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
+            to_run[rank].popleft()
+    pending = {rank: next(a for a in left[0] if a.key not in met) for rank, left in enumerate(to_run) if left}
+    if pending:
         cycle = _find_cycle({rank: peer_of(plan, action) for rank, action in pending.items()})
         description = "; ".join(
             f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle
