@@ -73,7 +73,7 @@ def optimality(plan: Plan, shape: Shape) -> Optimality:
 
 def _replayed(plan: Plan, costs: OpCosts) -> Replay:
     of_ranks = _by_kind(costs, plan.pp)
-    return replay(plan, lambda rank, action: of_ranks[rank][action.kind], lambda _action, _source, _target: costs.p2p)
+    return replay(plan, lambda rank, action: of_ranks[rank][action.kind], costs.p2p)
 
 
 def _by_kind(costs: OpCosts, pp: int) -> list[dict[Kind, int]]:
