@@ -110,16 +110,15 @@ def lower_bound(shape: Shape) -> int:
 class _Draft:
     """A partial schedule: per rank its actions, its clock, and its waiting time since its first forward."""
 
-    def __init__(self, pp: int, num_microbatches: int, costs: OpCosts, memory_limit: int) -> None:
-        self.pp, self.m, self.costs, self.limit = pp, num_microbatches, costs, memory_limit
-        self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(pp)]
-        self.clock = [0] * pp
-        self.first_start = [0] * pp
-        self.wait_time = [0] * pp
+    def __init__(self, shape: Shape) -> None:
+        self.pp, self.m, self.costs = shape.pp, shape.num_microbatches, shape.costs
+        self.limit = shape.memory_limit or self.m
+        self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(self.pp)]
+        self.clock, self.first_start, self.wait_time = ([0] * self.pp for _ in range(3))
         self.peak_in_flight = 0
-        self.num = {kind: [0] * pp for kind in (Kind.F, Kind.I, Kind.W)}
-        self.ended: dict[Kind, list[list[int]]] = {kind: [[] for _ in range(pp)] for kind in (Kind.F, Kind.I)}
-        self.cost = _by_kind(costs, pp)
+        self.num = {kind: [0] * self.pp for kind in (Kind.F, Kind.I, Kind.W)}
+        self.ended: dict[Kind, list[list[int]]] = {kind: [[] for _ in range(self.pp)] for kind in (Kind.F, Kind.I)}
+        self.cost = _by_kind(self.costs, self.pp)
 
     @property
     def makespan(self) -> int:
@@ -173,7 +172,7 @@ class _Draft:
 
 def run_heuristic(shape: Shape, choices: Choices) -> _Draft:
     """Run the heuristic once."""
-    draft = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    draft = _Draft(shape)
     _warm_up(draft, choices.overfill)
     for _ in range(1, draft.m):
         _forward_round(draft, choices)
@@ -194,7 +193,7 @@ def list_schedule(shape: Shape, weight_waits: bool) -> _Draft:
 
     ``weight_waits``: a W is delayed where a pending input arrives before the W would end.
     """
-    draft = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    draft = _Draft(shape)
     ready = [_next(draft, rank, weight_waits) for rank in range(draft.pp)]
     while (earliest := min((entry for entry in ready if entry is not None), default=None)) is not None:
         _, order_index, rank = earliest
