@@ -63,7 +63,7 @@ def message_of(plan: Plan, action: Action) -> Message:
     """
     direction = _DIRECTION.get(action.kind)
     if direction is not None:
-        message = (_message_out if action.kind.is_send else _message_in)(plan, direction, action)
+        message = _message(plan, direction, action, sends=action.kind.is_send)
         if message is not None:
             return message
     raise ScheduleError(f"{plan.name}: {action} has no peer in a pipeline of {plan.num_stages} stages")
@@ -72,13 +72,13 @@ def message_of(plan: Plan, action: Action) -> Message:
 def output_of(plan: Plan, op: Action) -> Message | None:
     """The message with the output of an F, B or I; None where no stage reads it, and for a W."""
     direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _message_out(plan, direction, op)
+    return None if direction is None else _message(plan, direction, op, sends=True)
 
 
 def input_of(plan: Plan, op: Action) -> Message | None:
     """The message that an F, B or I reads; None where it reads none, and for a W."""
     direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _message_in(plan, direction, op)
+    return None if direction is None else _message(plan, direction, op, sends=False)
 
 
 def crosses_ranks(plan: Plan, message: Message) -> bool:
@@ -105,13 +105,10 @@ def peer_of(plan: Plan, action: Action) -> int:
     return plan.placement[message.target_stage if action.kind.is_send else message.source_stage]
 
 
-def _message_out(plan: Plan, direction: Direction, action: Action) -> Message | None:
-    forward = direction is Direction.FORWARD
-    target = plan.next_stage(action.stage) if forward else plan.previous_stage(action.stage)
-    return None if target is None else Message(direction, action.stage, target, action.microbatch)
-
-
-def _message_in(plan: Plan, direction: Direction, action: Action) -> Message | None:
-    forward = direction is Direction.FORWARD
-    source = plan.previous_stage(action.stage) if forward else plan.next_stage(action.stage)
-    return None if source is None else Message(direction, source, action.stage, action.microbatch)
+def _message(plan: Plan, direction: Direction, action: Action, *, sends: bool) -> Message | None:
+    to_next = (direction is Direction.FORWARD) == sends
+    other = plan.next_stage(action.stage) if to_next else plan.previous_stage(action.stage)
+    if other is None:
+        return None
+    ends = (action.stage, other) if sends else (other, action.stage)
+    return Message(direction, *ends, action.microbatch)
