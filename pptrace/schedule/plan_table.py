@@ -149,7 +149,7 @@ def make_table(plan: Plan) -> PlanTable:
     rank_ptr = _pointers(np.array([len(row) for row in rows], np.int64))
     actions = list(chain.from_iterable(rows))
     rank = np.repeat(np.arange(plan.pp, dtype=np.int32), np.diff(rank_ptr))
-    columns = (_column(actions, "kind.code", np.int8), _column(actions, "stage", np.int32), _microbatches(actions))
+    columns = _half_columns(actions)
     pairs = np.flatnonzero(columns[0] == Kind.OVERLAP_F_B.code)
     halves = _halves(actions, columns, pairs)
     slots = _slots(plan, halves[0]), _slots(plan, halves[1])
@@ -227,12 +227,11 @@ def _pointers(counts: npt.NDArray[Any]) -> Int32:
 def _halves(actions: Sequence[Action], whole: _Half, pairs: npt.NDArray[np.intp]) -> tuple[_Half, _Half]:
     """The first half of every row (itself, where it is no pair), and the second half of each pair."""
     parts = [actions[index].parts for index in pairs.tolist()]
-    first, second = ([part[half] for part in parts] for half in (0, 1))
-    of_pairs = _half_columns(first)
-    columns = tuple(column.copy() if len(pairs) else column for column in whole)
-    for column, values in zip(columns, of_pairs, strict=True):
+    first, second = (_half_columns([part[half] for part in parts]) for half in (0, 1))
+    kind, stage, microbatch = (column.copy() if len(pairs) else column for column in whole)
+    for column, values in zip((kind, stage, microbatch), first, strict=True):
         column[pairs] = values
-    return (columns[0], columns[1], columns[2]), _half_columns(second)
+    return (kind, stage, microbatch), second
 
 
 def _half_columns(actions: Sequence[Action]) -> _Half:
