@@ -10,6 +10,7 @@ them are explained along its graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,14 +22,16 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.blame import charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import causes_of_windows
 from pptrace.analysis.explain.critical_path import Bindings, bindings_of, critical_paths
-from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
+from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits, no_inner_waits
 from pptrace.analysis.explain.measured import along_graph, costs_of_windows, equal_rows, waits_with_equal_rows
-from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
-from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, rows_of_windows
+from pptrace.analysis.explain.step_times import UNKNOWN, IndexedWindows, RankTimes, StepTimes, before_ops, step_times
+from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, longest_of_steps, rows_of_windows
 from pptrace.analysis.whole_run import Blame, BlamedOp, Cause, CriticalPath
+from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import KINDS
-from pptrace.schedule.message_graph import Graph
+from pptrace.schedule.message_graph import Graph, Messaging, make_graph
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
@@ -36,16 +39,6 @@ from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.routing import Routing
-
-
-from contextlib import suppress
-
-from pptrace.analysis.explain.inner_waits import no_inner_waits
-from pptrace.analysis.explain.step_times import UNKNOWN
-from pptrace.analysis.matrix.step_matrix import longest_of_steps
-from pptrace.errors import ScheduleError
-from pptrace.schedule.message_graph import Messaging, make_graph
-from pptrace.schedule.plan import Plan
 
 _CELLS = 60_000
 """Steps × ops that are explained together: more would take much memory."""
