@@ -149,10 +149,8 @@ def _charge_late_members(
     given, passed = _part_of(amount, waits.longer, waits.ns), waits.longer.copy()
     _add(charges["work"], cell, given)
     late = np.flatnonzero(waits.ns > waits.longer)
-    hop = walks.first(cell[late], times.start.take(cell[late]))
-    for _ in range(walks.most_hops):
-        if not len(hop):
-            break
+    first_hop = walks.first(cell[late], times.start.take(cell[late]))
+    for hop in walks.hops(first_hop, lambda hop: passed[late[hop.walk]] < waits.ns[late[hop.walk]]):
         wait = late[hop.walk]
         for to, at, length in (
             ("idle", hop.cell, hop.idle),
@@ -163,7 +161,6 @@ def _charge_late_members(
             part = _part_of(amount[wait], passed[wait], waits.ns[wait]) - given[wait]
             given[wait] += part
             _add(charges[to], at, part)
-        hop = walks.after(hop, passed[wait] < waits.ns[wait])
     _add(charges["idle"], cell, amount - given)
 
 
@@ -206,11 +203,10 @@ class _BubbleWalks:
     def pieces(self, is_open: Callable[[Int64], Bool]) -> Iterator[_Piece]:
         """The pieces of the walks, until ``is_open`` of a walk is false or it is back on its own rank."""
         yield from self._first_pieces
-        hop, continues = self._first, self._first_continues
-        for _ in range(self.walks.most_hops - 1):
-            hop = self.walks.after(hop, continues & is_open(hop.walk))
-            if not len(hop):
-                return
+        continues = self._first_continues
+        hops = self.walks.hops(self._first, lambda hop: continues & is_open(hop.walk))
+        next(hops, None)
+        for hop in hops:
             continues = self._continues(hop)
             yield from self._pieces_of(hop, continues)
 
