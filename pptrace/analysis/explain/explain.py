@@ -159,7 +159,7 @@ def _explain_part(
     if graph is not None:
         costs = along_graph(costs, graph, times, bindings, [rank.calls for rank in ranks], is_whole, collected)
     paths, on_path = critical_paths(times, bindings, chosen, host_before)
-    equal = equal_rows(times, routing)
+    equal = equal_rows(times, costs, routing)
     equal_waits = waits_with_equal_rows(waits, times.communication - equal[1])
     causes = causes_of_windows(costs, times, step, chosen, host_before, equal, equal_waits, on_path, axes)
     blames = _blames(times, bindings, waits, step, sizes, host_before, graph)
