@@ -8,11 +8,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.whatif.recompute import parts_of_whole, whole_backwards
-from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
+from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
@@ -120,7 +119,7 @@ def changes_ops(costs: StageCosts, target: Target) -> bool:
 
 def splits_otherwise(costs: StageCosts, target: Target) -> bool:
     """Return whether the plan splits backwards that were measured whole, or has those whole that were split."""
-    return not np.allclose(_Builder(costs, replace(target, split_cost=1.0)).split_factors, 1.0)
+    return _Builder(costs, target).splits_otherwise
 
 
 def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[Int64, Int64]:
@@ -159,8 +158,7 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
         rows = self._ops(by_output, fixed, self._firsts, table.kind == Kind.B.code)
         pairs = np.flatnonzero(table.second_slot >= 0)
         if len(pairs):
-            stage, source, _ = self._places(table.second_slot[pairs])
-            seconds = (stage, source, np.full(len(pairs), BACKWARD))
+            seconds = self._places(table.second_slot[pairs])
             backwards = self._ops(by_output, fixed, seconds, table.second_kind[pairs] == Kind.B.code)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
@@ -180,24 +178,20 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
         ops = of(by_output)
         if fixed is not None:
             ops += of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
-        return ops * self._split_factors(stage, source, output, whole) if self.target.split_cost else ops
+        if cost := self.target.split_cost:
+            part = self._parts_of_whole[stage, source]
+            ops *= np.where(whole, 1 / (1 + cost * (1 - part)), np.where(output == F, 1.0, 1 + cost * part))
+        return ops
 
-    @cached_property
-    def split_factors(self) -> Floats:
-        """Length of each row, of pairs that of their backward, in parts of what it were with I and W together as long as a B."""
-        table, pairs = self.target.plan.table, np.flatnonzero(self.target.plan.table.second_slot >= 0)
-        factors = self._split_factors(*self._firsts, table.kind == Kind.B.code)
-        stage, source, output = self._places(table.second_slot[pairs])
-        factors[pairs] = self._split_factors(stage, source, output, table.second_kind[pairs] == Kind.B.code)
-        return factors
-
-    def _split_factors(self, stage: Int64, source: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
-        """The same of ops as :meth:`_ops` has them."""
-        cost, part = self.target.split_cost, self._parts_of_whole[stage, source]
-        factors: Floats = np.where(
-            whole, 1 / (1 + cost * (1 - part)), np.where(output == Output.FORWARD, 1.0, 1 + cost * part)
-        )
-        return factors
+    @property
+    def splits_otherwise(self) -> bool:
+        """Return whether a backward that was measured whole is split, or one that was split is whole."""
+        table = self.target.plan.table
+        slots, kinds = np.append(table.slot, table.second_slot), np.append(table.kind, table.second_kind)
+        stage, source, output = self._places(slots)
+        is_backward = (slots >= 0) & (output != F)
+        parts, whole = self._parts_of_whole[stage, source], kinds == Kind.B.code
+        return not np.allclose(parts[is_backward], whole[is_backward])
 
     @cached_property
     def _parts_of_whole(self) -> Floats:
