@@ -260,14 +260,20 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
         stays = self.target.placement is None and plan.placement == measured.placement
         if stays and plan.num_chains == measured.num_chains:  # messages go where the measured ones of the same stage go
             return (stage * measured.num_microbatches + self._measured(microbatch)) * 2 + output
-        sender, reader = link_ends(plan, self.target.placement)
-        groups = _MeasuredGroups(self.costs)
+        groups, num_taken = _groups_of_links(self.costs), Counter[int]()
         places = np.full(len(stage), -1)
-        keys, of_message = np.unique(np.stack((sender, reader, output, stage)), axis=1, return_inverse=True)
+        ends = link_ends(plan, self.target.placement)
+        keys, of_message = np.unique(np.stack((*ends, output, stage)), axis=1, return_inverse=True)
         in_order = np.argsort(microbatch, kind="stable")
         for index, (begin, end, direction, _) in enumerate(keys.T.tolist()):
-            chosen = in_order[of_message.ravel()[in_order] == index]
-            places[chosen] = groups.take(len(chosen), (begin, end), direction)
+            of_link = groups.get((begin, end), groups[Output(direction)])
+            if of_link := [group for group in of_link if group[0] % 2 == direction] or of_link:
+                chosen = in_order[of_message.ravel()[in_order] == index]
+                group = min(of_link, key=lambda group: num_taken[int(group[0])])
+                # One that is taken again begins a message later, so that a slow message is not slow in two stages at once.
+                nth = np.arange(len(chosen)) * len(group) // len(chosen) + num_taken[int(group[0])]
+                places[chosen] = group[nth % len(group)]
+                num_taken[int(group[0])] += 1
         return places
 
 
@@ -277,32 +283,10 @@ def _at(values: Floats, stage: Int64, microbatch: Int64, output: Int64) -> Float
     return values.reshape(len(values), -1).take(places, axis=1)
 
 
-class _MeasuredGroups:
-    """The measured messages of a stage on a link, by link and direction, and how often each such group was taken."""
-
-    def __init__(self, costs: StageCosts) -> None:
-        self._num_microbatches = costs.plan.num_microbatches
-        self._groups = {
-            key: [cells[self._stage(cells) == stage] for stage in np.unique(self._stage(cells))]
-            for key, cells in costs.links().items()
-        }
-        self._taken: Counter[int] = Counter()
-
-    def _stage(self, cells: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """A number of each cell's direction and stage."""
-        return cells // (2 * self._num_microbatches) * 2 + cells % 2
-
-    def take(self, count: int, link: tuple[int, int], direction: int) -> npt.NDArray[np.intp]:
-        """The places of so many messages in order, of the group of a link that was taken least; −1 where nothing was measured.
-
-        One that is taken again begins a message later, so that a slow message is not slow in two stages at once.
-        """
-        of_link = self._groups.get(link, self._groups[Output(direction)])
-        groups = [group for group in of_link if group[0] % 2 == direction] or of_link
-        if not groups:
-            return np.full(count, -1)
-        group = min(groups, key=lambda group: self._taken[int(group[0])])
-        shift = self._taken[int(group[0])]
-        self._taken[int(group[0])] += 1
-        places: npt.NDArray[np.intp] = group[(np.arange(count) * len(group) // count + shift) % len(group)]
-        return places
+def _groups_of_links(costs: StageCosts) -> dict[tuple[int, int] | Output, list[npt.NDArray[np.intp]]]:
+    """The measured messages of each direction and stage on a link, by link and by direction, in their order."""
+    groups = {}
+    for key, cells in costs.links().items():
+        stage = cells // (2 * costs.plan.num_microbatches) * 2 + cells % 2
+        groups[key] = [cells[stage == number] for number in np.unique(stage)]
+    return groups
