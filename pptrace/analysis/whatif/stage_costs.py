@@ -235,17 +235,17 @@ def stage_costs(
 
     durations, of_seconds, pair_factor = _halves(plan, matrix, pairs)
     work, inner, delay = by_stage(durations, of_seconds), by_stage(matrix.inner), by_stage(matrix.delays)
-    routed: list[Floats | None] = [None, None]
+    routed: dict[str, Any] = {}
     if len(matrix.routed):
         shorter = matrix.spread(matrix.routed)
         waits = shorter - matrix.spread(matrix.routed, "compute")
-        for index, (gone, whole) in enumerate(((shorter, matrix.durations), (waits, matrix.inner))):
+        for name, gone, whole in (("routed_work", shorter, matrix.durations), ("routed_inner", waits, matrix.inner)):
             share = np.clip(np.divide(gone, whole, out=np.zeros(whole.shape), where=whole > 0), -1.0, 1.0)
             part = by_stage(share, share[:, pairs])
             part[..., W] = np.where(
                 part[..., W] == 0, part[..., BACKWARD], part[..., W]
             )  # of a full backward both have it
-            routed[index] = part
+            routed[name] = part
     shares = backward_shares(recompute, plan)
     measured = {name: getattr(matrix, name) for name in map(exposed_along, INNER_AXES)}
     exposed: dict[str, Any] = {
@@ -269,8 +269,7 @@ def stage_costs(
         recomputing=layers_that_recompute(recompute, layers),
         weight_share=float(share.mean()),
         split_cost=split_cost,
-        routed_work=routed[0],
-        routed_inner=routed[1],
+        **routed,
         **exposed,
     )
     latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
