@@ -17,8 +17,7 @@ from pptrace.schedule.message_graph import Graph, spans_of
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.schedule.replay_table import replay_table
-from pptrace.simulator import makespans
+from pptrace.schedule.replay_table import makespans, replay_table
 from pptrace.slices import Slice
 
 _T = TypeVar("_T")

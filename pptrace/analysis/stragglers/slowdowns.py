@@ -31,7 +31,7 @@ from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, 
 from pptrace.model.known import all_known
 from pptrace.model.tables import GARBAGE_COLLECTION, Bool, Int64
 from pptrace.schedule.actions import Kind
-from pptrace.simulator import rank_ends, rank_ends_of_mixtures
+from pptrace.schedule.replay_table import rank_ends, rank_ends_of_mixtures
 
 _NAMES = tuple(str(kind) for kind in Kind)
 
