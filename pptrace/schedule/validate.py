@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,32 +48,26 @@ def validate(plan: Plan) -> None:
 
 def _require_placement(plan: Plan) -> None:
     """Require that every action is on the rank that owns its stage, and of a microbatch that exists."""
-    for rank, row in enumerate(plan.ranks):
-        for action, index in _halves_with_index(row):
-            if not 0 <= action.stage < plan.num_stages:
-                problem = f"rank {rank} has {action}; expected a stage from 0 to {plan.num_stages - 1}"
-            elif plan.placement[action.stage] != rank:
-                problem = (
-                    f"rank {rank} has {action}, but stage {action.stage} belongs to rank {plan.placement[action.stage]}"
-                )
-            elif action.microbatch is not None and action.microbatch not in (
-                passing := plan.microbatches_of(action.stage)
-            ):
-                problem = f"rank {rank} has {action}; expected a microbatch from {passing[0]} to {passing[-1]}"
-            else:
-                continue
-            raise _error(plan, problem, [(rank, index)])
+    for action, (rank, index) in _placed_halves(plan):
+        if not 0 <= action.stage < plan.num_stages:
+            problem = f"rank {rank} has {action}; expected a stage from 0 to {plan.num_stages - 1}"
+        elif plan.placement[action.stage] != rank:
+            problem = (
+                f"rank {rank} has {action}, but stage {action.stage} belongs to rank {plan.placement[action.stage]}"
+            )
+        elif action.microbatch is not None and action.microbatch not in (passing := plan.microbatches_of(action.stage)):
+            problem = f"rank {rank} has {action}; expected a microbatch from {passing[0]} to {passing[-1]}"
+        else:
+            continue
+        raise _error(plan, problem, [(rank, index)])
 
 
 def _require_unique(plan: Plan) -> None:
     """Require that no compute action and no transfer comes twice; parameters may be gathered and freed any number of times."""
-    for rank, row in enumerate(plan.ranks):
-        counts = Counter(half.key for action in row for half in action.halves if half.microbatch is not None)
-        for action, index in _halves_with_index(row):
-            if counts[action.key] > 1:
-                raise _error(
-                    plan, f"rank {rank} has {action} {counts[action.key]} times; expected once", [(rank, index)]
-                )
+    counts = Counter(half.key for half, _ in _placed_halves(plan) if half.microbatch is not None)
+    for action, (rank, index) in _placed_halves(plan):
+        if counts[action.key] > 1:
+            raise _error(plan, f"rank {rank} has {action} {counts[action.key]} times; expected once", [(rank, index)])
 
 
 def _require_complete(plan: Plan) -> None:
@@ -84,12 +78,7 @@ def _require_complete(plan: Plan) -> None:
             has = {kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W) if (kind, stage, mb) in present}
             if has not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
                 present_text = ", ".join(sorted(has)) or "nothing"
-                cells = [
-                    (rank, index)
-                    for rank, row in enumerate(plan.ranks)
-                    for action, index in _halves_with_index(row)
-                    if (action.stage, action.microbatch) == (stage, mb)
-                ]
+                cells = [at for half, at in _placed_halves(plan) if (half.stage, half.microbatch) == (stage, mb)]
                 message = f"stage {stage}, microbatch {mb} has {present_text}; expected F and B, or F, I and W"
                 raise _error(plan, message, cells)
 
@@ -227,10 +216,12 @@ def _require_no_deadlock(plan: Plan) -> None:
         raise _error(plan, f"deadlock: {description}", cells)
 
 
-def _halves_with_index(row: Sequence[Action]) -> Iterator[tuple[Action, int]]:
-    for index, action in enumerate(row):
-        for half in action.halves:
-            yield half, index
+def _placed_halves(plan: Plan) -> Iterator[tuple[Action, tuple[int, int]]]:
+    """(simple action, (its rank, the index in its row)) of all."""
+    for rank, row in enumerate(plan.ranks):
+        for index, action in enumerate(row):
+            for half in action.halves:
+                yield half, (rank, index)
 
 
 def _key_text(key: Key) -> str:
