@@ -17,7 +17,7 @@ from pptrace.schedule.message_graph import Graph, spans_of
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.schedule.replay_table import makespans, replay_table
+from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import Slice
 
 _T = TypeVar("_T")
@@ -179,11 +179,7 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
         """The length of each replayed window, ns. Along a graph, that says what messages keep their ranks from."""
         spans = np.empty(len(self.step), dtype=np.int64)
         for part in self.parts():
-            taken, messages, posted = self._replayed(part)
-            if self.graph is None:
-                spans[part] = makespans(self.table, taken, messages)
-            else:
-                spans[part] = spans_of(self.table, self.graph, taken, messages, posted)
+            spans[part] = spans_of(self.table, self.graph, *self._replayed(part))
         return spans
 
     @cached_property
