@@ -17,7 +17,6 @@ from pptrace.schedule.needs import Output
 
 if TYPE_CHECKING:
     from pptrace.schedule.plan import Plan
-    from pptrace.schedule.plan_table import PlanTable
     from pptrace.schedule.replay_table import Times
 
 Duration = Callable[[int, Action], int]
@@ -74,7 +73,16 @@ class Replay:
     @cached_property
     def blocked(self) -> tuple[Blocked, ...]:
         """The ranks that get stuck (none of a valid plan)."""
-        return blocked_ranks(self.plan.table)
+        table, blocked = self.plan.table, []
+        for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
+            index = int((table.level[begin:end] >= 0).sum())
+            if begin + index < end:  # it waits for the first of its needs that never ends
+                needed = slice(*table.dep_ptr[begin + index : begin + index + 2].tolist())
+                has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
+                cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
+                stage, microbatch = divmod(cell, table.num_microbatches)
+                blocked.append(Blocked(rank, index, ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)))
+        return tuple(blocked)
 
 
 def replay(plan: Plan, duration: Duration | None = None, latency: int = 0) -> Replay:
@@ -91,19 +99,3 @@ def replay(plan: Plan, duration: Duration | None = None, latency: int = 0) -> Re
         ]
     times = replay_table(plan.table, durations, latency)
     return Replay(plan, times.start, times.end)
-
-
-def blocked_ranks(table: PlanTable) -> tuple[Blocked, ...]:
-    """The ranks that get stuck, and what for; none where every action gets to run."""
-    if table.is_runnable:
-        return ()
-    blocked = []
-    for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
-        index = int((table.level[begin:end] >= 0).sum())
-        if begin + index < end:  # it waits for the first of its needs that never ends
-            needed = slice(*table.dep_ptr[begin + index : begin + index + 2].tolist())
-            has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
-            cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
-            stage, microbatch = divmod(cell, table.num_microbatches)
-            blocked.append(Blocked(rank, index, ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)))
-    return tuple(blocked)
