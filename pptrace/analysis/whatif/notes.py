@@ -63,9 +63,9 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
             if len(costs.recomputing) and all(costs.recomputing)
             else "a layer that recomputes is taken to take what its forward takes"
         )
-    if _has_pairs(plan) and not _has_pairs(costs.plan):
+    if plan.has_pairs and not costs.plan.has_pairs:
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
-    if _has_pairs(costs.plan) and not _has_pairs(plan):
+    if costs.plan.has_pairs and not plan.has_pairs:
         yield "each half of an overlapped pair is taken to have the part of it that ops of its stage have elsewhere"
     if does_other_parts and _is_late(costs, _MUCH_DELAY):
         yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
@@ -115,10 +115,6 @@ def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:
             f"{parts} are taken to stay however much an op does, as stages with other numbers of layers show (in the interval, "
             "nothing or 0.06 of a usual op)"
         )
-
-
-def _has_pairs(plan: Plan) -> bool:
-    return any(action.parts for actions in plan.ranks for action in actions)
 
 
 def _of_scaled_messages(costs: StageCosts) -> str:
