@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.collectives import notes_on_speeds
-from pptrace.analysis.whatif.frameworks import Framework, goes_round, paste_lines
+from pptrace.analysis.whatif.frameworks import PPTRACE, Framework, paste_options
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
@@ -37,10 +37,9 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
             else "a stage's work is taken to be spread evenly over its layers"
         )
     if change.split is not None:
-        has_chunks = plan.num_stages > plan.pp
-        line = paste_lines(change.split, has_chunks=has_chunks, goes_round=goes_round(plan), framework=framework)
-        yield from [line] if line else []
-    if change.split is not None:
+        for name, option in paste_options(change.split, plan):
+            if framework is None or name in framework.paste:
+                yield option if name == PPTRACE else f"{name}: {option}"
         one_by_one = costs.measured is not None and costs.measured.weights is not None
         alike = "layers cost what they took one by one" if one_by_one else "layers of a stage are taken to cost alike"
         yield (
