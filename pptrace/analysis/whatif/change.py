@@ -158,7 +158,7 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
     """
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
     weights = None if costs.measured is None else costs.measured.weights
-    return stage_map(costs.of_layers(), measured, wanted, costs.ends(), weights)
+    return stage_map(measured, wanted, costs.ends(), weights)
 
 
 def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: str) -> Iterator[StageMap]:
@@ -170,7 +170,7 @@ def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: s
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
     ends = most_in_ends(costs.of_layers(), measured) if costs.measured is None else None
     if ends is not None:
-        yield from (stage_map(costs.of_layers(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
+        yield from (stage_map(measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
 
 
 def _layers_before_and_after(

@@ -35,19 +35,14 @@ class StageMap(Struct, frozen=True, eq=False):
 
 
 def stage_map(
-    typical: Floats,
-    measured: Sequence[float],
-    wanted: Sequence[float],
-    ends: Floats | None = None,
-    weights: Floats | None = None,
+    measured: Sequence[float], wanted: Sequence[float], ends: Floats, weights: Floats | None = None
 ) -> StageMap:
     """Map measured stages to others.
 
     Args:
-        typical: usual cost of each measured stage's ops, shape (stages, outputs).
         measured: layers of each measured stage.
         wanted: layers of each new stage, as many in all.
-        ends: as :func:`end_shares` has them, which are taken where none are given.
+        ends: as :func:`end_shares` has them.
         weights: what each layer takes, in any unit; None where all are alike.
     """
     new, old = (np.concatenate(([0.0], np.cumsum(part))) for part in (wanted, measured))
@@ -58,10 +53,8 @@ def stage_map(
         new, old = (np.interp(bounds, np.arange(len(before)), before) for bounds in (new, old))
         parts, counts = _overlap(new, old), np.diff(old)
     parts = np.divide(parts, counts, out=np.zeros(overlap.shape), where=counts > 0)
-    ends = end_shares(typical, measured) if ends is None else ends
-    shares = np.empty((typical.shape[1], *parts.shape))
-    for output in range(typical.shape[1]):
-        first, last = ends[:, output]
+    shares = np.empty((ends.shape[1], *parts.shape))
+    for output, (first, last) in enumerate(ends.T):
         kept = np.zeros(len(measured))
         kept[0], kept[-1] = first, kept[-1] + last
         shares[output] = parts * (1 - kept)
