@@ -273,13 +273,14 @@ class MessageEnd(Struct, frozen=True):
     match: int
 
 
-def messages_of(simulation: Simulation, costs: Costs) -> list[MessageEnd]:
+def messages_of(simulation: Simulation) -> list[MessageEnd]:
     """Both ends of every message: it leaves when the action that makes it ends, and receives are posted ahead."""
+    assert simulation.costs is not None, "messages take what they cost, and have no rules of their own"
     table = simulation.plan.table
     entries = np.flatnonzero(table.dep_is_message)
     sender, reader = table.dep[entries], table.dep_reader[entries]
     sent = simulation.replayed.end[sender]
-    arrived = sent + np.broadcast_to(costs.latencies(table), table.num_messages)[table.dep_message[entries]]
+    arrived = sent + simulation.costs.latencies(table)
     cell, output = np.divmod(table.dep_slot[entries], len(Output))
     stage, microbatch = np.divmod(cell, table.num_microbatches)
     is_forward = output == Output.FORWARD
