@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action
-from pptrace.schedule.messages import Message, crosses_ranks, output_of
+from pptrace.schedule.messages import Message, crosses_ranks, message_of_op
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Duration, Replay, replay, unit_cost
 
@@ -62,7 +62,7 @@ def _transfers(plan: Plan, timeline: Replay) -> Iterator[tuple[int, Action, Acti
         following = [*(timed.start for timed in row), timeline.makespan][1:]
         for timed, next_start in zip(row, following, strict=True):
             for half in timed.action.halves:
-                message = output_of(plan, half)
+                message = message_of_op(plan, half, sends=True)
                 if message is None or not crosses_ranks(plan, message):
                     continue
                 reader = _reader_of(plan, half, message)

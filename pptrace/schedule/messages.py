@@ -69,16 +69,10 @@ def message_of(plan: Plan, action: Action) -> Message:
     raise ScheduleError(f"{plan.name}: {action} has no peer in a pipeline of {plan.num_stages} stages")
 
 
-def output_of(plan: Plan, op: Action) -> Message | None:
-    """The message with the output of an F, B or I; None where no stage reads it, and for a W."""
+def message_of_op(plan: Plan, op: Action, *, sends: bool) -> Message | None:
+    """The message with the output of an F, B or I (``sends``), or the one that it reads; None where there is none, as of a W."""
     direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _message(plan, direction, op, sends=True)
-
-
-def input_of(plan: Plan, op: Action) -> Message | None:
-    """The message that an F, B or I reads; None where it reads none, and for a W."""
-    direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _message(plan, direction, op, sends=False)
+    return None if direction is None else _message(plan, direction, op, sends=sends)
 
 
 def crosses_ranks(plan: Plan, message: Message) -> bool:
@@ -90,7 +84,7 @@ def messages_of_rank(plan: Plan, rank: int, sends: bool) -> Iterator[tuple[Actio
     """The (op, message) pairs that a rank sends to or receives from other ranks, in the order of its ops."""
     for action in plan.compute_actions(rank):
         for half in action.halves:
-            message = output_of(plan, half) if sends else input_of(plan, half)
+            message = message_of_op(plan, half, sends=sends)
             if message is not None and crosses_ranks(plan, message):
                 yield half, message
 
