@@ -139,11 +139,9 @@ def options_of(
         return {PPTRACE: "--schedule FILE.csv", TORCH: 'schedule._load_csv("FILE.csv", format="compute_comms")'}
     if change.ideals or change.link_speed != 1 or change.collective_speeds or change.placement is not None:
         return {}
-    plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
-    lines = {name: line for name, line in plans.items() if name not in _WITH_OPTIONS}
-    if (
-        schedule not in SCHEDULES or not SCHEDULES[schedule].searches
-    ):  # a search elsewhere does not know the measured costs
+    lines = {one.name: _called(one, change, plan) for one in FRAMEWORKS.values() if one.name not in _WITH_OPTIONS}
+    is_searched = schedule in SCHEDULES and SCHEDULES[schedule].searches
+    if not is_searched:  # a search elsewhere does not know the measured costs
         lines |= _with_sizes(change, schedule, plan, costs, sequences)
     return {framework: line for framework, line in lines.items() if line}
 

@@ -326,9 +326,8 @@ def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     measured = matrix.transfers.astype(np.float64)
     for direction in (F, BACKWARD):
         of_it = output == direction
-        known = measured[:, of_it][is_known[:, of_it]]
-        usual = float(np.median(known)) if known.size else 0.0
-        measured[:, of_it] = np.where(is_known[:, of_it], measured[:, of_it], usual)
+        known = measured[is_known & of_it]
+        measured[~is_known & of_it] = np.median(known) if known.size else 0.0
     transfers[:, stage, microbatch, output] = measured
     return transfers
 
