@@ -98,13 +98,11 @@ def _partitions(
 
     least = _least(squares, num_stages, num_layers, np.add)
 
-    def is_least(stage: int, end: int) -> Bool:
-        return least[stage, : end + 1] + squares(stage, end) <= least[stage + 1, end] * (1 + _AS_GOOD)
-
-    def is_near(stage: int, end: int) -> Bool:
-        return np.maximum(most[stage, : end + 1], loads(stage, end)) <= most[-1, -1] * (1 + _NEARLY)
-
-    every = chain.from_iterable(_cuts(may_begin, num_stages, num_layers) for may_begin in (is_least, is_near))
+    as_good, nearly = least * (1 + _AS_GOOD), most[-1, -1] * (1 + _NEARLY)
+    every = chain(
+        _cuts(lambda at, end: least[at, : end + 1] + squares(at, end) <= as_good[at + 1, end], num_stages, num_layers),
+        _cuts(lambda at, end: np.maximum(most[at, : end + 1], loads(at, end)) <= nearly, num_stages, num_layers),
+    )
     return list(islice(dict.fromkeys(islice(every, 2 * _MOST_AS_GOOD)), _MOST_AS_GOOD))
 
 

@@ -269,8 +269,7 @@ def stage_costs(
         recomputing=layers_that_recompute(recompute, layers),
         weight_share=float(share.mean()),
         split_cost=split_cost,
-        **routed,
-        **exposed,
+        **routed | exposed,
     )
     latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
     places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}
