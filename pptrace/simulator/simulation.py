@@ -277,11 +277,10 @@ def messages_of(simulation: Simulation) -> list[MessageEnd]:
     """Both ends of every message: it leaves when the action that makes it ends, and receives are posted ahead."""
     assert simulation.costs is not None, "messages take what they cost, and have no rules of their own"
     table = simulation.plan.table
-    entries = np.flatnonzero(table.dep_is_message)
-    sender, reader = table.dep[entries], table.dep_reader[entries]
+    sender, reader, slot = table.messages
     sent = simulation.replayed.end[sender]
     arrived = sent + simulation.costs.latencies(table)
-    cell, output = np.divmod(table.dep_slot[entries], len(Output))
+    cell, output = np.divmod(slot, len(Output))
     stage, microbatch = np.divmod(cell, table.num_microbatches)
     is_forward = output == Output.FORWARD
     direction = np.where(is_forward, "F", "B")

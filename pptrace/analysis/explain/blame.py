@@ -54,8 +54,7 @@ def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits, graph: G
     parts = (times.durations - held, held, transfer, times.start - bindings.ready)
     work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
     of_work = work + waiting
-    entries = np.flatnonzero(table.dep_is_message)
-    messages = reading[:, table.dep_reader[entries]]
+    messages = reading[:, table.messages[1]]
     end: Int64 = replay_table(table, of_work, messages).end if graph is None else graph.ends(of_work, messages)
     before = np.where(table.position > 0, np.roll(end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1

@@ -115,7 +115,7 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
     Where there is none, by what readers waited for: messages took as much or more.
     """
     table = times.table
-    link = table.rank[sender] * np.int64(table.pp) + table.rank[table.dep_reader[table.dep_is_message][message]]
+    link = table.rank[sender] * np.int64(table.pp) + table.rank[table.messages[1][message]]
     usual = np.zeros(len(link), dtype=np.int64)
     for key in np.unique(link).tolist():
         of_link = link == key

@@ -98,14 +98,9 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
     exposed_ep: Int64 | None = None
 
     @cached_property
-    def reader(self) -> Int64:
-        """The row of the plan that reads each message."""
-        return self.table.dep_reader[self.table.dep_is_message].astype(np.int64)
-
-    @cached_property
     def message_kind(self) -> Int64:
         """The kind of each message: the code of RECV_F or RECV_B."""
-        output = self.table.dep_slot[self.table.dep_is_message] % len(Output)
+        output = self.table.messages[2] % len(Output)
         return np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
 
     @cached_property

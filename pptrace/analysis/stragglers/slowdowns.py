@@ -149,7 +149,7 @@ class Replays(Struct, frozen=True, eq=False, dict=True):
     def with_each(self, of_rows: npt.NDArray[Any], count: int) -> list[int]:
         """Replays in which the rows of one number alone, and the messages that they read, cost what was measured."""
         masks = [of_rows == number for number in range(count)]
-        every = self._mixed_ends((mask, mask[self.costs.reader]) for mask in masks)
+        every = self._mixed_ends((mask, mask[self.costs.table.messages[1]]) for mask in masks)
         return [self._sum_of_rows(mask, ends) for mask, ends in zip(masks, every, strict=True)]
 
     def _sum_of_rows(self, rows: Bool, ends: Int64) -> int:
@@ -184,7 +184,7 @@ class Replays(Struct, frozen=True, eq=False, dict=True):
         ends = np.empty((len(costs.step), costs.table.pp), dtype=np.int64)
         for part in costs.parts():
             of_rows = rows if rows.ndim == 1 else rows[part]
-            of_messages = of_rows[..., costs.reader] & (costs.transfers[part] >= 0)
+            of_messages = of_rows[..., costs.table.messages[1]] & (costs.transfers[part] >= 0)
             ends[part] = rank_ends(
                 costs.table,
                 np.where(of_rows, costs.durations[part], durations),

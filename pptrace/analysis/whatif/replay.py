@@ -124,13 +124,9 @@ def splits_otherwise(costs: StageCosts, target: Target) -> bool:
 
 def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[Int64, Int64]:
     """(sending, reading) measured pipeline rank of each message of a plan; ``placement`` is that of each of its ranks."""
-    table = plan.table
-    sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
-    reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
-    if placement is None:
-        return sender, reader
-    actual = np.array(placement, dtype=np.int64)
-    return actual[sender], actual[reader]
+    places = np.array(range(plan.pp) if placement is None else placement, dtype=np.int64)
+    sender, reader, _ = plan.table.messages
+    return places[plan.table.rank[sender]], places[plan.table.rank[reader]]
 
 
 class _Builder(Struct, frozen=True, eq=False, dict=True):
@@ -256,7 +252,7 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
     def _measured_messages(self) -> Int64:
         """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
         plan, measured = self.target.plan, self.costs.plan
-        stage, microbatch, output = places_of(plan, plan.table.dep_slot[plan.table.dep_is_message])
+        stage, microbatch, output = places_of(plan, plan.table.messages[2])
         stays = self.target.placement is None and plan.placement == measured.placement
         if stays and plan.num_chains == measured.num_chains:  # messages go where the measured ones of the same stage go
             return (stage * measured.num_microbatches + self._measured(microbatch)) * 2 + output

@@ -281,7 +281,7 @@ def stage_costs(
     return costs
 
 
-def places_of(plan: Plan, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
+def places_of(plan: Plan, slots: npt.NDArray[np.int32] | Int64) -> tuple[Int64, Int64, Int64]:
     """(model stage, microbatch, output) of slots of a plan."""
     cell, output = np.divmod(slots.astype(np.int64), len(Output))
     stage, microbatch = np.divmod(cell, plan.num_microbatches)
@@ -320,7 +320,7 @@ def _halves(plan: Plan, matrix: StepMatrix, pairs: npt.NDArray[np.intp]) -> tupl
 def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     """Costs of the messages; of those of which one end is unknown, the usual one of their direction."""
     table, is_known = matrix.table, matrix.transfers >= 0
-    stage, microbatch, output = places_of(plan, table.dep_slot[table.dep_is_message])
+    stage, microbatch, output = places_of(plan, table.messages[2])
     transfers = np.zeros((len(matrix.step), plan.chain_length, plan.num_microbatches, 2))
     measured = matrix.transfers.astype(np.float64)
     for direction in (F, BACKWARD):
