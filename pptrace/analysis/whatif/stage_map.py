@@ -66,7 +66,7 @@ def stage_map(
 
 
 def _overlap(new: Floats, old: Floats) -> Floats:
-    """What each of the stages between some bounds shares with each of those between others, shape (new stages, old stages)."""
+    """The part that each stage between some bounds shares with each of those between others, shape (new stages, old stages)."""
     shared: Floats = np.minimum(new[1:, np.newaxis], old[1:]) - np.maximum(new[:-1, np.newaxis], old[:-1])
     return np.maximum(shared, 0.0)
 
