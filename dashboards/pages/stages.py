@@ -17,7 +17,7 @@ from pptrace.analysis.op_costs import OpSample
 from pptrace.analysis.report import Report
 from pptrace.analysis.stages.show import stage_tables, stages_table
 from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table
-from pptrace.analysis.whatif.frameworks import goes_round, paste_options
+from pptrace.analysis.whatif.frameworks import paste_options
 from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stages import group_lines, stage_points, stage_work_chart, stages_chart
 from pptrace.report.tables import Amount
@@ -109,8 +109,8 @@ def advice(answers: Answers, layers: str | None) -> list[Node]:
     result = answers.whatif(Wishes(split=best, layers=wishes.layers)).result
     gain = span_words(result.scenarios[0], result) if result.scenarios else "its gain cannot be predicted"
     line = f"{_commas(best)} layers in place of {_commas(today)}: {gain}"
-    plan, rows = study.costs.plan, []
-    for framework, option in paste_options(best, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan)):
+    rows = []
+    for framework, option in paste_options(best, study.costs.plan):
         copy = dcc.Clipboard(content=option, title=f"copy for {framework}")
         rows.append(html.Tr([html.Td(framework), html.Td(html.Code(option)), html.Td(copy)]))
     verdict = html.P(line, className="verdict", id="split-best")

@@ -17,7 +17,6 @@ from instrument.optim.clipping import OptimizerSync, require_norm
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.partition import Layout
 from pptrace.errors import UsageError
-from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 
 OF_EQUAL_LAYERS = ("balance", "layer_times", "recompute_microbatches_beyond")
@@ -143,11 +142,10 @@ def check_graphs(options: argparse.Namespace, shape: MeshShape, plan: Plan, devi
     """Refuse what replays of captured stages do not do, or were not made to do."""
     if not options.cuda_graphs:
         return
-    pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
-    if pairs or plan.splits_backward:
+    if plan.has_pairs or plan.splits_backward:
         raise UsageError(
             f"--cuda-graphs captures a forward and a whole backward, and {plan.name} "
-            f"{'has pairs of both' if pairs else 'splits backwards'}; use a schedule without, as 1f1b"
+            f"{'has pairs of both' if plan.has_pairs else 'splits backwards'}; use a schedule without, as 1f1b"
         )
     for axis, size in (("tp", shape.tp), ("cp", shape.cp), ("ep", shape.ep)):
         if size > 1:

@@ -30,7 +30,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
-from pptrace.schedule.actions import Cell, Kind
+from pptrace.schedule.actions import Cell
 from pptrace.schedule.outstanding import in_flight_by_stage, recomputed_cells
 from pptrace.schedule.plan import Plan
 from pptrace.sizes.gpt_facts import passed_lengths
@@ -167,8 +167,7 @@ def make_gpt_runtime(
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
     loss = partial(_marked_loss, group=parallel.region.group, vocabulary=config.vocabulary)
     pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
-    has_pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
-    in_pieces = has_pairs and config.experts is not None and config.experts.overlap
+    in_pieces = plan.has_pairs and config.experts is not None and config.experts.overlap
     reads_tokens = frozenset(filter(gpt.begins_decoder, modules))
     how = (recomputed, pass_key, in_pieces, reads_tokens)
     program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, *how)

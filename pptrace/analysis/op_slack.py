@@ -51,7 +51,8 @@ def slacks_of(times: StepTimes, bindings: Bindings, meetings: Slice) -> tuple[In
     window, last = np.arange(len(times.windows)), times.end.argmax(axis=1)
     on_path = np.zeros(times.start.shape, dtype=np.bool_)
     on_path[window, last] = True
-    for hop in Walks(times, bindings).hops(window * len(times.table) + last, times.start[window, last]):
+    walks = Walks(times, bindings)
+    for hop in walks.hops(walks.first(window * len(times.table) + last, times.start[window, last])):
         on_path.reshape(-1)[hop.source[hop.has_source]] = True
     return _least(edges, to_the_end.ravel()).reshape(to_the_end.shape), on_path
 

@@ -17,7 +17,7 @@ from pptrace.errors import ScheduleError, UsageError
 from pptrace.report.simulation_text import explain_plan, explained_csv, explained_table, idle_table, plan_size
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule import registry
-from pptrace.schedule.builders.zb_auto import optimality
+from pptrace.schedule.builders.zb_auto import excess_of
 from pptrace.schedule.drawing import draw, draw_in_time
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -133,10 +133,10 @@ def optimality_line(name: str, plan: Plan, shape: Shape) -> str | None:
     """One line: a searched schedule's makespan above the lower bound; None for a schedule that is not searched."""
     if not registry.get(name).searches:
         return None
-    result = optimality(plan, shape)
-    if result.excess == 0:
+    excess = excess_of(plan, shape)
+    if excess == 0:
         return "no order of these actions within the memory limit is shorter: the makespan is the lower bound"
-    return f"the makespan is {result.excess:.2%} above the lower bound of what any order could reach"
+    return f"the makespan is {excess:.2%} above the lower bound of what any order could reach"
 
 
 def _print(plan: Plan, with_comms: bool, optimality_note: str | None) -> None:

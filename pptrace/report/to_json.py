@@ -143,11 +143,9 @@ def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[st
 
 
 def _messages_of_ranks(simulation: Simulation) -> dict[int, dict[str, Any]]:
-    """The ends of messages at each rank, in the order in which they were sent; {} where messages had rules of their own."""
-    if simulation.costs is None:
-        return {}
+    """The ends of messages at each rank, in the order in which they were sent."""
     of_ranks: dict[int, list[dict[str, Any]]] = {rank.rank: [] for rank in simulation.ranks}
-    for end in sorted(messages_of(simulation, simulation.costs), key=attrgetter("start_ns", "match")):
+    for end in sorted(messages_of(simulation), key=attrgetter("start_ns", "match")):
         of_ranks[end.rank].append({name: getattr(end, name) for name in MessageEnd.__struct_fields__ if name != "rank"})
     return {rank: {"messages": ends} for rank, ends in of_ranks.items()}
 

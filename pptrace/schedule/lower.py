@@ -14,25 +14,14 @@ adjacent, and adjacent transfers are one group that is posted together (:meth:`p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action
-from pptrace.schedule.messages import Message, crosses_ranks, output_of
+from pptrace.schedule.messages import Message, crosses_ranks, message_of_op
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Duration, Replay, replay, unit_cost
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """A send and its receive, and the tick at which they happen."""
-
-    tick: int
-    source: int
-    target: int
-    send: Action
-    recv: Action
 
 
 def lower(plan: Plan, duration: Duration = unit_cost) -> Plan:
@@ -53,13 +42,12 @@ def lower(plan: Plan, duration: Duration = unit_cost) -> Plan:
             f"{plan.ranks[stuck.rank][stuck.index]} (validate the plan first)"
         )
     transfers = sorted(
-        _transfers(plan, timeline),
-        key=lambda transfer: (transfer.tick, transfer.send.stage, transfer.send.kind, transfer.send.microbatch or 0),
+        _transfers(plan, timeline), key=lambda one: (one[0], one[1].stage, one[1].kind, one[1].microbatch or 0)
     )
     transfers_by_rank: list[list[tuple[int, Action]]] = [[] for _ in plan.ranks]
-    for transfer in transfers:
-        transfers_by_rank[transfer.source].append((transfer.tick, transfer.send))
-        transfers_by_rank[transfer.target].append((transfer.tick, transfer.recv))
+    for tick, *ends in transfers:
+        for end in ends:
+            transfers_by_rank[plan.placement[end.stage]].append((tick, end))
     rows = []
     for row, of_rank in zip(timeline.ranks, transfers_by_rank, strict=True):
         computes = [(timed.start, timed.action) for timed in row]  # of one tick the transfers come first
@@ -67,24 +55,19 @@ def lower(plan: Plan, duration: Duration = unit_cost) -> Plan:
     return replace(plan, ranks=tuple(rows))
 
 
-def _transfers(plan: Plan, timeline: Replay) -> Iterator[_Transfer]:
-    """Every output that another rank reads, with the tick of its transfer."""
+def _transfers(plan: Plan, timeline: Replay) -> Iterator[tuple[int, Action, Action]]:
+    """(the tick at which they happen, the send, its receive) of every output that another rank reads."""
     start_of = {half.key: timed.start for row in timeline.ranks for timed in row for half in timed.action.halves}
-    for rank, row in enumerate(timeline.ranks):
+    for row in timeline.ranks:
         following = [*(timed.start for timed in row), timeline.makespan][1:]
         for timed, next_start in zip(row, following, strict=True):
             for half in timed.action.halves:
-                message = output_of(plan, half)
+                message = message_of_op(plan, half, sends=True)
                 if message is None or not crosses_ranks(plan, message):
                     continue
                 reader = _reader_of(plan, half, message)
-                yield _Transfer(
-                    tick=min(next_start, start_of[reader.key]),
-                    source=rank,
-                    target=plan.placement[message.target_stage],
-                    send=replace(half, kind=message.send[0]),
-                    recv=Action(*message.recv, reader.chunk, reader.phase),
-                )
+                send = replace(half, kind=message.send[0])
+                yield min(next_start, start_of[reader.key]), send, Action(*message.recv, reader.chunk, reader.phase)
 
 
 def _reader_of(plan: Plan, producer: Action, message: Message) -> Action:

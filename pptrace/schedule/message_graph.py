@@ -167,11 +167,10 @@ def _edges_of_rows(table: PlanTable) -> Index:
 
 def _posts_of_one_side(table: PlanTable, prefetch: int) -> Index:
     """(end of a message, the row after which it is posted, the one that its rank runs next) where sends hold up nobody."""
-    remote = np.flatnonzero(table.dep_is_message)
-    message, readers = table.dep_message[remote].astype(np.intp), table.dep_reader[remote].astype(np.intp)
+    senders, readers, _ = table.messages
     follows = table.position[readers] > prefetch
-    end = np.concatenate((2 * message, 2 * message[follows] + 1))
-    after = np.concatenate((table.dep[remote].astype(np.intp), readers[follows] - 1 - prefetch))
+    end = np.concatenate((2 * np.arange(len(readers)), 2 * np.flatnonzero(follows) + 1))
+    after = np.concatenate((senders, readers[follows] - 1 - prefetch))
     is_last = np.isin(after, table.rank_ptr[1:] - 1)
     return np.stack((end, after, after + ~is_last))
 

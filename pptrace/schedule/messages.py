@@ -63,22 +63,16 @@ def message_of(plan: Plan, action: Action) -> Message:
     """
     direction = _DIRECTION.get(action.kind)
     if direction is not None:
-        message = (_message_out if action.kind.is_send else _message_in)(plan, direction, action)
+        message = _message(plan, direction, action, sends=action.kind.is_send)
         if message is not None:
             return message
     raise ScheduleError(f"{plan.name}: {action} has no peer in a pipeline of {plan.num_stages} stages")
 
 
-def output_of(plan: Plan, op: Action) -> Message | None:
-    """The message with the output of an F, B or I; None where no stage reads it, and for a W."""
+def message_of_op(plan: Plan, op: Action, *, sends: bool) -> Message | None:
+    """The message with the output of an F, B or I (``sends``), or the one that it reads; None where there is none, as of a W."""
     direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _message_out(plan, direction, op)
-
-
-def input_of(plan: Plan, op: Action) -> Message | None:
-    """The message that an F, B or I reads; None where it reads none, and for a W."""
-    direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _message_in(plan, direction, op)
+    return None if direction is None else _message(plan, direction, op, sends=sends)
 
 
 def crosses_ranks(plan: Plan, message: Message) -> bool:
@@ -90,7 +84,7 @@ def messages_of_rank(plan: Plan, rank: int, sends: bool) -> Iterator[tuple[Actio
     """The (op, message) pairs that a rank sends to or receives from other ranks, in the order of its ops."""
     for action in plan.compute_actions(rank):
         for half in action.halves:
-            message = output_of(plan, half) if sends else input_of(plan, half)
+            message = message_of_op(plan, half, sends=sends)
             if message is not None and crosses_ranks(plan, message):
                 yield half, message
 
@@ -105,13 +99,10 @@ def peer_of(plan: Plan, action: Action) -> int:
     return plan.placement[message.target_stage if action.kind.is_send else message.source_stage]
 
 
-def _message_out(plan: Plan, direction: Direction, action: Action) -> Message | None:
-    forward = direction is Direction.FORWARD
-    target = plan.next_stage(action.stage) if forward else plan.previous_stage(action.stage)
-    return None if target is None else Message(direction, action.stage, target, action.microbatch)
-
-
-def _message_in(plan: Plan, direction: Direction, action: Action) -> Message | None:
-    forward = direction is Direction.FORWARD
-    source = plan.previous_stage(action.stage) if forward else plan.next_stage(action.stage)
-    return None if source is None else Message(direction, source, action.stage, action.microbatch)
+def _message(plan: Plan, direction: Direction, action: Action, *, sends: bool) -> Message | None:
+    to_next = (direction is Direction.FORWARD) == sends
+    other = plan.next_stage(action.stage) if to_next else plan.previous_stage(action.stage)
+    if other is None:
+        return None
+    ends = (action.stage, other) if sends else (other, action.stage)
+    return Message(direction, *ends, action.microbatch)

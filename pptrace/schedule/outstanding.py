@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from types import MappingProxyType
 
 from pptrace.errors import UsageError
@@ -24,18 +26,9 @@ class Outstanding:
 
 def outstanding(plan: Plan, rank: int) -> Outstanding:
     """Count outstanding microbatches along a rank's actions. Of an overlapped pair the forward comes first, as it runs."""
-    in_flight = deferred_weight_grads = 0
-    peaks = Outstanding(0, 0, 0)
-    for half in iter_halves(plan.ranks[rank]):
-        in_flight_change, deferred_change = _CHANGES.get(half.kind, (0, 0))
-        in_flight += in_flight_change
-        deferred_weight_grads += deferred_change
-        peaks = Outstanding(
-            max(peaks.in_flight, in_flight),
-            max(peaks.deferred_weight_grads, deferred_weight_grads),
-            max(peaks.held, in_flight + deferred_weight_grads),
-        )
-    return peaks
+    changes = [(0, 0), *(_CHANGES.get(half.kind, (0, 0)) for half in iter_halves(plan.ranks[rank]))]
+    in_flight, deferred = (list(accumulate(of_one)) for of_one in zip(*changes, strict=True))
+    return Outstanding(max(in_flight), max(deferred), max(map(add, in_flight, deferred)))
 
 
 def in_flight_by_stage(plan: Plan, rank: int) -> Mapping[int, int]:

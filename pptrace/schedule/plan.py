@@ -69,6 +69,11 @@ class Plan:
         return any(action.kind is Kind.W for actions in self.ranks for action in iter_halves(actions))
 
     @cached_property
+    def has_pairs(self) -> bool:
+        """Return whether a forward and a backward run together somewhere (OVERLAP_F_B)."""
+        return any(action.parts for actions in self.ranks for action in actions)
+
+    @cached_property
     def by_key(self) -> dict[Key, tuple[int, Action]]:
         """(kind, stage, microbatch) → (rank, action), with overlapped pairs split."""
         return {half.key: (rank, half) for rank, actions in enumerate(self.ranks) for half in iter_halves(actions)}

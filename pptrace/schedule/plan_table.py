@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 NONE = -1
@@ -96,6 +97,12 @@ class PlanTable:
     def dep_is_message(self) -> Bool:
         return self.dep_message >= 0
 
+    @cached_property
+    def messages(self) -> tuple[Int64, Int64, Int64]:
+        """(the row that sends each message, the one that reads it, the slot whose output it is)."""
+        sender, reader, slot = (column[self.dep_is_message] for column in (self.dep, self.dep_reader, self.dep_slot))
+        return sender.astype(np.int64), reader.astype(np.int64), slot.astype(np.int64)
+
     @property
     def num_messages(self) -> int:
         return int(np.count_nonzero(self.dep_is_message))
@@ -123,7 +130,7 @@ class PlanTable:
         """Return whether every row gets to run."""
         return len(self.order) == len(self)
 
-    def slots_of(self, kind: npt.ArrayLike, stage: npt.ArrayLike, microbatch: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def slots_of(self, kind: npt.ArrayLike, stage: npt.ArrayLike, microbatch: npt.ArrayLike) -> Int64:
         """The slots of ops, by their kinds' codes; of a pair, that of its forward. −1 for what the plan cannot have."""
         kind, stage, microbatch = (np.asarray(column, np.int64) for column in (kind, stage, microbatch))
         is_kind = (kind >= 0) & (kind < len(_OUTPUT_OF_CODE))
@@ -132,7 +139,7 @@ class PlanTable:
         is_known &= (microbatch >= 0) & (microbatch < self.num_microbatches)
         return np.where(is_known, (stage * self.num_microbatches + microbatch) * len(Output) + output, NONE)
 
-    def rows_of(self, kind: npt.ArrayLike, stage: npt.ArrayLike, microbatch: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def rows_of(self, kind: npt.ArrayLike, stage: npt.ArrayLike, microbatch: npt.ArrayLike) -> Int64:
         """The rows that fill the slots of ops; −1 where none does. Such a row may be of another kind: B and I share a slot."""
         slots = self.slots_of(kind, stage, microbatch)
         return np.where(slots >= 0, self.slot_to_row[slots], NONE)
@@ -149,7 +156,7 @@ def make_table(plan: Plan) -> PlanTable:
     rank_ptr = _pointers(np.array([len(row) for row in rows], np.int64))
     actions = list(chain.from_iterable(rows))
     rank = np.repeat(np.arange(plan.pp, dtype=np.int32), np.diff(rank_ptr))
-    columns = (_column(actions, "kind.code", np.int8), _column(actions, "stage", np.int32), _microbatches(actions))
+    columns = _half_columns(actions)
     pairs = np.flatnonzero(columns[0] == Kind.OVERLAP_F_B.code)
     halves = _halves(actions, columns, pairs)
     slots = _slots(plan, halves[0]), _slots(plan, halves[1])
@@ -227,12 +234,11 @@ def _pointers(counts: npt.NDArray[Any]) -> Int32:
 def _halves(actions: Sequence[Action], whole: _Half, pairs: npt.NDArray[np.intp]) -> tuple[_Half, _Half]:
     """The first half of every row (itself, where it is no pair), and the second half of each pair."""
     parts = [actions[index].parts for index in pairs.tolist()]
-    first, second = ([part[half] for part in parts] for half in (0, 1))
-    of_pairs = _half_columns(first)
-    columns = tuple(column.copy() if len(pairs) else column for column in whole)
-    for column, values in zip(columns, of_pairs, strict=True):
+    first, second = (_half_columns([part[half] for part in parts]) for half in (0, 1))
+    kind, stage, microbatch = (column.copy() if len(pairs) else column for column in whole)
+    for column, values in zip((kind, stage, microbatch), first, strict=True):
         column[pairs] = values
-    return (columns[0], columns[1], columns[2]), _half_columns(second)
+    return (kind, stage, microbatch), second
 
 
 def _half_columns(actions: Sequence[Action]) -> _Half:

@@ -17,14 +17,10 @@ from pptrace.schedule.needs import Output
 
 if TYPE_CHECKING:
     from pptrace.schedule.plan import Plan
-    from pptrace.schedule.plan_table import PlanTable
     from pptrace.schedule.replay_table import Times
 
 Duration = Callable[[int, Action], int]
 """(rank, action) → ns (or any other unit)."""
-
-Latency = Callable[[Action, int, int], int]
-"""(producing action, its rank, reading rank) → time from the producer's end until the reader may use the data."""
 
 
 def unit_cost(_rank: int, action: Action) -> int:
@@ -77,58 +73,29 @@ class Replay:
     @cached_property
     def blocked(self) -> tuple[Blocked, ...]:
         """The ranks that get stuck (none of a valid plan)."""
-        return blocked_ranks(self.plan.table)
+        table, blocked = self.plan.table, []
+        for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
+            index = int((table.level[begin:end] >= 0).sum())
+            if begin + index < end:  # it waits for the first of its needs that never ends
+                needed = slice(*table.dep_ptr[begin + index : begin + index + 2].tolist())
+                has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
+                cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
+                stage, microbatch = divmod(cell, table.num_microbatches)
+                blocked.append(Blocked(rank, index, ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)))
+        return tuple(blocked)
 
 
-def one_tick(_rank: int, _action: Action) -> int:
-    """Return 1 as the time of every action."""
-    return 1
-
-
-def no_latency(_action: Action, _source: int, _target: int) -> int:
-    """Messages arrive at once."""
-    return 0
-
-
-def replay(plan: Plan, duration: Duration = one_tick, latency: Latency = no_latency) -> Replay:
-    """Time every compute action of ``plan``. Runs in time linear in their number."""
+def replay(plan: Plan, duration: Duration | None = None, latency: int = 0) -> Replay:
+    """Time every compute action of ``plan``, a tick each without a ``duration``; messages take ``latency``. Runs in time linear
+    in their number.
+    """
     from pptrace.schedule.replay_table import replay_table
 
-    if duration is one_tick:
+    if duration is None:
         durations = [1] * len(plan.table)
     else:
         durations = [
             cost for rank in range(plan.pp) for cost in map(duration, repeat(rank), plan.compute_actions(rank))
         ]
-    latencies = 0 if latency is no_latency else _latencies(plan, latency)
-    times = replay_table(plan.table, durations, latencies)
+    times = replay_table(plan.table, durations, latency)
     return Replay(plan, times.start, times.end)
-
-
-def _latencies(plan: Plan, latency: Latency) -> list[int]:
-    """The latency of each message; 0 where nothing sends it, so that its reader never runs."""
-    table = plan.table
-    columns = (table.dep, table.dep_slot, table.rank[table.dep_reader])
-    needed = zip(*(column[table.dep_is_message].tolist() for column in columns), strict=True)
-    actions = [action for rank in range(plan.pp) for action in plan.compute_actions(rank)]
-    latencies = []
-    for row, slot, target in needed:
-        half = actions[row].halves[int(table.second_slot[row] == slot)] if row >= 0 else None
-        latencies.append(0 if half is None else latency(half, int(table.rank[row]), target))
-    return latencies
-
-
-def blocked_ranks(table: PlanTable) -> tuple[Blocked, ...]:
-    """The ranks that get stuck, and what for; none where every action gets to run."""
-    if table.is_runnable:
-        return ()
-    blocked = []
-    for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
-        index = int((table.level[begin:end] >= 0).sum())
-        if begin + index < end:  # it waits for the first of its needs that never ends
-            needed = slice(*table.dep_ptr[begin + index : begin + index + 2].tolist())
-            has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
-            cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
-            stage, microbatch = divmod(cell, table.num_microbatches)
-            blocked.append(Blocked(rank, index, ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)))
-    return tuple(blocked)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from pptrace.errors import ScheduleError
@@ -48,32 +48,26 @@ def validate(plan: Plan) -> None:
 
 def _require_placement(plan: Plan) -> None:
     """Require that every action is on the rank that owns its stage, and of a microbatch that exists."""
-    for rank, row in enumerate(plan.ranks):
-        for action, index in _halves_with_index(row):
-            if not 0 <= action.stage < plan.num_stages:
-                problem = f"rank {rank} has {action}; expected a stage from 0 to {plan.num_stages - 1}"
-            elif plan.placement[action.stage] != rank:
-                problem = (
-                    f"rank {rank} has {action}, but stage {action.stage} belongs to rank {plan.placement[action.stage]}"
-                )
-            elif action.microbatch is not None and action.microbatch not in (
-                passing := plan.microbatches_of(action.stage)
-            ):
-                problem = f"rank {rank} has {action}; expected a microbatch from {passing[0]} to {passing[-1]}"
-            else:
-                continue
-            raise _error(plan, problem, [(rank, index)])
+    for action, (rank, index) in _placed_halves(plan):
+        if not 0 <= action.stage < plan.num_stages:
+            problem = f"rank {rank} has {action}; expected a stage from 0 to {plan.num_stages - 1}"
+        elif plan.placement[action.stage] != rank:
+            problem = (
+                f"rank {rank} has {action}, but stage {action.stage} belongs to rank {plan.placement[action.stage]}"
+            )
+        elif action.microbatch is not None and action.microbatch not in (passing := plan.microbatches_of(action.stage)):
+            problem = f"rank {rank} has {action}; expected a microbatch from {passing[0]} to {passing[-1]}"
+        else:
+            continue
+        raise _error(plan, problem, [(rank, index)])
 
 
 def _require_unique(plan: Plan) -> None:
     """Require that no compute action and no transfer comes twice; parameters may be gathered and freed any number of times."""
-    for rank, row in enumerate(plan.ranks):
-        counts = Counter(half.key for action in row for half in action.halves if half.microbatch is not None)
-        for action, index in _halves_with_index(row):
-            if counts[action.key] > 1:
-                raise _error(
-                    plan, f"rank {rank} has {action} {counts[action.key]} times; expected once", [(rank, index)]
-                )
+    counts = Counter(half.key for half, _ in _placed_halves(plan) if half.microbatch is not None)
+    for action, (rank, index) in _placed_halves(plan):
+        if counts[action.key] > 1:
+            raise _error(plan, f"rank {rank} has {action} {counts[action.key]} times; expected once", [(rank, index)])
 
 
 def _require_complete(plan: Plan) -> None:
@@ -84,12 +78,7 @@ def _require_complete(plan: Plan) -> None:
             has = {kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W) if (kind, stage, mb) in present}
             if has not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
                 present_text = ", ".join(sorted(has)) or "nothing"
-                cells = [
-                    (rank, index)
-                    for rank, row in enumerate(plan.ranks)
-                    for action, index in _halves_with_index(row)
-                    if (action.stage, action.microbatch) == (stage, mb)
-                ]
+                cells = [at for half, at in _placed_halves(plan) if (half.stage, half.microbatch) == (stage, mb)]
                 message = f"stage {stage}, microbatch {mb} has {present_text}; expected F and B, or F, I and W"
                 raise _error(plan, message, cells)
 
@@ -197,33 +186,16 @@ def _local_needs(plan: Plan, rank: int, action: Action) -> Iterator[tuple[Key, .
             yield ((Kind.RECV_F if kind is Kind.F else Kind.RECV_B, local_stage, mb),)
 
 
-@dataclass(slots=True)
-class _Cursor:
-    """Progress of a rank through its instructions."""
-
-    instructions: list[tuple[Action, ...]]
-    position: int = 0
-    index: int = 0  # of the instruction's first action in the rank's row
-
-    @property
-    def current(self) -> tuple[Action, ...]:
-        return self.instructions[self.position] if self.position < len(self.instructions) else ()
-
-    def step(self) -> None:
-        self.index += len(self.current)
-        self.position += 1
-
-
 def _require_no_deadlock(plan: Plan) -> None:
     """Run the plan with sends that block until they are received; groups post all their transfers at once."""
-    cursors = [_Cursor(list(plan.instructions(rank))) for rank in range(plan.pp)]
+    to_run = [deque(plan.instructions(rank)) for rank in range(plan.pp)]
     posted: set[Key] = set()
     met: set[Key] = set()
     ready = list(range(plan.pp))
     while ready:
         rank = ready.pop()
-        cursor = cursors[rank]
-        while current := cursor.current:
+        while to_run[rank]:
+            current = to_run[rank][0]
             if current[0].kind.is_p2p:
                 for action in current:
                     posted.add(action.key)
@@ -233,10 +205,9 @@ def _require_no_deadlock(plan: Plan) -> None:
                         ready.append(peer_of(plan, action))
                 if not all(action.key in met for action in current):
                     break
-            cursor.step()
-    stuck = {rank: cursor for rank, cursor in enumerate(cursors) if cursor.current}
-    if stuck:
-        pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
+            to_run[rank].popleft()
+    pending = {rank: next(a for a in left[0] if a.key not in met) for rank, left in enumerate(to_run) if left}
+    if pending:
         cycle = _find_cycle({rank: peer_of(plan, action) for rank, action in pending.items()})
         description = "; ".join(
             f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle
@@ -245,10 +216,12 @@ def _require_no_deadlock(plan: Plan) -> None:
         raise _error(plan, f"deadlock: {description}", cells)
 
 
-def _halves_with_index(row: Sequence[Action]) -> Iterator[tuple[Action, int]]:
-    for index, action in enumerate(row):
-        for half in action.halves:
-            yield half, index
+def _placed_halves(plan: Plan) -> Iterator[tuple[Action, tuple[int, int]]]:
+    """(simple action, (its rank, the index in its row)) of all."""
+    for rank, row in enumerate(plan.ranks):
+        for index, action in enumerate(row):
+            for half in action.halves:
+                yield half, (rank, index)
 
 
 def _key_text(key: Key) -> str:

@@ -51,7 +51,7 @@ class Costs(Struct, frozen=True):
         if self.p2p_latency_ns < 0:
             raise UsageError(f"a message has a latency of {self.p2p_latency_ns} ns; expected at least 0")
 
-    def duration(self, _rank: int, action: Action) -> int:
+    def duration(self, action: Action) -> int:
         """The cost of an action, ns.
 
         Raises:
@@ -65,7 +65,7 @@ class Costs(Struct, frozen=True):
             if cost is not None:
                 return cost
         if action.parts:
-            return sum(self.duration(_rank, part) for part in action.parts)
+            return sum(map(self.duration, action.parts))
         raise UsageError(f"no cost for {action}: give one for its kind {action.kind}, its stage or the action itself")
 
     def durations(self, plan: Plan) -> Times:
@@ -77,13 +77,13 @@ class Costs(Struct, frozen=True):
         table = plan.table
         actions = [action for rank in range(plan.pp) for action in plan.compute_actions(rank)]
         if self.ops:
-            return np.array([self.duration(0, action) for action in actions])
+            return np.array([self.duration(action) for action in actions])
         kinds, stages = len(Kind) + 1, plan.num_stages + 1
         alike = table.kind.astype(np.int64) * kinds + table.second_kind
         if self.stages:
             alike = (alike * stages + table.stage) * stages + table.second_stage
         _, first, group = np.unique(alike, return_index=True, return_inverse=True)
-        costs = {row: self.duration(0, actions[row]) for row in sorted(first.tolist())}
+        costs = {row: self.duration(actions[row]) for row in sorted(first.tolist())}
         return np.array([costs[row] for row in first.tolist()])[group]
 
     def latencies(self, table: PlanTable) -> Times:
@@ -273,14 +273,14 @@ class MessageEnd(Struct, frozen=True):
     match: int
 
 
-def messages_of(simulation: Simulation, costs: Costs) -> list[MessageEnd]:
+def messages_of(simulation: Simulation) -> list[MessageEnd]:
     """Both ends of every message: it leaves when the action that makes it ends, and receives are posted ahead."""
+    assert simulation.costs is not None, "messages take what they cost, and have no rules of their own"
     table = simulation.plan.table
-    entries = np.flatnonzero(table.dep_is_message)
-    sender, reader = table.dep[entries], table.dep_reader[entries]
+    sender, reader, slot = table.messages
     sent = simulation.replayed.end[sender]
-    arrived = sent + np.broadcast_to(costs.latencies(table), table.num_messages)[table.dep_message[entries]]
-    cell, output = np.divmod(table.dep_slot[entries], len(Output))
+    arrived = sent + simulation.costs.latencies(table)
+    cell, output = np.divmod(slot, len(Output))
     stage, microbatch = np.divmod(cell, table.num_microbatches)
     is_forward = output == Output.FORWARD
     direction = np.where(is_forward, "F", "B")

@@ -49,11 +49,9 @@ class MemoryPrediction:
 
     def __init__(self, volume: StepVolume, *, on_device: bool) -> None:
         self._volume = volume
-        facts, mesh, ranks = volume.facts, volume.mesh, volume.plan.ranks
+        facts, mesh, plan = volume.facts, volume.mesh, volume.plan
         self.sizes = ActivationSizes(facts, mesh.tp, mesh.cp, on_device)
-        has_pairs = not (facts.sleeps or facts.offloads) and any(
-            action.kind is Kind.OVERLAP_F_B for rank in ranks for action in rank
-        )
+        has_pairs = not (facts.sleeps or facts.offloads) and plan.has_pairs
         options, experts = facts.experts, volume.experts
         self._is_in_pieces = (
             has_pairs and options is not None and options.overlap and experts is not None and experts.has_journeys

@@ -22,6 +22,7 @@ from pptrace.slices import Slice
 
 INNER_AXES = ("tp", "cp", "ep")
 """Axes along which ops communicate."""
+_IDLE_PARTS = ("launch_starved", "blocking", "dependency", "unknown", "between_operators")
 
 
 class Lane(Struct, frozen=True):
@@ -113,17 +114,9 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
     """The idle time of a rank's device on the common clock, without its synchronisations."""
     if work.idle.reason:
         return None
-    idle = work.idle
-    moved = IdleTime(
-        launch_starved=clock.to_common_clock(rank, idle.launch_starved),
-        blocking=clock.to_common_clock(rank, idle.blocking),
-        dependency=clock.to_common_clock(rank, idle.dependency),
-        unknown=clock.to_common_clock(rank, idle.unknown),
-        between_operators=None
-        if idle.between_operators is None
-        else clock.to_common_clock(rank, idle.between_operators),
-    )
-    return with_host_waits(moved, host_waits(comms))
+    parts = ((name, getattr(work.idle, name)) for name in _IDLE_PARTS)
+    moved: dict[str, Any] = {name: clock.to_common_clock(rank, part) for name, part in parts if part is not None}
+    return with_host_waits(IdleTime(**moved), host_waits(comms))
 
 
 def host_parts(host: HostWork, comms: Slice) -> tuple[Int64, Int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pptrace.schedule.actions import Action, Key, Kind
-from pptrace.schedule.messages import input_of
+from pptrace.schedule.messages import message_of_op
 from pptrace.schedule.plan import Plan
 
 Span = tuple[int, int]
@@ -57,5 +57,5 @@ def needed_keys(plan: Plan, action: Action) -> Iterator[list[Key]]:
             yield [(Kind.F, half.stage, half.microbatch)]
         if half.kind is Kind.W:
             yield [(Kind.I, half.stage, half.microbatch)]
-        if message := input_of(plan, half):
+        if message := message_of_op(plan, half, sends=False):
             yield [(kind, message.source_stage, half.microbatch) for kind in message.direction.producers]

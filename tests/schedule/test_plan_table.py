@@ -10,7 +10,7 @@ from hypothesis import given
 
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.lower import lower
-from pptrace.schedule.messages import crosses_ranks, input_of
+from pptrace.schedule.messages import crosses_ranks, message_of_op
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
@@ -37,7 +37,7 @@ def needed_actions(plan: Plan, action: Action) -> Iterator[tuple[Action, bool]]:
             yield plan.by_key[Kind.F, half.stage, half.microbatch][1], False
         if half.kind is Kind.W:
             yield plan.by_key[Kind.I, half.stage, half.microbatch][1], False
-        if message := input_of(plan, half):
+        if message := message_of_op(plan, half, sends=False):
             keys = [(kind, message.source_stage, half.microbatch) for kind in message.direction.producers]
             yield next(plan.by_key[key][1] for key in keys if key in plan.by_key), crosses_ranks(plan, message)
 

@@ -127,17 +127,13 @@ def test_makespans_of_a_batch_are_the_closed_form(p: int, m: int, costs: list[tu
 @given(plans(max_pp=4), st.randoms(use_true_random=False))
 def test_a_replay_by_functions_of_actions_is_that_of_the_events(plan: Plan, chance: random.Random) -> None:
     taken: dict[Any, int] = {}
-    late: dict[Any, int] = {}
+    latency = chance.randrange(30)
 
     def duration(rank: int, action: Action) -> int:
         return taken.setdefault((rank, action.key), chance.randrange(50))
 
-    def latency(half: Action, source: int, target: int) -> int:
-        assert plan.by_key[half.key][0] == source != target
-        return late.setdefault((half.key, target), chance.randrange(30))
-
     one = replay(plan, duration, latency)
-    spans = replay_events(plan, duration, latency)
+    spans = replay_events(plan, duration, lambda *_: latency)
     assert [[(timed.start, timed.end) for timed in row] for row in one.ranks] == spans
     assert [[timed.action for timed in row] for row in one.ranks] == list(map(list, plan.ranks))
     assert one.makespan == max(end for row in spans for _, end in row)
@@ -202,11 +198,8 @@ def test_a_replay_takes_a_tick_an_action_and_no_time_for_messages_unless_it_is_t
     """One microbatch over two ranks: four actions in a row, and two messages."""
     plan = build("1f1b", 2, 1)
     assert replay(plan).makespan == 4
-    assert replay(plan, latency=lambda _action, _source, _target: 5).makespan == 14
+    assert replay(plan, latency=5).makespan == 14
     assert replay(plan, lambda rank, action: 10 * rank + 1).makespan == 2 * 1 + 2 * 11
-    named = replay(plan, latency=lambda action, source, target: 100 if action.kind is Kind.B else 10 * source + target)
-    assert named.makespan == 4 + 100 + 1
-    assert [(timed.start, timed.end) for timed in named.ranks[1]] == [(2, 3), (3, 4)]
 
 
 @given(plans(), st.randoms(use_true_random=False))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action, Kind
-from pptrace.schedule.builders.zb_auto import NAME, Choices, list_schedule, lower_bound, optimality, run_heuristic
+from pptrace.schedule.builders.zb_auto import NAME, Choices, excess_of, list_schedule, lower_bound, run_heuristic
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.shape import OpCosts, Shape
@@ -62,10 +62,8 @@ def test_any_costs_and_any_memory_make_a_valid_plan_within_that_memory(shape: Sh
 @given(shapes)
 def test_the_reported_makespan_is_the_simulated_one_and_not_below_the_bound(shape: Shape) -> None:
     plan = searched(shape)
-    result = optimality(plan, shape)
-    assert result.makespan == makespan(plan, shape.costs)
-    assert result.lower_bound == lower_bound(shape) <= result.makespan
-    assert result.excess == pytest.approx(result.makespan / result.lower_bound - 1)
+    assert lower_bound(shape) <= makespan(plan, shape.costs)
+    assert excess_of(plan, shape) == pytest.approx(makespan(plan, shape.costs) / lower_bound(shape) - 1)
 
 
 @given(shapes, st.builds(Choices, st.booleans(), st.booleans(), st.booleans()))
@@ -160,7 +158,7 @@ def test_with_equal_costs_and_the_memory_of_1f1b_or_more_it_reaches_the_bound() 
         for m in (p, p + 1, 2 * p, 4 * p):
             for limit in (p, 2 * p - 1, None):
                 shape = Shape(p, m, memory_limit=limit)
-                assert optimality(searched(shape), shape).excess == 0, shape
+                assert excess_of(searched(shape), shape) == 0, shape
                 assert lower_bound(shape) == 3 * m + p - 1
 
 
@@ -226,4 +224,4 @@ def test_a_shape_has_ten_million_forwards_at_most() -> None:
     ],
 )
 def test_little_memory_is_no_excuse_for_a_long_step(shape: Shape, most: int) -> None:
-    assert optimality(searched(shape), shape).makespan <= most
+    assert makespan(searched(shape), shape.costs) <= most

@@ -25,11 +25,11 @@ MESSAGES: list[tuple[Kind, int, int]] = [(Kind.F, 0, 0), (Kind.F, 0, 1), (Kind.B
 
 @pytest.mark.parametrize(("action", "cost"), [("0F0", 1), ("1F0", 10), ("1F2", 100), ("1B2", 2)])
 def test_an_op_wins_over_its_stage_and_that_over_its_kind(action: str, cost: int) -> None:
-    assert Costs(kinds=KINDS, stages=STAGES, ops=OPS).duration(0, parse_action(action)) == cost
+    assert Costs(kinds=KINDS, stages=STAGES, ops=OPS).duration(parse_action(action)) == cost
 
 
 def test_a_cost_of_nothing_is_a_cost() -> None:
-    assert Costs(kinds=KINDS, ops={(Kind.F, 0, 0): 0}).duration(0, parse_action("0F0")) == 0
+    assert Costs(kinds=KINDS, ops={(Kind.F, 0, 0): 0}).duration(parse_action("0F0")) == 0
 
 
 def test_an_action_without_a_cost_is_named() -> None:
@@ -39,8 +39,8 @@ def test_an_action_without_a_cost_is_named() -> None:
 
 def test_an_overlapped_pair_costs_the_sum_of_its_halves_unless_it_has_a_cost_of_its_own() -> None:
     pair = parse_action("(0F1;0B0)OVERLAP_F_B")
-    assert uniform(3, 5).duration(0, pair) == 8
-    assert Costs(kinds={Kind.F: 3, Kind.B: 5, Kind.OVERLAP_F_B: 6}).duration(0, pair) == 6
+    assert uniform(3, 5).duration(pair) == 8
+    assert Costs(kinds={Kind.F: 3, Kind.B: 5, Kind.OVERLAP_F_B: 6}).duration(pair) == 6
 
 
 def test_a_message_costs_what_was_measured_of_it_else_the_latency() -> None:
@@ -65,7 +65,7 @@ def test_costs_in_columns_are_those_of_the_actions(plan: Plan, chance: random.Ra
         ops={half.key: chance.randrange(50) for half in halves if chance.random() < 0.2},
     )
     for some in (costs, replace(costs, ops={}), replace(costs, ops={}, stages={})):
-        assert some.durations(plan).tolist() == [some.duration(0, action) for action in actions]
+        assert some.durations(plan).tolist() == [some.duration(action) for action in actions]
 
 
 def test_pairs_of_the_same_forward_with_other_backwards_have_costs_of_their_own() -> None:

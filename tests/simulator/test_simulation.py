@@ -129,7 +129,7 @@ def test_every_action_starts_as_soon_as_its_rank_and_its_inputs_are_ready(
                 ((source, producer),) = (placed[key] for key in keys if key in placed)
                 ready.append(producer.end + (0 if source == rank.rank else latency))
             assert timed.start == max(ready)
-            assert timed.end - timed.start == costs.duration(rank.rank, timed.action)
+            assert timed.end - timed.start == costs.duration(timed.action)
             free = timed.end
     assert simulation.makespan_ns == max(timed.end for _, timed in placed.values())
 

@@ -54,8 +54,7 @@ def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits, graph: G
     parts = (times.durations - held, held, transfer, times.start - bindings.ready)
     work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
     of_work = work + waiting
-    entries = np.flatnonzero(table.dep_is_message)
-    messages = reading[:, table.dep_reader[entries]]
+    messages = reading[:, table.messages[1]]
     end: Int64 = replay_table(table, of_work, messages).end if graph is None else graph.ends(of_work, messages)
     before = np.where(table.position > 0, np.roll(end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1
@@ -149,10 +148,8 @@ def _charge_late_members(
     given, passed = _part_of(amount, waits.longer, waits.ns), waits.longer.copy()
     _add(charges["work"], cell, given)
     late = np.flatnonzero(waits.ns > waits.longer)
-    hop = walks.first(cell[late], times.start.take(cell[late]))
-    for _ in range(walks.most_hops):
-        if not len(hop):
-            break
+    first_hop = walks.first(cell[late], times.start.take(cell[late]))
+    for hop in walks.hops(first_hop, lambda hop: passed[late[hop.walk]] < waits.ns[late[hop.walk]]):
         wait = late[hop.walk]
         for to, at, length in (
             ("idle", hop.cell, hop.idle),
@@ -163,7 +160,6 @@ def _charge_late_members(
             part = _part_of(amount[wait], passed[wait], waits.ns[wait]) - given[wait]
             given[wait] += part
             _add(charges[to], at, part)
-        hop = walks.after(hop, passed[wait] < waits.ns[wait])
     _add(charges["idle"], cell, amount - given)
 
 
@@ -206,11 +202,10 @@ class _BubbleWalks:
     def pieces(self, is_open: Callable[[Int64], Bool]) -> Iterator[_Piece]:
         """The pieces of the walks, until ``is_open`` of a walk is false or it is back on its own rank."""
         yield from self._first_pieces
-        hop, continues = self._first, self._first_continues
-        for _ in range(self.walks.most_hops - 1):
-            hop = self.walks.after(hop, continues & is_open(hop.walk))
-            if not len(hop):
-                return
+        continues = self._first_continues
+        hops = self.walks.hops(self._first, lambda hop: continues & is_open(hop.walk))
+        next(hops, None)
+        for hop in hops:
             continues = self._continues(hop)
             yield from self._pieces_of(hop, continues)
 

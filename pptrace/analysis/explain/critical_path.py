@@ -115,7 +115,7 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
     Where there is none, by what readers waited for: messages took as much or more.
     """
     table = times.table
-    link = table.rank[sender] * np.int64(table.pp) + table.rank[table.dep_reader[table.dep_is_message][message]]
+    link = table.rank[sender] * np.int64(table.pp) + table.rank[table.messages[1][message]]
     usual = np.zeros(len(link), dtype=np.int64)
     for key in np.unique(link).tolist():
         of_link = link == key
@@ -201,7 +201,7 @@ class Walks:
     """
 
     def __init__(self, times: StepTimes, bindings: Bindings) -> None:
-        self.most_hops = len(times.table) + 1
+        self._most_hops = len(times.table) + 1
         """No more ops than there are, whatever wrong clocks make of their order."""
         first = np.arange(len(times.start))[:, np.newaxis] * len(times.table)
         self._source = (np.maximum(bindings.row, 0) + first).reshape(-1)
@@ -211,17 +211,17 @@ class Walks:
             matrix.reshape(-1) for matrix in (times.start, times.end, bindings.moving)
         )
 
-    def hops(self, cell: Int64, cursor: Int64) -> Iterator[Hop]:
-        """All hops of walks from the ops of some cells, at the times ``cursor``."""
-        hop = self.first(cell, cursor)
-        for _ in range(self.most_hops):
+    def hops(self, hop: Hop, goes_on: Callable[[Hop], Bool] | None = None) -> Iterator[Hop]:
+        """The first hop of some walks, and all behind it of those that waited for something and that ``goes_on`` marks."""
+        for _ in range(self._most_hops):
             if not len(hop):
                 return
             yield hop
-            hop = self.after(hop)
+            on = np.flatnonzero(hop.has_source if goes_on is None else hop.has_source & goes_on(hop))
+            hop = self._hop(hop.walk[on], hop.source[on], hop.begin[on])
 
     def first(self, cell: Int64, cursor: Int64) -> Hop:
-        """The first hop of these walks."""
+        """The first hop of walks from the ops of some cells, at the times ``cursor``."""
         return self._hop(np.arange(len(cell)), cell, cursor)
 
     def _hop(self, walk: Int64, cell: Int64, cursor: Int64) -> Hop:
@@ -233,11 +233,6 @@ class Walks:
         moving = np.where(is_message, 0, np.minimum(self._moving.take(cell), cursor - begun))
         idle, transfer = cursor - begun - moving, begun - sent + moving
         return Hop(walk, cell, source, has_source, idle, transfer, sent - begin, begin)
-
-    def after(self, hop: Hop, continues: Bool | None = None) -> Hop:
-        """The next hop of the walks that waited for something, or of those of them that ``continues`` marks."""
-        on = np.flatnonzero(hop.has_source if continues is None else hop.has_source & continues)
-        return self._hop(hop.walk[on], hop.source[on], hop.begin[on])
 
 
 def critical_paths(
@@ -254,7 +249,8 @@ def critical_paths(
     work, transfer, idle, host = (np.zeros((len(windows), len(table)), dtype=np.int64) for _ in range(4))
     start = times.start[windows, last]
     work[np.arange(len(windows)), last] = times.end[windows, last] - start
-    for hop in Walks(times, bindings).hops(windows * len(table) + last, start):
+    walks = Walks(times, bindings)
+    for hop in walks.hops(walks.first(windows * len(table) + last, start)):
         number, row, source = hop.walk, hop.cell % len(table), hop.source % len(table)
         of_host = np.minimum(host_before.reshape(-1)[hop.cell], hop.idle)
         idle[number, row] += hop.idle - of_host

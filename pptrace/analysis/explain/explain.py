@@ -10,6 +10,7 @@ them are explained along its graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,14 +22,16 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.blame import charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import causes_of_windows
 from pptrace.analysis.explain.critical_path import Bindings, bindings_of, critical_paths
-from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
+from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits, no_inner_waits
 from pptrace.analysis.explain.measured import along_graph, costs_of_windows, equal_rows, waits_with_equal_rows
-from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
-from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, rows_of_windows
+from pptrace.analysis.explain.step_times import UNKNOWN, IndexedWindows, RankTimes, StepTimes, before_ops, step_times
+from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, longest_of_steps, rows_of_windows
 from pptrace.analysis.whole_run import Blame, BlamedOp, Cause, CriticalPath
+from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import KINDS
-from pptrace.schedule.message_graph import Graph
+from pptrace.schedule.message_graph import Graph, Messaging, make_graph
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
@@ -36,16 +39,6 @@ from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.routing import Routing
-
-
-from contextlib import suppress
-
-from pptrace.analysis.explain.inner_waits import no_inner_waits
-from pptrace.analysis.explain.step_times import UNKNOWN
-from pptrace.analysis.matrix.step_matrix import longest_of_steps
-from pptrace.errors import ScheduleError
-from pptrace.schedule.message_graph import Messaging, make_graph
-from pptrace.schedule.plan import Plan
 
 _CELLS = 60_000
 """Steps × ops that are explained together: more would take much memory."""
@@ -155,18 +148,16 @@ def _explain_part(
     outside = rows_of_windows(in_order([rank.outside for rank in ranks]), np.flatnonzero(is_whole))
     chosen = (np.cumsum(is_whole) - 1)[longest[explained]]
     step, times = step[is_whole], times.whole()
-    bindings = bindings_of(
-        times, lambda ready: before_ops(((rank.ops, rank.exposed) for rank in ranks), ready, is_whole)
-    )
-    starved = before_ops(((rank.ops, rank.starved) for rank in ranks), bindings.ready, is_whole)
+    bindings = bindings_of(times, partial(before_ops, ranks, "exposed", is_whole))
+    starved = before_ops(ranks, "starved", is_whole, bindings.ready)
     host_before = np.where(times.knows_host[:, np.newaxis], starved, 0)
-    collected = before_ops(((rank.ops, rank.collections) for rank in ranks), bindings.ready, is_whole)
+    collected = before_ops(ranks, "collections", is_whole, bindings.ready)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
     costs = costs_of_windows(times, bindings, waits, outside, collected)
     if graph is not None:
         costs = along_graph(costs, graph, times, bindings, [rank.calls for rank in ranks], is_whole, collected)
     paths, on_path = critical_paths(times, bindings, chosen, host_before)
-    equal = equal_rows(times, routing)
+    equal = equal_rows(times, costs, routing)
     equal_waits = waits_with_equal_rows(waits, times.communication - equal[1])
     causes = causes_of_windows(costs, times, step, chosen, host_before, equal, equal_waits, on_path, axes)
     blames = _blames(times, bindings, waits, step, sizes, host_before, graph)
@@ -254,8 +245,6 @@ _MOST_CELLS = 40_000
 """Steps × ops that are looked at: the way is the same in all steps."""
 _CLEARLY = 0.005
 """Share of a step by which another way has to come closer to the measured steps."""
-_MOST_REPLAYED = 400_000
-"""Ops in the replays of each way that is tried."""
 _WAYS = (
     (Messaging.BLOCKING_RECEIVES, 0),
     (Messaging.BLOCKING_RECEIVES, 1),
@@ -266,7 +255,9 @@ _WAYS = (
 
 
 def graph_of_run(plan: Plan, steps: Steps, data: AlignedRun) -> Graph | None:
-    """Find the graph of a run; None where its steps are as long as with receives that were posted ahead."""
+    """Find the graph of a run: that of the way of sending and receiving with which replays come closest to its steps; None where
+    none comes clearly closer than measured waits, as with receives that were posted ahead.
+    """
     num = min(len(steps), max(1, _MOST_CELLS // (len(plan.table) * max(map(len, steps)))))
     first = (len(steps) - num) // 2
     steps = steps[first : first + num]  # from the middle of the run
@@ -280,33 +271,18 @@ def graph_of_run(plan: Plan, steps: Steps, data: AlignedRun) -> Graph | None:
     complete = np.flatnonzero((np.bincount(step, minlength=len(steps)) == sizes)[step])
     if not len(complete):
         return None
-    bindings = bindings_of(
-        times, lambda ready: before_ops(((rank.ops, rank.exposed) for rank in ranks), ready, is_whole)
-    )
+    bindings = bindings_of(times, partial(before_ops, ranks, "exposed", is_whole))
     nothing, outside = np.zeros_like(times.start), ranks[0].outside.where(slice(0))  # neither changes the way
-    every = costs_of_windows(times, bindings, no_inner_waits(), outside, nothing)
-    calls = [rank.calls for rank in ranks]
-
-    def costs_along(graph: Graph) -> StepMatrix:
-        return along_graph(every, graph, times, bindings, calls, is_whole, nothing).of_windows(complete)
-
-    return closest_graph(plan, every.of_windows(complete), costs_along)
-
-
-def closest_graph(plan: Plan, costs: StepMatrix, along: Callable[[Graph], StepMatrix]) -> Graph | None:
-    """The graph of the way that comes closest to the measured steps; None where none is clearly closer than measured waits.
-
-    ``along`` returns the costs for replays along a graph.
-    """
-    stride = -(-costs.durations.size // _MOST_REPLAYED)
-    error = _error_of(costs.every(stride))
+    costs, calls = costs_of_windows(times, bindings, no_inner_waits(), outside, nothing), [rank.calls for rank in ranks]
+    error = _error_of(costs.of_windows(complete))
     if error <= _CLEARLY:
         return None
     errors: list[tuple[float, Graph | None]] = [(error - _CLEARLY, None)]
     for messaging, prefetch in _WAYS:
         with suppress(ScheduleError):
             graph = make_graph(plan, messaging, prefetch)
-            errors.append((_error_of(along(graph).every(stride)), graph))
+            along = along_graph(costs, graph, times, bindings, calls, is_whole, nothing)
+            errors.append((_error_of(along.of_windows(complete)), graph))
     return min(errors, key=lambda entry: entry[0])[1]
 
 

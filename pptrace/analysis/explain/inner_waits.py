@@ -54,7 +54,7 @@ def collectives_in_ops(comms: Slice, window: Int64, ops: Slice, lane: Lane) -> S
     chosen = is_inner(comms) & (comms["match"] >= 0) & (comms["group_size"] != 1)
     if not chosen.any() or not len(ops):
         return Slice.empty(*_COLUMNS)
-    inner, window = comms.only(("match", "start_ns", "end_ns", "transfer_start_ns")).where(chosen), window[chosen]
+    inner, window = comms.where(chosen), window[chosen]
     order = np.lexsort((inner["start_ns"], window))
     inner, window = inner.where(order), window[order]
     start, end, together = (inner[name] for name in ("start_ns", "end_ns", "transfer_start_ns"))

@@ -123,22 +123,19 @@ def _cells(where: Bool, name: str, **matrices: Int64) -> Slice:
     return Slice({"window": window, name: index, **{key: matrix[window, index] for key, matrix in matrices.items()}})
 
 
-def equal_rows(times: StepTimes, routing: Routing | None) -> tuple[Int64, Int64, Int64]:
+def equal_rows(times: StepTimes, matrix: StepMatrix, routing: Routing | None) -> tuple[Int64, Int64, Int64]:
     """(computing and communication of ops with equal rows, what unequal ones add to both together), shape (windows, rows), ns.
 
-    All three sum to what ops compute and communicate; where nothing is known of rows the third is 0.
+    All three sum to what ops compute and communicate; where nothing is known of rows the third is 0. ``times`` and ``matrix``
+    are of the same windows.
     """
-    if routing is None or not len(times.windows):
+    if routing is None:
         return times.computing, times.communication, np.zeros_like(times.computing)
-    ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    steps = np.array([window.step for window in times.windows], dtype=np.int64)
-    change = routing.of_windows(times.table, ranks, steps)
+    change = routing.of_windows(matrix.table, matrix.ranks, matrix.step)
     both = times.computing + times.communication
-    shorter, compute = np.zeros_like(both), np.zeros_like(both)
-    shorter[change["window"], change["row"]] = change["ns"]
-    compute[change["window"], change["row"]] = change["compute"]
-    shorter = np.minimum(shorter, both)
-    communication = np.clip(times.communication - (shorter - compute), 0, both - shorter)
+    shorter = np.minimum(matrix.spread(change), both)
+    waits = shorter - matrix.spread(change, "compute")
+    communication = np.clip(times.communication - waits, 0, both - shorter)
     return both - shorter - communication, communication, shorter
 
 

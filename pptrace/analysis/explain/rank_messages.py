@@ -18,22 +18,10 @@ from pptrace.slices import Slice, distinct_of, reduce_groups
 
 MOVED = "moved_ns"
 """Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
-_OF_RECEIVED = (
-    "direction",
-    "stage",
-    "microbatch",
-    "start_ns",
-    "asked_ns",
-    "transfer_start_ns",
-    "transfer_end_ns",
-    "end_ns",
-    MOVED,
-)
 NEVER = np.iinfo(np.int64).max
 """The time at which all messages of a kernel had been sent, where that is not known."""
 CALLS = ("window", "end", "free_ns", "called_ns", "collected_ns")
 """Columns of calls."""
-_OF_CALLS = ("direction", "stage", "microbatch", "start_ns", "end_ns")
 
 
 def with_moved_times(comms: Slice, window: Int64) -> Slice:
@@ -75,7 +63,7 @@ def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     """
     is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
     sent = _sent_with(comms, window)[is_received]
-    received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
+    received, window = comms.where(is_received), window[is_received]
     message = _messages_of(table, received, np.zeros(len(received), dtype=np.bool_))
     known = message >= 0
     begins, posted = received["transfer_start_ns"], received["start_ns"]
@@ -152,7 +140,7 @@ def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice, collecti
     ``collections`` (:mod:`pptrace.intervals`) took of the time between.
     """
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-    calls, window = comms.only((*_OF_CALLS, "kind")).where(is_message), window[is_message]
+    calls, window = comms.where(is_message), window[is_message]
     is_send = calls.among("kind", ("send",))
     message = _messages_of(table, calls, is_send)
     lasts = calls["end_ns"] > calls["start_ns"]  # one that takes no time is posted with those that begin as it does
@@ -192,8 +180,8 @@ def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: In
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
     of_sends = np.flatnonzero(is_held & comms.among("kind", ("send",)))
-    is_held[of_sends] = _holds_up(comms.only(_OF_SENDS).where(of_sends), ops, comms["start_ns"])
-    held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
+    is_held[of_sends] = _holds_up(comms.where(of_sends), ops, comms["start_ns"])
+    held, window = comms.where(is_held), window[is_held]
     peer, known = _places_of(pipeline, held["peer"])
     columns = {
         "window": window,
@@ -205,7 +193,6 @@ def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: In
     return Slice({name: column[known] for name, column in columns.items()})
 
 
-_OF_SENDS = ("start_ns", "end_ns", "transfer_start_ns", MOVED)
 _GOES_ON = 0.1
 """Share of sends that wait for their readers while an op of their rank begins, from which on posting a send holds up no rank."""
 _AT_ONCE, _AT_ONCE_NS = 0.1, 1_000_000

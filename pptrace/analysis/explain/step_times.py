@@ -5,8 +5,8 @@ Each rank's window is cut at its ops: before each op lies the *gap* since the op
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -274,16 +274,18 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     return times
 
 
-def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Bool) -> Int64:
-    """Lengths of some times between when ops could have run and their starts, ns, shape (whole windows, rows).
+def before_ops(
+    ranks: Sequence[RankTimes], name: Literal["starved", "exposed", "collections"], is_whole: Bool, ready: Int64
+) -> Int64:
+    """Lengths of some times of ranks between when ops could have run and their starts, ns, shape (whole windows, rows).
 
     Args:
-        times: the ops of each rank (:class:`RankTimes`), and its times (:mod:`pptrace.intervals`).
-        ready: when each op of whole windows could have run.
+        ranks, name: which times.
         is_whole: which of all windows are.
+        ready: when each op of whole windows could have run.
     """
     before, numbers = np.zeros(ready.shape, dtype=np.int64), numbers_of_whole(is_whole)
-    for ops, of_rank in times:
+    for ops, of_rank in ((rank.ops, getattr(rank, name)) for rank in ranks):
         if not len(of_rank):
             continue
         rows = ops if is_whole.all() else ops.where(numbers[ops["window"]] >= 0)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
-from pptrace.slices import Slice
+from pptrace.slices import Slice, last_like
 
 _MOST_ROUNDS = 3
 """Waits that follow make others follow."""
@@ -40,11 +40,8 @@ def with_following_waits(costs: StepMatrix, changed: StepMatrix) -> StepMatrix:
 
 def waits_with_late_windows(costs: StepMatrix) -> tuple[Slice, Int64]:
     """(the waits for ops in windows of the costs, these windows)."""
-    waits, size = costs.waits, int(costs.ranks.max(initial=0)) + 1
-    keys = (costs.step[:, np.newaxis] * size + costs.ranks).ravel()
-    order = np.argsort(keys, kind="stable")
-    wanted = costs.step[waits["window"]] * size + waits["rank"]
-    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), max(len(keys) - 1, 0))
-    found = order[at] if len(keys) else at
-    is_known = keys[found] == wanted if len(keys) else np.zeros(0, dtype=np.bool_)
-    return waits.where(is_known), found[is_known] // costs.ranks.shape[1]
+    waits, pp = costs.waits, costs.ranks.shape[1]
+    members = (np.repeat(costs.step, pp), costs.ranks.ravel())
+    found = last_like((costs.step[waits["window"]], waits["rank"]), members)
+    is_known = found >= 0
+    return waits.where(is_known), found[is_known] // pp

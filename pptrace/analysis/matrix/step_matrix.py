@@ -18,7 +18,6 @@ from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import replay_table
-from pptrace.simulator import makespans
 from pptrace.slices import Slice
 
 _T = TypeVar("_T")
@@ -99,14 +98,9 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
     exposed_ep: Int64 | None = None
 
     @cached_property
-    def reader(self) -> Int64:
-        """The row of the plan that reads each message."""
-        return self.table.dep_reader[self.table.dep_is_message].astype(np.int64)
-
-    @cached_property
     def message_kind(self) -> Int64:
         """The kind of each message: the code of RECV_F or RECV_B."""
-        output = self.table.dep_slot[self.table.dep_is_message] % len(Output)
+        output = self.table.messages[2] % len(Output)
         return np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
 
     @cached_property
@@ -180,11 +174,7 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
         """The length of each replayed window, ns. Along a graph, that says what messages keep their ranks from."""
         spans = np.empty(len(self.step), dtype=np.int64)
         for part in self.parts():
-            taken, messages, posted = self._replayed(part)
-            if self.graph is None:
-                spans[part] = makespans(self.table, taken, messages)
-            else:
-                spans[part] = spans_of(self.table, self.graph, taken, messages, posted)
+            spans[part] = spans_of(self.table, self.graph, *self._replayed(part))
         return spans
 
     @cached_property

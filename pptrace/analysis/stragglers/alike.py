@@ -31,12 +31,11 @@ DEVIATION = 1.4826
 
 def gains_of_places(plans: Sequence[StepMatrix]) -> Mapping[Place, Int64]:
     """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
-    typical = [costs.typical_cells for costs in plans]
     places: list[Place] = []
-    if (rank := _slowest_rank(plans, typical)) is not None:
+    if (rank := _slowest_rank(plans)) is not None:
         places.append(("rank", rank))
     num_stages = {costs.table.num_stages for costs in plans}
-    if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
+    if len(num_stages) == 1 and (stage := _slowest_stage(plans)) is not None:
         places.append(("stage", stage))
     return {place: gain_of_place(plans, place) for place in places}
 
@@ -46,18 +45,16 @@ def gain_of_place(plans: Sequence[StepMatrix], place: Place) -> Int64:
 
     What a stage costs more because the slowest rank is slower than its replicas is that rank's.
     """
-    typical = [costs.typical_cells for costs in plans]
     kind, number = place[0], int(place[1])
-    rank = number if kind == "rank" else _slowest_rank(plans, typical)
+    rank = number if kind == "rank" else _slowest_rank(plans)
     base = plans
     holds_it = any((costs.ranks[:, costs.table.rank[costs.table.stage == number]] == rank).any() for costs in plans)
     if rank is not None and (kind == "rank" or holds_it):
-        base = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
+        base = [_with_rank_as_replicas(costs, rank) for costs in plans]
         if kind == "rank":
             return gains(plans, base)
         base = [with_following_waits(costs, other) for costs, other in zip(plans, base, strict=True)]
-    as_others = (_with_stage_as_others(*both, number) for both in zip(base, typical, strict=True))
-    return gains(base, as_others)
+    return gains(base, (_with_stage_as_others(*both, number) for both in zip(base, plans, strict=True)))
 
 
 def slow_rank(plans: Sequence[StepMatrix]) -> Reason | None:
@@ -132,12 +129,12 @@ def long_ops(plans: Sequence[StepMatrix]) -> Reason | None:
     )
 
 
-def _usual_of_stage(costs: StepMatrix, typical: Floats, stage: int) -> tuple[Floats, Floats]:
+def _usual_of_stage(costs: StepMatrix, stage: int) -> tuple[Floats, Floats]:
     """(typical cost of the cells of a stage, that of those of the other stages; NaN where there are none), each of a kind."""
     cells, _ = costs.cells
     kind, of_cell = np.divmod(cells, costs.table.num_stages)
     of_stage = np.flatnonzero(of_cell == stage)
-    lowest = np.sort(typical, axis=0)[(len(typical) - 1) // 2]
+    lowest = np.sort(costs.typical_cells, axis=0)[(len(costs.step) - 1) // 2]
     usual = [
         np.median(lowest[(kind == kind[cell]) & (of_cell != stage)]) if (kind == kind[cell]).sum() > 1 else np.nan
         for cell in of_stage.tolist()
@@ -145,20 +142,20 @@ def _usual_of_stage(costs: StepMatrix, typical: Floats, stage: int) -> tuple[Flo
     return lowest[of_stage], np.array(usual)
 
 
-def _slowest_stage(plans: Sequence[StepMatrix], typical: Sequence[Floats]) -> int | None:
+def _slowest_stage(plans: Sequence[StepMatrix]) -> int | None:
     """The stage whose ops exceed those of the others most; None where none does."""
     excess = np.zeros(plans[0].table.num_stages)
-    for costs, of_cells in zip(plans, typical, strict=True):
+    for costs in plans:
         for stage in range(len(excess)):
-            cost, usual = _usual_of_stage(costs, of_cells, stage)
+            cost, usual = _usual_of_stage(costs, stage)
             excess[stage] += np.nansum(cost - usual) * len(costs.step)
     return int(excess.argmax()) if excess.max() > 0 else None
 
 
-def _with_stage_as_others(costs: StepMatrix, typical: Floats, stage: int) -> StepMatrix:
-    """The costs, ops of a stage shortened as much as its typical ones exceed those of the others."""
+def _with_stage_as_others(costs: StepMatrix, measured: StepMatrix, stage: int) -> StepMatrix:
+    """The costs, ops of a stage shortened as much as its typical ones exceed those of the others in what was ``measured``."""
     cells, of_row = costs.cells
-    cost, usual = _usual_of_stage(costs, typical, stage)
+    cost, usual = _usual_of_stage(measured, stage)
     factor = np.ones(len(cells))
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
         np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
@@ -166,33 +163,24 @@ def _with_stage_as_others(costs: StepMatrix, typical: Floats, stage: int) -> Ste
     return replace(costs, durations=costs.durations - np.rint(costs.own * (1 - factor[of_row])).astype(np.int64))
 
 
-def _replicas(costs: StepMatrix, typical: Floats) -> Floats:
+def _replicas(costs: StepMatrix) -> Floats:
     """Typical cost of each cell in the faster half of the pipelines at most, ns."""
     first = [int(windows[0]) for windows in costs.of_pipelines()]
-    ordered: Floats = np.sort(typical[first], axis=0)[(len(first) - 1) // 2]
+    ordered: Floats = np.sort(costs.typical_cells[first], axis=0)[(len(first) - 1) // 2]
     return ordered
 
 
-def _slowest_rank(plans: Sequence[StepMatrix], typical: Sequence[Floats]) -> int | None:
+def _slowest_rank(plans: Sequence[StepMatrix]) -> int | None:
     """The rank whose ops exceed those of its replicas most; None where none does."""
-    excess: dict[int, float] = {}
-    for costs, of_cells in zip(plans, typical, strict=True):
-        _, of_row = costs.cells
-        beyond = np.maximum(of_cells - _replicas(costs, of_cells), 0)[:, of_row]
-        for place in range(costs.table.pp):
-            of_place = beyond[:, costs.table.rank == place].sum(axis=1)
-            for rank, ns in zip(costs.ranks[:, place].tolist(), of_place.tolist(), strict=True):
-                excess[rank] = excess.get(rank, 0) + ns
-    rank = max(excess, key=excess.__getitem__)
-    return rank if excess[rank] > 0 else None
+    excess = [np.maximum(costs.typical_cells - _replicas(costs), 0)[:, costs.cells[1]] for costs in plans]
+    of_rank = time_by_rank(plans, [(2 * ns).astype(np.int64) for ns in excess])  # medians are whole or half ns
+    return max(of_rank, key=of_rank.__getitem__, default=None)
 
 
-def _with_rank_as_replicas(costs: StepMatrix, typical: Floats, rank: int) -> StepMatrix:
+def _with_rank_as_replicas(costs: StepMatrix, rank: int) -> StepMatrix:
     """The costs, ops of a rank shortened as much as its typical ones exceed those of its replicas."""
-    _, of_row = costs.cells
-    factor = np.divide(
-        np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
-    )
+    (_, of_row), typical = costs.cells, costs.typical_cells
+    factor = np.divide(np.minimum(_replicas(costs), typical), typical, out=np.ones(typical.shape), where=typical > 0)
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
     saved = np.where(is_of_rank, costs.own * (1 - factor[:, of_row]), 0)
     return replace(costs, durations=costs.durations - np.rint(saved).astype(np.int64))

@@ -77,8 +77,7 @@ def num_links(costs: StepMatrix) -> int:
 def _ends(costs: StepMatrix) -> Int64:
     """The pipeline ranks of each message's sender and reader, the smaller first, as one number."""
     table = costs.table
-    sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
-    reader = table.rank[costs.reader].astype(np.int64)
+    sender, reader = (table.rank[rows].astype(np.int64) for rows in table.messages[:2])
     return np.minimum(sender, reader) * table.pp + np.maximum(sender, reader)
 
 

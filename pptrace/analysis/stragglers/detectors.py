@@ -21,14 +21,7 @@ from msgspec.structs import replace
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.alike import DEVIATION, Place, gains_of_places, long_ops, slow_rank
 from pptrace.analysis.stragglers.communication import HotSpot, late_member, late_receives, slow_link, unequal_routes
-from pptrace.analysis.stragglers.hosts import (
-    garbage_collections,
-    host_pauses,
-    late_firsts,
-    late_launches,
-    late_starts,
-    pauses_of,
-)
+from pptrace.analysis.stragglers.hosts import garbage_collections, host_pauses, late_launches, late_starts
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES, long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
@@ -233,11 +226,6 @@ def _long_ops(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
     return None if has_long_sequences else long_ops(plans), plans
 
 
-def _late_launches(plans: Plans) -> Reason | None:
-    named = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
-    return late_launches(plans, named)
-
-
 def _only_names(find: Callable[[Plans], Reason | None]) -> Detector:
     """A detector that peels nothing."""
     return lambda plans, _: (find(plans), plans)
@@ -268,7 +256,7 @@ SINGLE: tuple[Detector, ...] = (
     _only_names(late_member),
     _later_than_clocks_tell(late_starts),
     _later_than_clocks_tell(host_pauses),
-    _later_than_clocks_tell(_late_launches),
+    _later_than_clocks_tell(late_launches),
 )
 """Detectors of what single ops, links, ranks and hosts do, all in what those before have left. Long sequences come before long
 ops, as they make ops long: with them, ops have no reason of their own. Ops that are always late come last, without late starts

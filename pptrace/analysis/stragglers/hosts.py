@@ -76,10 +76,10 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
             plans,
             (
                 replace(
-                    costs.with_lateness(costs.lateness - ns),
+                    costs.with_lateness(costs.lateness - _with_waits(costs, _late_firsts(costs))),
                     durations=costs.durations - np.minimum(waited, costs.inner),
                 )
-                for costs, ns, (_, waited) in zip(plans, late_firsts(plans), met, strict=True)
+                for costs, (_, waited) in zip(plans, met, strict=True)
             ),
         ),
         {
@@ -105,13 +105,15 @@ def _spans_before(plans: Sequence[StepMatrix], late: Sequence[Int64], rank: int)
     return {kind: ns / total for kind, ns in taken.most_common() if ns >= _LEAST_SPAN * total}
 
 
-def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64]) -> Reason | None:
+def late_launches(plans: Sequence[StepMatrix]) -> Reason | None:
     """The rank whose ops always begin later than those of the others, and what steps would get back if they did not.
 
     Where all ranks are about as late, what they would get back if none was late; not where no message is known, whose transfers
-    would look the same. ``apart`` is the part of the delays that is a reason of its own, as late starts and pauses are.
+    would look the same. Late starts and pauses are reasons of their own.
     """
-    delays = [costs.lateness - ns for costs, ns in zip(plans, apart, strict=True)]
+    delays = [
+        costs.lateness - _with_waits(costs, _late_firsts(costs)) - _with_waits(costs, _pauses(costs)) for costs in plans
+    ]
     usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
     excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]
     if not any(ns.any() for ns in delays):
@@ -198,10 +200,9 @@ def _late_to_meet(costs: StepMatrix) -> tuple[Int64, Int64]:
     return late, waited
 
 
-def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:
-    """The part of the delays that :func:`late_starts` is about: of ranks that come late, and of those that wait for them."""
-    late = [_late_firsts(costs) for costs in plans]
-    return [np.maximum(ns, costs.waits_for(ns)) for costs, ns in zip(plans, late, strict=True)]
+def _with_waits(costs: StepMatrix, late: Int64) -> Int64:
+    """The part of the delays by which ranks are late, and that of those that wait for them, shape (windows, rows), ns."""
+    return np.maximum(late, costs.waits_for(late))
 
 
 def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
@@ -227,15 +228,9 @@ def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
         where,
         "Pauses: {share} is lost where the host stands still now and then, on " + place,
         f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
-        gains_if_sooner(plans, pauses_of(plans)),
+        gains_if_sooner(plans, list(map(_with_waits, plans, paused))),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )
-
-
-def pauses_of(plans: Sequence[StepMatrix]) -> list[Int64]:
-    """The part of the delays that :func:`host_pauses` is about: of ranks that pause, and of those that wait for them."""
-    paused = [_pauses(costs) for costs in plans]
-    return [np.maximum(ns, costs.waits_for(ns)) for costs, ns in zip(plans, paused, strict=True)]
 
 
 def _pauses(costs: StepMatrix) -> Int64:
@@ -248,7 +243,7 @@ def _pauses(costs: StepMatrix) -> Int64:
             # what is late in half of the steps is not so in most
             excess = delays - np.sort(delays, axis=0)[(len(windows) - 1) // 2]
             pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
-    return np.where(late_firsts([costs])[0] > 0, 0, pauses)
+    return np.where(_with_waits(costs, _late_firsts(costs)) > 0, 0, pauses)
 
 
 def garbage_collections(plans: Sequence[StepMatrix]) -> Reason | None:

@@ -1,6 +1,6 @@
 """Slowdowns of ByteDance's what-if study ("Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI'25).
 
-A step is replayed with what every op, message and collective cost, and with what its kind typically costs (:class:`Typical`); T
+A step is replayed with what every op, message and collective cost, and with what its kind typically costs; T
 is the mean length of the steps. ``slowdown`` is T / T_ideal. That of a stage or of a kind is T / T_ideal where it alone costs
 what it did; that of a worker is the smaller of those of its pipeline and of its pipeline rank: as many replays do as there
 are pipelines and pipeline ranks (the study's approximation, with a pipeline for the ranks of one dp rank). ``m_w`` and ``m_s``
@@ -31,55 +31,30 @@ from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, 
 from pptrace.model.known import all_known
 from pptrace.model.tables import GARBAGE_COLLECTION, Bool, Int64
 from pptrace.schedule.actions import Kind
-from pptrace.simulator import rank_ends, rank_ends_of_mixtures
+from pptrace.schedule.replay_table import rank_ends, rank_ends_of_mixtures
 
 _NAMES = tuple(str(kind) for kind in Kind)
 
 
-class Typical(Struct, frozen=True):
-    """Cost by kind, ns: of what computes the mean; of messages and collectives the median, as the study has it.
+def _typical_costs(plans: Sequence[StepMatrix], chains: Sequence[Chains]) -> Mapping[str, int]:
+    """Cost by kind in all plans' steps, and in what is done before and after them, ns: of ops, messages, then all else.
 
-    A kind of message that was never matched is left out: it costs nothing in any replay.
+    Of what computes it is the mean; of messages and collectives the median, as the study has it. A kind of message that was
+    never matched is left out: it costs nothing in any replay.
     """
-
-    of_kind: Mapping[str, int]
-
-    @classmethod
-    def of(cls, plans: Sequence[StepMatrix], chains: Sequence[Chains]) -> Typical:
-        """Typical costs of all plans' steps, and of what is done before and after them."""
-        times: dict[str, list[Int64]] = {}
-        of_items = ((name, of.work[:, of.name == name]) for of in chains for name in np.unique(of.name).tolist())
-        for name, part in chain(*map(_times_of_ops, plans), of_items):
-            times.setdefault(name, []).append(part)
-        typical = {}
-        for name, parts in times.items():
-            if count := sum(part.size for part in parts):
-                total = sum(int(part.sum(dtype=np.int64)) for part in parts)
-                is_moved = is_collective(name) or name in (_NAMES[code] for code in RECEIVES)
-                middle = np.median(np.concatenate([part.ravel() for part in parts])) if is_moved else total / count
-                typical[name] = round(float(middle))
-        return cls(typical)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds: ops, messages, then all else."""
-        first = [name for name in _NAMES if name in self.of_kind]
-        return (*first, *sorted(set(self.of_kind) - set(first)))
-
-    def durations(self, costs: StepMatrix) -> Int64:
-        """The typical cost of each row of a plan, ns."""
-        return self._by_code()[costs.table.kind]
-
-    def transfers(self, costs: StepMatrix) -> Int64:
-        """The typical cost of each message of a plan, ns."""
-        return self._by_code()[costs.message_kind]
-
-    def work(self, chains: Chains) -> Int64:
-        """The typical cost of each item of chains, ns."""
-        return np.array([self.of_kind[name] for name in chains.name.tolist()], dtype=np.int64)
-
-    def _by_code(self) -> Int64:
-        return np.array([self.of_kind.get(name, 0) for name in _NAMES], dtype=np.int64)
+    times: dict[str, list[Int64]] = {}
+    of_items = ((name, of.work[:, of.name == name]) for of in chains for name in np.unique(of.name).tolist())
+    for name, part in chain(*map(_times_of_ops, plans), of_items):
+        times.setdefault(name, []).append(part)
+    typical = {}
+    for name in (*_NAMES, *sorted(times.keys() - set(_NAMES))):
+        parts = times.get(name, [])
+        if count := sum(part.size for part in parts):
+            total = sum(int(part.sum(dtype=np.int64)) for part in parts)
+            is_moved = is_collective(name) or name in (_NAMES[code] for code in RECEIVES)
+            middle = np.median(np.concatenate([part.ravel() for part in parts])) if is_moved else total / count
+            typical[name] = round(float(middle))
+    return typical
 
 
 def _times_of_ops(costs: StepMatrix) -> Iterator[tuple[str, Int64]]:
@@ -97,7 +72,7 @@ def replays_of(plans: Sequence[StepMatrix]) -> list[Replays]:
     sides = [side for both in chains for side in both]
     if not any(len(side.rank) for side in sides):
         chains, sides = [], []
-    typical = Typical.of(plans, sides)
+    typical = _typical_costs(plans, sides)
     return [Replays(costs, typical, chains[index] if chains else None) for index, costs in enumerate(plans)]
 
 
@@ -122,72 +97,59 @@ def _chains_of_side(costs: StepMatrix, side: int) -> Chains | None:
 
 class Replays(Struct, frozen=True, eq=False, dict=True):
     """Time that all steps of one plan take together in replays, ns: with what comes before and after their ops, where there are
-    ``chains`` of it.
+    ``chains`` of it. ``typical`` is what each kind typically costs, ns.
     """
 
     costs: StepMatrix
-    typical: Typical
+    typical: Mapping[str, int]
     chains: tuple[Chains, Chains] | None = None
 
     @cached_property
     def num_steps(self) -> int:
         return len(np.unique(self.costs.step))
 
-    def measured(self) -> int:
-        return self._sum(self._measured_ends, self._all(True))
+    @cached_property
+    def _typical_times(self) -> tuple[Int64, Int64]:
+        """(the typical cost of each row of the plan, that of each message), ns."""
+        by_code = np.array([self.typical.get(name, 0) for name in _NAMES], dtype=np.int64)
+        return by_code[self.costs.table.kind], by_code[self.costs.message_kind]
 
-    def ideal(self) -> int:
-        return self._sum(self._ideal_ends, self._all(False))
-
-    def with_each_stage(self, num_stages: int) -> list[int]:
-        """Replays in which one stage alone costs what was measured."""
-        return self._with_each(self.costs.table.stage, num_stages)
-
-    def with_each_pp_rank(self, pp: int) -> list[int]:
-        """Replays in which one pipeline rank of all pipelines alone costs what was measured."""
-        return self._with_each(self.costs.table.rank, pp)
+    def with_windows(self, is_measured: Bool | bool) -> int:
+        """Replay in which some windows, or all of them, cost what was measured."""
+        workers = np.broadcast_to(np.reshape(is_measured, (-1, 1)), self._ideal_ends.shape)
+        return self._sum(np.where(workers, self._measured_ends, self._ideal_ends), self._items(workers))
 
     def with_each_kind(self) -> dict[str, int]:
         """Replays in which one kind alone costs what was measured."""
         codes = {str(member): member.code for member in Kind}
         of_rows, of_messages = self.costs.table.kind, self.costs.message_kind
         ends = self._mixed_ends(
-            (of_rows == codes.get(kind, -1), of_messages == codes.get(kind, -1)) for kind in self.typical.kinds
+            (of_rows == codes.get(kind, -1), of_messages == codes.get(kind, -1)) for kind in self.typical
         )
         return {
             kind: self._sum(of_kind, [side.name == kind for side in self.chains or ()])
-            for kind, of_kind in zip(self.typical.kinds, ends, strict=True)
+            for kind, of_kind in zip(self.typical, ends, strict=True)
         }
-
-    def without_ranks(self, ranks: Int64) -> int:
-        """Replay in which all but some global ranks cost what was measured."""
-        return self._length(~np.isin(self.costs.ranks, ranks)[:, self.costs.table.rank])
-
-    def without_last_stage(self) -> int:
-        """Replay in which all but the last stage costs what was measured."""
-        return self._length(self.costs.table.stage != self.costs.table.num_stages - 1)
 
     def with_pipelines(self) -> dict[tuple[int, ...], int]:
         """Time by which each pipeline makes the steps longer, if it alone costs what was measured."""
-        ideal, beyond = self.ideal(), {}
-        for ranks, windows in pipelines_of(self.costs.ranks):
-            workers = np.zeros(self._ideal_ends.shape, dtype=np.bool_)
-            workers[windows] = True
-            ends = np.where(workers, self._measured_ends, self._ideal_ends)
-            beyond[ranks] = self._sum(ends, self._items(workers)) - ideal
-        return beyond
+        ideal, number = self.with_windows(False), np.arange(len(self.costs.step))
+        return {
+            ranks: self.with_windows(np.isin(number, windows)) - ideal
+            for ranks, windows in pipelines_of(self.costs.ranks)
+        }
 
-    def _length(self, rows: Bool) -> int:
+    def with_rows(self, rows: Bool) -> int:
         """Replay in which some rows, shape (…, rows), and the messages that they read cost what was measured.
 
         So does what a rank does before and after them, if all of its rows do.
         """
-        return self._sum_of_rows(rows, self._ends(rows, rows[..., self.costs.reader]))
+        return self._sum_of_rows(rows, self._ends(rows))
 
-    def _with_each(self, of_rows: npt.NDArray[Any], count: int) -> list[int]:
+    def with_each(self, of_rows: npt.NDArray[Any], count: int) -> list[int]:
         """Replays in which the rows of one number alone, and the messages that they read, cost what was measured."""
         masks = [of_rows == number for number in range(count)]
-        every = self._mixed_ends((mask, mask[self.costs.reader]) for mask in masks)
+        every = self._mixed_ends((mask, mask[self.costs.table.messages[1]]) for mask in masks)
         return [self._sum_of_rows(mask, ends) for mask, ends in zip(masks, every, strict=True)]
 
     def _sum_of_rows(self, rows: Bool, ends: Int64) -> int:
@@ -198,43 +160,37 @@ class Replays(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _measured_ends(self) -> Int64:
-        return self._ends(np.ones(len(self.costs.table), np.bool_), np.ones(self.costs.table.num_messages, np.bool_))
+        return self._ends(np.ones(len(self.costs.table), np.bool_))
 
     @cached_property
     def _ideal_ends(self) -> Int64:
         table = self.costs.table
-        ends = rank_ends(table, self.typical.durations(self.costs), self.typical.transfers(self.costs))
-        return np.broadcast_to(ends, (len(self.costs.step), table.pp))
+        return np.broadcast_to(rank_ends(table, *self._typical_times), (len(self.costs.step), table.pp))
 
     def _mixed_ends(self, mixtures: Iterable[tuple[Bool, Bool]]) -> list[Int64]:
         """The :meth:`_ends` of several choices of rows and messages, shapes (rows,) and (messages,)."""
-        costs, chosen = self.costs, list(mixtures)
-        durations, transfers = self.typical.durations(costs), self.typical.transfers(costs)
+        costs, typical, chosen = self.costs, self._typical_times, list(mixtures)
         every = [np.empty((len(costs.step), costs.table.pp), dtype=np.int64) for _ in chosen]
         for part in costs.parts():
-            moved = np.where(costs.transfers[part] >= 0, costs.transfers[part], transfers)
-            measured = costs.durations[part], moved
-            of_part = rank_ends_of_mixtures(costs.table, measured, (durations, transfers), chosen)
+            measured = costs.durations[part], np.where(costs.transfers[part] >= 0, costs.transfers[part], typical[1])
+            of_part = rank_ends_of_mixtures(costs.table, measured, typical, chosen)
             for ends, result in zip(every, of_part, strict=True):
                 ends[part] = result
         return every
 
-    def _ends(self, rows: Bool, messages: Bool) -> Int64:
-        """Ends of each rank's rows, shape (windows, pp), where some rows and messages cost what was measured, ns."""
-        costs, durations, transfers = self.costs, self.typical.durations(self.costs), self.typical.transfers(self.costs)
+    def _ends(self, rows: Bool) -> Int64:
+        """Ends of each rank's rows, shape (windows, pp), where some rows and their messages cost what was measured, ns."""
+        costs, (durations, transfers) = self.costs, self._typical_times
         ends = np.empty((len(costs.step), costs.table.pp), dtype=np.int64)
         for part in costs.parts():
-            of_rows, of_messages = (mask if mask.ndim == 1 else mask[part] for mask in (rows, messages))
-            of_messages = of_messages & (costs.transfers[part] >= 0)
+            of_rows = rows if rows.ndim == 1 else rows[part]
+            of_messages = of_rows[..., costs.table.messages[1]] & (costs.transfers[part] >= 0)
             ends[part] = rank_ends(
                 costs.table,
                 np.where(of_rows, costs.durations[part], durations),
                 np.where(of_messages, costs.transfers[part], transfers),
             )
         return ends
-
-    def _all(self, is_measured: bool) -> list[Bool]:
-        return [np.full(side.work.shape, is_measured) for side in self.chains or ()]
 
     def _items(self, workers: Bool) -> list[Bool]:
         """The items of some workers, shape (windows, pp), on each side."""
@@ -247,7 +203,7 @@ class Replays(Struct, frozen=True, eq=False, dict=True):
             return int(longest_of_steps(self.costs.step, ends.max(axis=1)).sum())
         (before, after), table = self.chains, self.costs.table
         work = [
-            np.where(is_measured, side.work, self.typical.work(side))
+            np.where(is_measured, side.work, [self.typical[name] for name in side.name.tolist()])
             for is_measured, side in zip(items, self.chains, strict=True)
         ]
         of_steps = ends.reshape(self.num_steps, -1)
@@ -266,20 +222,24 @@ SLOWEST_PERCENT = 3
 def slowdowns(plans: Sequence[StepMatrix]) -> Stragglers | None:
     """The slowdowns in some steps, of at least one plan; None where they took no time."""
     replays, table = replays_of(plans), plans[0].table
-    ideal, measured = (sum(getattr(of_plan, name)() for of_plan in replays) for name in ("ideal", "measured"))
+    ideal, measured = (sum(of_plan.with_windows(is_measured) for of_plan in replays) for is_measured in (False, True))
     if not ideal:
         return None
-    of_stages = zip(*(of_plan.with_each_stage(table.num_stages) for of_plan in replays), strict=True)
-    stages = [sum(times) / ideal for times in of_stages]
+    of_stages = (of_plan.with_each(of_plan.costs.table.stage, table.num_stages) for of_plan in replays)
+    stages = [sum(times) / ideal for times in zip(*of_stages, strict=True)]
     with_kinds = [of_plan.with_each_kind() for of_plan in replays]
-    kinds = {kind: sum(of_plan[kind] for of_plan in with_kinds) / ideal for kind in replays[0].typical.kinds}
+    kinds = {kind: sum(of_plan[kind] for of_plan in with_kinds) / ideal for kind in replays[0].typical}
     workers = _workers(replays, ideal)
     m_w = m_s = None
     if measured >= LEAST_SLOWDOWN * ideal:
         by_slowdown = sorted(workers, key=lambda rank: (-workers[rank], rank))
         slowest = np.array(by_slowdown[: -(-len(workers) * SLOWEST_PERCENT // 100)], dtype=np.int64)
-        m_w = (measured - sum(of_plan.without_ranks(slowest) for of_plan in replays)) / (measured - ideal)
-        m_s = (measured - sum(of_plan.without_last_stage() for of_plan in replays)) / (measured - ideal)
+        others = (~np.isin(one.costs.ranks, slowest)[:, one.costs.table.rank] for one in replays)
+        before_last = (one.costs.table.stage != one.costs.table.num_stages - 1 for one in replays)
+        m_w, m_s = (
+            (measured - sum(map(Replays.with_rows, replays, rows))) / (measured - ideal)
+            for rows in (others, before_last)
+        )
     return Stragglers(
         measured / ideal,
         m_w,
@@ -295,7 +255,8 @@ def slowdowns(plans: Sequence[StepMatrix]) -> Stragglers | None:
 def _workers(replays: Sequence[Replays], ideal: int) -> dict[int, float]:
     """The slowdown of each worker by its rank; in the steps of a plan that it is not in it changes nothing."""
     pp = replays[0].costs.table.pp
-    by_pp_rank = [sum(times) for times in zip(*(of_plan.with_each_pp_rank(pp) for of_plan in replays), strict=True)]
+    of_pp_ranks = (of_plan.with_each(of_plan.costs.table.rank, pp) for of_plan in replays)
+    by_pp_rank = [sum(times) for times in zip(*of_pp_ranks, strict=True)]
     of_plans = [of_plan.with_pipelines() for of_plan in replays]
     return {
         rank: min(sum(beyond.get(pipeline, 0) for beyond in of_plans) + ideal, by_pp_rank[pp_rank]) / ideal

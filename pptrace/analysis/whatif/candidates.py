@@ -116,7 +116,6 @@ def _is_worth_a_try(plan: Plan, today: Plan) -> bool:
     """Return whether a plan is another one than that of the run, is none that has the whole model on every rank, and none with
     its backwards split to fill bubbles where that of the run has them split already.
     """
-    has_pairs = any(action.parts for actions in plan.ranks for action in actions)
     is_today = (plan.ranks, plan.placement) == (today.ranks, today.placement)
     has_whole_model = plan.num_chains > today.num_chains and plan.chain_length <= plan.num_chains
-    return not (is_today or has_whole_model or (plan.splits_backward and today.splits_backward and not has_pairs))
+    return not (is_today or has_whole_model or (plan.splits_backward and today.splits_backward and not plan.has_pairs))

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from pptrace.analysis.whatif.ideals import Ideal
-from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
+from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES, StageMap, most_in_ends, stage_map
 from pptrace.errors import ScheduleError, ShapeError, UsageError
 from pptrace.schedule.actions import Kind
@@ -18,7 +18,6 @@ from pptrace.schedule.registry import SCHEDULES, get, shape_for
 from pptrace.schedule.shape import OpCosts
 from pptrace.schedule.text import to_rows
 
-_KINDS = [F, BACKWARD, W]
 _PARTS_IN_ENDS = (0.25, 0.5, 0.75, 1.0)
 _MOST_FORWARDS = 200_000
 """Larger plans are not predicted, unless the run has as large a one."""
@@ -146,9 +145,7 @@ def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:
     usual = costs.typical
     work, fixed = (np.einsum("ons,so->no", shares, part) for part in (usual, costs.fixed_shares * usual))
     of_stages = (work + fixed * (1 / ops - 1)) * change.microbatch_size
-    of_ranks = tuple(
-        (forward, back, weight) for forward, back, weight in np.rint(of_stages).astype(int)[:, _KINDS].tolist()
-    )
+    of_ranks = tuple((forward, back, weight) for forward, back, weight in np.rint(of_stages).astype(int).tolist())
     message = float(np.median(costs.transfer[:, :-1, :, Output.FORWARD])) if costs.num_stages > 1 else 0.0
     return OpCosts(p2p=round(message / change.link_speed), of_ranks=of_ranks)
 
@@ -161,7 +158,7 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
     """
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
     weights = None if costs.measured is None else costs.measured.weights
-    return stage_map(costs.of_layers(), measured, wanted, costs.ends(), weights)
+    return stage_map(measured, wanted, costs.ends(), weights)
 
 
 def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: str) -> Iterator[StageMap]:
@@ -173,7 +170,7 @@ def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: s
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
     ends = most_in_ends(costs.of_layers(), measured) if costs.measured is None else None
     if ends is not None:
-        yield from (stage_map(costs.of_layers(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
+        yield from (stage_map(measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
 
 
 def _layers_before_and_after(

@@ -139,11 +139,9 @@ def options_of(
         return {PPTRACE: "--schedule FILE.csv", TORCH: 'schedule._load_csv("FILE.csv", format="compute_comms")'}
     if change.ideals or change.link_speed != 1 or change.collective_speeds or change.placement is not None:
         return {}
-    plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
-    lines = {name: line for name, line in plans.items() if name not in _WITH_OPTIONS}
-    if (
-        schedule not in SCHEDULES or not SCHEDULES[schedule].searches
-    ):  # a search elsewhere does not know the measured costs
+    lines = {one.name: _called(one, change, plan) for one in FRAMEWORKS.values() if one.name not in _WITH_OPTIONS}
+    is_searched = schedule in SCHEDULES and SCHEDULES[schedule].searches
+    if not is_searched:  # a search elsewhere does not know the measured costs
         lines |= _with_sizes(change, schedule, plan, costs, sequences)
     return {framework: line for framework, line in lines.items() if line}
 
@@ -248,11 +246,6 @@ def _joined(options: Mapping[str, str | None]) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
 
 
-def goes_round(plan: Plan) -> bool:
-    """Return whether the stages of the model follow the ranks round and round, rather than there and back on a V."""
-    return all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
-
-
 def megatron_layout(split: Sequence[int], *, has_chunks: bool) -> str:
     """Megatron-LM's options for a split: its layout and, with one stage on each rank, the first and last stage's layers."""
     ends = (
@@ -268,29 +261,13 @@ def split_points(split: Sequence[int]) -> str:
     return f"split points {','.join(f'layers.{index}' for index in list(accumulate(split))[:-1])}"
 
 
-def paste_lines(
-    split: Sequence[int],
-    *,
-    has_chunks: bool = False,
-    goes_round: bool = True,
-    framework: Framework | None = None,
-) -> str:
-    """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan: of those that are a
-    framework's, where one is given.
+def paste_options(split: Sequence[int], plan: Plan) -> list[tuple[str, str]]:
+    """(framework, what to paste there) of a split over a plan's stages; Megatron-LM has layouts of stages that follow the ranks
+    round and round, not there and back on a V, torchtitan split points of stages with a layer at least.
     """
-    return "; ".join(
-        f"{name}: {option}" if name != PPTRACE else option
-        for name, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
-        if framework is None or name in framework.paste
-    )
-
-
-def paste_options(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> list[tuple[str, str]]:
-    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone, torchtitan
-    split points of stages with a layer at least.
-    """
+    goes_round = all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
     return [
         (PPTRACE, f"--split {','.join(map(str, split))}"),
-        *([(MEGATRON, megatron_layout(split, has_chunks=has_chunks))] if goes_round else []),
+        *([(MEGATRON, megatron_layout(split, has_chunks=plan.num_stages > plan.pp))] if goes_round else []),
         *([(TORCHTITAN, split_points(split))] if all(split) else []),
     ]

@@ -44,7 +44,7 @@ class MeasuredGains(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, report: Report, plans: Sequence[StepMatrix]) -> MeasuredGains:
-        """The gains of a run."""
+        """The gains of a run, whose ``plans`` have a whole step at least."""
         steps = explained_steps(report.steps, report.step_series)
         gains = {name: np.zeros(len(steps), dtype=np.int64) for name in (*_CAUSES, "routing")} if steps else {}
         for index, step in enumerate(steps):
@@ -52,7 +52,7 @@ class MeasuredGains(Struct, frozen=True, eq=False):
                 name = _REASONS.get(cause.reason or "", cause.cause)
                 if name in gains:
                     gains[name][index] += cause.ns
-        return cls(gains, [costs for costs in plans if len(costs.step)])
+        return cls(gains, plans)
 
     def gains(self, ideal: Ideal) -> Int64 | None:
         """The gain of each step, ns; None of an ideal that only a replay of the plan tells."""

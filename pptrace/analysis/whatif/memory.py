@@ -118,19 +118,16 @@ class LayerMemory(Struct, frozen=True, eq=False):
     state: Floats
     activations: Floats
 
-    def peaks(self, rank: int, begins: Int64, end: int, activations: float) -> Floats:
-        """The rank's peak with the layers from each of ``begins`` to before ``end``, and so many activations, bytes."""
-        first, last = rank == 0, rank == len(self.base) - 1
-        state, kept = (np.concatenate(([0.0], np.cumsum(part))) for part in (self.state, self.activations))
-        begins, end = np.where(first, 0, begins + 1), end + 2 if last else end + 1
-        peaks: Floats = self.base[rank] + state[end] - state[begins] + activations * (kept[end] - kept[begins])
-        return peaks
-
     def fits(self, most: int, activations: Sequence[float], rank: int, begins: Int64, end: int) -> Bool:
         """Return whether a rank has room for the layers from each of ``begins`` to before ``end``, of ``most`` bytes and with so
         many activations on each rank.
         """
-        return self.peaks(rank, begins, end, activations[rank]) <= most
+        first, last = rank == 0, rank == len(self.base) - 1
+        state, kept = (np.concatenate(([0.0], np.cumsum(part))) for part in (self.state, self.activations))
+        begins, end = np.where(first, 0, begins + 1), end + 2 if last else end + 1
+        peaks = self.base[rank] + state[end] - state[begins] + activations[rank] * (kept[end] - kept[begins])
+        has_room: Bool = peaks <= most
+        return has_room
 
     def peaks_of(self, plan: Plan, split: Sequence[float], activations: Sequence[float]) -> Floats:
         """The peak of each rank of a plan whose stages have the layers of a split; ``activations`` are those of one stage that

@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.collectives import notes_on_speeds
-from pptrace.analysis.whatif.frameworks import Framework, goes_round, paste_lines
+from pptrace.analysis.whatif.frameworks import PPTRACE, Framework, paste_options
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
@@ -37,10 +37,9 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
             else "a stage's work is taken to be spread evenly over its layers"
         )
     if change.split is not None:
-        has_chunks = plan.num_stages > plan.pp
-        line = paste_lines(change.split, has_chunks=has_chunks, goes_round=goes_round(plan), framework=framework)
-        yield from [line] if line else []
-    if change.split is not None:
+        for name, option in paste_options(change.split, plan):
+            if framework is None or name in framework.paste:
+                yield option if name == PPTRACE else f"{name}: {option}"
         one_by_one = costs.measured is not None and costs.measured.weights is not None
         alike = "layers cost what they took one by one" if one_by_one else "layers of a stage are taken to cost alike"
         yield (
@@ -63,9 +62,9 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
             if len(costs.recomputing) and all(costs.recomputing)
             else "a layer that recomputes is taken to take what its forward takes"
         )
-    if _has_pairs(plan) and not _has_pairs(costs.plan):
+    if plan.has_pairs and not costs.plan.has_pairs:
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
-    if _has_pairs(costs.plan) and not _has_pairs(plan):
+    if costs.plan.has_pairs and not plan.has_pairs:
         yield "each half of an overlapped pair is taken to have the part of it that ops of its stage have elsewhere"
     if does_other_parts and _is_late(costs, _MUCH_DELAY):
         yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
@@ -115,10 +114,6 @@ def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:
             f"{parts} are taken to stay however much an op does, as stages with other numbers of layers show (in the interval, "
             "nothing or 0.06 of a usual op)"
         )
-
-
-def _has_pairs(plan: Plan) -> bool:
-    return any(action.parts for actions in plan.ranks for action in actions)
 
 
 def _of_scaled_messages(costs: StageCosts) -> str:

@@ -148,7 +148,7 @@ def typical(spans: Int64) -> int:
 
 def identity_map(costs: StageCosts) -> StageMap:
     layers = costs.layers or (1,) * costs.num_stages
-    return stage_map(costs.of_layers(), layers, layers, costs.ends())
+    return stage_map(layers, layers, costs.ends())
 
 
 def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:

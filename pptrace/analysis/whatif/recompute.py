@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport
 from pptrace.analysis.whatif.stage_map import end_shares
 from pptrace.errors import UsageError
-from pptrace.model.tables import Floats
+from pptrace.model.tables import Bool, Floats
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
@@ -28,20 +27,18 @@ if TYPE_CHECKING:
     from pptrace.analysis.whatif.stage_costs import StageCosts
 
 
-Bools = npt.NDArray[np.bool_]
-
 SPLIT_COST = 0.08
 """Part of a B by which I and W together may be longer, where the run does not have both."""
 
 
-def whole_backwards(plan: Plan) -> Bools:
+def whole_backwards(plan: Plan) -> Bool:
     """Tell which backwards are whole B, shape (model stages, microbatches)."""
     kinds = plan.table.slot_kind.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output))
-    whole: Bools = kinds.max(axis=0)[:, :, Output.BACKWARD] == Kind.B.code
+    whole: Bool = kinds.max(axis=0)[:, :, Output.BACKWARD] == Kind.B.code
     return whole
 
 
-def measured_split_cost(work: Floats, is_whole: Bools, in_pairs: Bools) -> float | None:
+def measured_split_cost(work: Floats, is_whole: Bool, in_pairs: Bool) -> float | None:
     """The part of a B by which I and W together are longer: the median over the stages that have both; None without any.
 
     Args:
@@ -58,7 +55,7 @@ def measured_split_cost(work: Floats, is_whole: Bools, in_pairs: Bools) -> float
     return float(np.median(ratios)) - 1 if ratios else None
 
 
-def parts_of_whole(is_whole: Bools, shares: Floats) -> Floats:
+def parts_of_whole(is_whole: Bool, shares: Floats) -> Floats:
     """The part of each backward of a plan's stages that was measured whole, shape (stages, measured microbatches).
 
     ``shares`` are those of a backward: of the measured stages in each stage of the plan.
@@ -96,7 +93,7 @@ class BackwardShares(Struct, frozen=True, eq=False):
 
 
 def backward_shares(recompute: RecomputeReport | None, plan: Plan) -> BackwardShares:
-    """The parts of backwards that the report tells; of I and W that of the I, which :func:`of_both` takes for both."""
+    """The parts of backwards that the report tells; of I and W that of the I."""
     unknown = np.full(plan.chain_length, np.nan)
     if recompute is None:
         return BackwardShares(unknown, unknown)
@@ -166,8 +163,7 @@ def with_recompute(costs: StageCosts, parts: Floats) -> StageCosts:
         of_all = today / np.array(costs.recomputing)[:, np.newaxis]
     else:
         kept = np.ones(costs.num_stages)
-        ends = end_shares(costs.typical, costs.layers or (1,) * costs.num_stages)[:, Output.FORWARD]
-        kept[0], kept[-1] = kept[0] - ends[0], kept[-1] - ends[1]
+        kept[[0, -1]] -= end_shares(costs.typical, costs.layers or (1,) * costs.num_stages)[:, Output.FORWARD]
         of_all = work[..., Output.FORWARD] * kept[:, np.newaxis]
     without = np.maximum(work[..., Output.BACKWARD] - today, 0.0)
     work[..., Output.BACKWARD] = without + parts[:, np.newaxis] * of_all

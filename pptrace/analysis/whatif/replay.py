@@ -8,11 +8,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.whatif.recompute import parts_of_whole, whole_backwards
-from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
+from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
@@ -120,18 +119,14 @@ def changes_ops(costs: StageCosts, target: Target) -> bool:
 
 def splits_otherwise(costs: StageCosts, target: Target) -> bool:
     """Return whether the plan splits backwards that were measured whole, or has those whole that were split."""
-    return not np.allclose(_Builder(costs, replace(target, split_cost=1.0)).split_factors, 1.0)
+    return _Builder(costs, target).splits_otherwise
 
 
 def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[Int64, Int64]:
     """(sending, reading) measured pipeline rank of each message of a plan; ``placement`` is that of each of its ranks."""
-    table = plan.table
-    sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
-    reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
-    if placement is None:
-        return sender, reader
-    actual = np.array(placement, dtype=np.int64)
-    return actual[sender], actual[reader]
+    places = np.array(range(plan.pp) if placement is None else placement, dtype=np.int64)
+    sender, reader, _ = plan.table.messages
+    return places[plan.table.rank[sender]], places[plan.table.rank[reader]]
 
 
 class _Builder(Struct, frozen=True, eq=False, dict=True):
@@ -159,8 +154,7 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
         rows = self._ops(by_output, fixed, self._firsts, table.kind == Kind.B.code)
         pairs = np.flatnonzero(table.second_slot >= 0)
         if len(pairs):
-            stage, source, _ = self._places(table.second_slot[pairs])
-            seconds = (stage, source, np.full(len(pairs), BACKWARD))
+            seconds = self._places(table.second_slot[pairs])
             backwards = self._ops(by_output, fixed, seconds, table.second_kind[pairs] == Kind.B.code)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
@@ -180,24 +174,20 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
         ops = of(by_output)
         if fixed is not None:
             ops += of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
-        return ops * self._split_factors(stage, source, output, whole) if self.target.split_cost else ops
+        if cost := self.target.split_cost:
+            part = self._parts_of_whole[stage, source]
+            ops *= np.where(whole, 1 / (1 + cost * (1 - part)), np.where(output == F, 1.0, 1 + cost * part))
+        return ops
 
-    @cached_property
-    def split_factors(self) -> Floats:
-        """Length of each row, of pairs that of their backward, in parts of what it were with I and W together as long as a B."""
-        table, pairs = self.target.plan.table, np.flatnonzero(self.target.plan.table.second_slot >= 0)
-        factors = self._split_factors(*self._firsts, table.kind == Kind.B.code)
-        stage, source, output = self._places(table.second_slot[pairs])
-        factors[pairs] = self._split_factors(stage, source, output, table.second_kind[pairs] == Kind.B.code)
-        return factors
-
-    def _split_factors(self, stage: Int64, source: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
-        """The same of ops as :meth:`_ops` has them."""
-        cost, part = self.target.split_cost, self._parts_of_whole[stage, source]
-        factors: Floats = np.where(
-            whole, 1 / (1 + cost * (1 - part)), np.where(output == Output.FORWARD, 1.0, 1 + cost * part)
-        )
-        return factors
+    @property
+    def splits_otherwise(self) -> bool:
+        """Return whether a backward that was measured whole is split, or one that was split is whole."""
+        table = self.target.plan.table
+        slots, kinds = np.append(table.slot, table.second_slot), np.append(table.kind, table.second_kind)
+        stage, source, output = self._places(slots)
+        is_backward = (slots >= 0) & (output != F)
+        parts, whole = self._parts_of_whole[stage, source], kinds == Kind.B.code
+        return not np.allclose(parts[is_backward], whole[is_backward])
 
     @cached_property
     def _parts_of_whole(self) -> Floats:
@@ -262,18 +252,24 @@ class _Builder(Struct, frozen=True, eq=False, dict=True):
     def _measured_messages(self) -> Int64:
         """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
         plan, measured = self.target.plan, self.costs.plan
-        stage, microbatch, output = places_of(plan, plan.table.dep_slot[plan.table.dep_is_message])
+        stage, microbatch, output = places_of(plan, plan.table.messages[2])
         stays = self.target.placement is None and plan.placement == measured.placement
         if stays and plan.num_chains == measured.num_chains:  # messages go where the measured ones of the same stage go
             return (stage * measured.num_microbatches + self._measured(microbatch)) * 2 + output
-        sender, reader = link_ends(plan, self.target.placement)
-        groups = _MeasuredGroups(self.costs)
+        groups, num_taken = _groups_of_links(self.costs), Counter[int]()
         places = np.full(len(stage), -1)
-        keys, of_message = np.unique(np.stack((sender, reader, output, stage)), axis=1, return_inverse=True)
+        ends = link_ends(plan, self.target.placement)
+        keys, of_message = np.unique(np.stack((*ends, output, stage)), axis=1, return_inverse=True)
         in_order = np.argsort(microbatch, kind="stable")
         for index, (begin, end, direction, _) in enumerate(keys.T.tolist()):
-            chosen = in_order[of_message.ravel()[in_order] == index]
-            places[chosen] = groups.take(len(chosen), (begin, end), direction)
+            of_link = groups.get((begin, end), groups[Output(direction)])
+            if of_link := [group for group in of_link if group[0] % 2 == direction] or of_link:
+                chosen = in_order[of_message.ravel()[in_order] == index]
+                group = min(of_link, key=lambda group: num_taken[int(group[0])])
+                # One that is taken again begins a message later, so that a slow message is not slow in two stages at once.
+                nth = np.arange(len(chosen)) * len(group) // len(chosen) + num_taken[int(group[0])]
+                places[chosen] = group[nth % len(group)]
+                num_taken[int(group[0])] += 1
         return places
 
 
@@ -283,32 +279,10 @@ def _at(values: Floats, stage: Int64, microbatch: Int64, output: Int64) -> Float
     return values.reshape(len(values), -1).take(places, axis=1)
 
 
-class _MeasuredGroups:
-    """The measured messages of a stage on a link, by link and direction, and how often each such group was taken."""
-
-    def __init__(self, costs: StageCosts) -> None:
-        self._num_microbatches = costs.plan.num_microbatches
-        self._groups = {
-            key: [cells[self._stage(cells) == stage] for stage in np.unique(self._stage(cells))]
-            for key, cells in costs.links().items()
-        }
-        self._taken: Counter[int] = Counter()
-
-    def _stage(self, cells: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """A number of each cell's direction and stage."""
-        return cells // (2 * self._num_microbatches) * 2 + cells % 2
-
-    def take(self, count: int, link: tuple[int, int], direction: int) -> npt.NDArray[np.intp]:
-        """The places of so many messages in order, of the group of a link that was taken least; −1 where nothing was measured.
-
-        One that is taken again begins a message later, so that a slow message is not slow in two stages at once.
-        """
-        of_link = self._groups.get(link, self._groups[Output(direction)])
-        groups = [group for group in of_link if group[0] % 2 == direction] or of_link
-        if not groups:
-            return np.full(count, -1)
-        group = min(groups, key=lambda group: self._taken[int(group[0])])
-        shift = self._taken[int(group[0])]
-        self._taken[int(group[0])] += 1
-        places: npt.NDArray[np.intp] = group[(np.arange(count) * len(group) // count + shift) % len(group)]
-        return places
+def _groups_of_links(costs: StageCosts) -> dict[tuple[int, int] | Output, list[npt.NDArray[np.intp]]]:
+    """The measured messages of each direction and stage on a link, by link and by direction, in their order."""
+    groups = {}
+    for key, cells in costs.links().items():
+        stage = cells // (2 * costs.plan.num_microbatches) * 2 + cells % 2
+        groups[key] = [cells[stage == number] for number in np.unique(stage)]
+    return groups

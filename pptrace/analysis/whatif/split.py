@@ -11,7 +11,7 @@ import numpy as np
 from pptrace.analysis.whatif.memory import Fits
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
-from pptrace.model.tables import Floats, Int64
+from pptrace.model.tables import Bool, Floats, Int64
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
@@ -98,24 +98,21 @@ def _partitions(
 
     least = _least(squares, num_stages, num_layers, np.add)
 
-    def cut(stage: int, end: int) -> Iterator[tuple[int, ...]]:
-        if stage == 0:
-            yield ()
-            return
-        sums = least[stage - 1, : end + 1] + squares(stage - 1, end)
-        for begin in np.flatnonzero(sums <= least[stage, end] * (1 + _AS_GOOD)).tolist():
-            yield from ((*first, end - begin) for first in cut(stage - 1, begin))
-
-    def near(stage: int, end: int) -> Iterator[tuple[int, ...]]:
-        if stage == 0:
-            yield ()
-            return
-        heavier = np.maximum(most[stage - 1, : end + 1], loads(stage - 1, end))
-        for begin in np.flatnonzero(heavier <= most[-1, -1] * (1 + _NEARLY)).tolist():
-            yield from ((*first, end - begin) for first in near(stage - 1, begin))
-
-    every = chain(cut(num_stages, num_layers), near(num_stages, num_layers))
+    as_good, nearly = least * (1 + _AS_GOOD), most[-1, -1] * (1 + _NEARLY)
+    every = chain(
+        _cuts(lambda at, end: least[at, : end + 1] + squares(at, end) <= as_good[at + 1, end], num_stages, num_layers),
+        _cuts(lambda at, end: np.maximum(most[at, : end + 1], loads(at, end)) <= nearly, num_stages, num_layers),
+    )
     return list(islice(dict.fromkeys(islice(every, 2 * _MOST_AS_GOOD)), _MOST_AS_GOOD))
+
+
+def _cuts(may_begin: Callable[[int, int], Bool], num_stages: int, num_layers: int) -> Iterator[tuple[int, ...]]:
+    """The layers of stages; ``may_begin`` marks the layers with which a stage that ends before another one may begin."""
+    if num_stages == 0:
+        yield ()
+        return
+    for begin in np.flatnonzero(may_begin(num_stages - 1, num_layers)).tolist():
+        yield from ((*first, num_layers - begin) for first in _cuts(may_begin, num_stages - 1, begin))
 
 
 def _least(of_stage: Callable[[int, int], Floats], num_stages: int, num_layers: int, join: np.ufunc) -> Floats:

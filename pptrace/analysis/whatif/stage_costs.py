@@ -235,17 +235,17 @@ def stage_costs(
 
     durations, of_seconds, pair_factor = _halves(plan, matrix, pairs)
     work, inner, delay = by_stage(durations, of_seconds), by_stage(matrix.inner), by_stage(matrix.delays)
-    routed: list[Floats | None] = [None, None]
+    routed: dict[str, Any] = {}
     if len(matrix.routed):
         shorter = matrix.spread(matrix.routed)
         waits = shorter - matrix.spread(matrix.routed, "compute")
-        for index, (gone, whole) in enumerate(((shorter, matrix.durations), (waits, matrix.inner))):
+        for name, gone, whole in (("routed_work", shorter, matrix.durations), ("routed_inner", waits, matrix.inner)):
             share = np.clip(np.divide(gone, whole, out=np.zeros(whole.shape), where=whole > 0), -1.0, 1.0)
             part = by_stage(share, share[:, pairs])
             part[..., W] = np.where(
                 part[..., W] == 0, part[..., BACKWARD], part[..., W]
             )  # of a full backward both have it
-            routed[index] = part
+            routed[name] = part
     shares = backward_shares(recompute, plan)
     measured = {name: getattr(matrix, name) for name in map(exposed_along, INNER_AXES)}
     exposed: dict[str, Any] = {
@@ -269,9 +269,7 @@ def stage_costs(
         recomputing=layers_that_recompute(recompute, layers),
         weight_share=float(share.mean()),
         split_cost=split_cost,
-        routed_work=routed[0],
-        routed_inner=routed[1],
-        **exposed,
+        **routed | exposed,
     )
     latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
     places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}
@@ -283,7 +281,7 @@ def stage_costs(
     return costs
 
 
-def places_of(plan: Plan, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
+def places_of(plan: Plan, slots: npt.NDArray[np.int32] | Int64) -> tuple[Int64, Int64, Int64]:
     """(model stage, microbatch, output) of slots of a plan."""
     cell, output = np.divmod(slots.astype(np.int64), len(Output))
     stage, microbatch = np.divmod(cell, plan.num_microbatches)
@@ -322,14 +320,13 @@ def _halves(plan: Plan, matrix: StepMatrix, pairs: npt.NDArray[np.intp]) -> tupl
 def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     """Costs of the messages; of those of which one end is unknown, the usual one of their direction."""
     table, is_known = matrix.table, matrix.transfers >= 0
-    stage, microbatch, output = places_of(plan, table.dep_slot[table.dep_is_message])
+    stage, microbatch, output = places_of(plan, table.messages[2])
     transfers = np.zeros((len(matrix.step), plan.chain_length, plan.num_microbatches, 2))
     measured = matrix.transfers.astype(np.float64)
     for direction in (F, BACKWARD):
         of_it = output == direction
-        known = measured[:, of_it][is_known[:, of_it]]
-        usual = float(np.median(known)) if known.size else 0.0
-        measured[:, of_it] = np.where(is_known[:, of_it], measured[:, of_it], usual)
+        known = measured[is_known & of_it]
+        measured[~is_known & of_it] = np.median(known) if known.size else 0.0
     transfers[:, stage, microbatch, output] = measured
     return transfers
 

@@ -7,7 +7,6 @@ they take beyond as many layers of the stages between them stays with the ends, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -36,29 +35,26 @@ class StageMap(Struct, frozen=True, eq=False):
 
 
 def stage_map(
-    typical: Floats,
-    measured: Sequence[float],
-    wanted: Sequence[float],
-    ends: Floats | None = None,
-    weights: Floats | None = None,
+    measured: Sequence[float], wanted: Sequence[float], ends: Floats, weights: Floats | None = None
 ) -> StageMap:
     """Map measured stages to others.
 
     Args:
-        typical: usual cost of each measured stage's ops, shape (stages, outputs).
         measured: layers of each measured stage.
         wanted: layers of each new stage, as many in all.
-        ends: as :func:`end_shares` has them, which are taken where none are given.
+        ends: as :func:`end_shares` has them.
         weights: what each layer takes, in any unit; None where all are alike.
     """
-    overlap = layer_overlap(measured, wanted)
-    counts = np.array(measured, dtype=np.float64)
-    parts, counts = (overlap, counts) if weights is None else _weighted(measured, wanted, weights)
+    new, old = (np.concatenate(([0.0], np.cumsum(part))) for part in (wanted, measured))
+    overlap, counts = _overlap(new, old), np.array(measured, dtype=np.float64)
+    parts = overlap
+    if weights is not None:  # of time, rather than of layers
+        before = np.concatenate(([0.0], np.cumsum(weights)))
+        new, old = (np.interp(bounds, np.arange(len(before)), before) for bounds in (new, old))
+        parts, counts = _overlap(new, old), np.diff(old)
     parts = np.divide(parts, counts, out=np.zeros(overlap.shape), where=counts > 0)
-    ends = end_shares(typical, measured) if ends is None else ends
-    shares = np.empty((typical.shape[1], *parts.shape))
-    for output in range(typical.shape[1]):
-        first, last = ends[:, output]
+    shares = np.empty((ends.shape[1], *parts.shape))
+    for output, (first, last) in enumerate(ends.T):
         kept = np.zeros(len(measured))
         kept[0], kept[-1] = first, kept[-1] + last
         shares[output] = parts * (1 - kept)
@@ -69,21 +65,10 @@ def stage_map(
     return StageMap(shares, source)
 
 
-def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
-    """Layers that each new stage has of each measured one, shape (new stages, measured stages)."""
-    new, old = (list(pairwise(np.concatenate(([0.0], np.cumsum(part))).tolist())) for part in (wanted, measured))
-    return np.array([[max(0.0, min(end, until) - max(begin, since)) for since, until in old] for begin, end in new])
-
-
-def _weighted(measured: Sequence[float], wanted: Sequence[float], weights: Floats) -> tuple[Floats, Floats]:
-    """(time of the layers that each new stage has of each measured one, time of all layers of each measured stage)."""
-    before = np.concatenate(([0.0], np.cumsum(weights)))
-    new, old = (
-        np.interp(np.concatenate(([0.0], np.cumsum(part))), np.arange(len(before)), before)
-        for part in (wanted, measured)
-    )
-    shared = np.minimum(new[1:, np.newaxis], old[1:]) - np.maximum(new[:-1, np.newaxis], old[:-1])
-    return np.maximum(shared, 0.0), np.diff(old)
+def _overlap(new: Floats, old: Floats) -> Floats:
+    """The part that each stage between some bounds shares with each of those between others, shape (new stages, old stages)."""
+    shared: Floats = np.minimum(new[1:, np.newaxis], old[1:]) - np.maximum(new[:-1, np.newaxis], old[:-1])
+    return np.maximum(shared, 0.0)
 
 
 def end_shares(typical: Floats, layers: Sequence[float]) -> Floats:

@@ -88,7 +88,7 @@ def has_kinds(entry: Schedule, kinds: Collection[str]) -> bool:
 def _splits(name: str) -> tuple[bool, bool]:
     """Return whether a schedule has weight gradients of their own, and whether it has overlapped pairs, whatever its shape."""
     plan = registry.build(name, 2, 4)
-    return plan.splits_backward, any(action.parts for row in plan.ranks for action in row)
+    return plan.splits_backward, plan.has_pairs
 
 
 def _sizes(entry: Schedule, total: int, leading: int, pp: int) -> Iterator[tuple[int, int]]:

@@ -81,18 +81,13 @@ def one_forward_one_input_grad(
 GPIPE, ONE_F_ONE_B, EAGER, H1, H2 = "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"
 
 
-def num_warmup_forwards(pp: int, rank: int, num_microbatches: int) -> int:
-    """Megatron's rule of 1F1B: min(p − r − 1, m)."""
-    return min(pp - rank - 1, num_microbatches)
-
-
 def build_gpipe(shape: Shape) -> Plan:
     """m forwards, then m backwards on every rank. The forwards are the warmup, the backwards the cooldown."""
     return _build(GPIPE, shape, lambda _rank: shape.num_microbatches)
 
 
 def build_1f1b(shape: Shape) -> Plan:
-    return _build(ONE_F_ONE_B, shape, lambda rank: num_warmup_forwards(shape.pp, rank, shape.num_microbatches))
+    return _build(ONE_F_ONE_B, shape, lambda rank: shape.pp - rank - 1)
 
 
 def build_eager(shape: Shape) -> Plan:

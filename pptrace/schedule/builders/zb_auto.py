@@ -20,7 +20,7 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.builders.one_chunk import build_h1, build_h2
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.replay import Replay, replay
+from pptrace.schedule.replay import replay
 from pptrace.schedule.shape import OpCosts, Shape, require_one_chunk
 
 NAME = "zb-auto"
@@ -33,19 +33,6 @@ class Choices:
     overfill: bool  # a last warmup forward even if it delays the first input gradient
     backward_first: bool  # skip a round's forward when the next rank cannot use it yet
     fill_short_gaps: bool  # W into a gap shorter than W even if the rank is not the one that waits most
-
-
-@dataclass(frozen=True, slots=True)
-class Optimality:
-    """A plan's makespan and a lower bound for any plan of its shape, in the unit of the costs."""
-
-    makespan: int
-    lower_bound: int
-
-    @property
-    def excess(self) -> float:
-        """The makespan above the lower bound, as a share of the bound."""
-        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
 
 
 def build(shape: Shape) -> Plan:
@@ -61,19 +48,20 @@ def build(shape: Shape) -> Plan:
     for build_handmade, peak in ((build_h1, shape.pp), (build_h2, 2 * shape.pp - 1)):
         if shape.memory_limit is None or min(peak, shape.num_microbatches) <= shape.memory_limit:
             handmade = build_handmade(Shape(shape.pp, shape.num_microbatches))
-            if (length := _replayed(handmade, shape.costs).makespan) < makespan:
+            if (length := _makespan(handmade, shape.costs)) < makespan:
                 plan, makespan = replace(handmade, name=NAME), length
     return plan
 
 
-def optimality(plan: Plan, shape: Shape) -> Optimality:
-    """Compare a plan with the lower bound of its shape."""
-    return Optimality(_replayed(plan, shape.costs).makespan, lower_bound(shape))
+def excess_of(plan: Plan, shape: Shape) -> float:
+    """The plan's makespan above the lower bound of its shape, as a share of the bound."""
+    bound = lower_bound(shape)
+    return _makespan(plan, shape.costs) / bound - 1 if bound else 0.0
 
 
-def _replayed(plan: Plan, costs: OpCosts) -> Replay:
+def _makespan(plan: Plan, costs: OpCosts) -> int:
     of_ranks = _by_kind(costs, plan.pp)
-    return replay(plan, lambda rank, action: of_ranks[rank][action.kind], lambda _action, _source, _target: costs.p2p)
+    return replay(plan, lambda rank, action: of_ranks[rank][action.kind], costs.p2p).makespan
 
 
 def _by_kind(costs: OpCosts, pp: int) -> list[dict[Kind, int]]:
@@ -110,16 +98,15 @@ def lower_bound(shape: Shape) -> int:
 class _Draft:
     """A partial schedule: per rank its actions, its clock, and its waiting time since its first forward."""
 
-    def __init__(self, pp: int, num_microbatches: int, costs: OpCosts, memory_limit: int) -> None:
-        self.pp, self.m, self.costs, self.limit = pp, num_microbatches, costs, memory_limit
-        self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(pp)]
-        self.clock = [0] * pp
-        self.first_start = [0] * pp
-        self.wait_time = [0] * pp
+    def __init__(self, shape: Shape) -> None:
+        self.pp, self.m, self.costs = shape.pp, shape.num_microbatches, shape.costs
+        self.limit = shape.memory_limit or self.m
+        self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(self.pp)]
+        self.clock, self.first_start, self.wait_time = ([0] * self.pp for _ in range(3))
         self.peak_in_flight = 0
-        self.num = {kind: [0] * pp for kind in (Kind.F, Kind.I, Kind.W)}
-        self.ended: dict[Kind, list[list[int]]] = {kind: [[] for _ in range(pp)] for kind in (Kind.F, Kind.I)}
-        self.cost = _by_kind(costs, pp)
+        self.num = {kind: [0] * self.pp for kind in (Kind.F, Kind.I, Kind.W)}
+        self.ended: dict[Kind, list[list[int]]] = {kind: [[] for _ in range(self.pp)] for kind in (Kind.F, Kind.I)}
+        self.cost = _by_kind(self.costs, self.pp)
 
     @property
     def makespan(self) -> int:
@@ -173,7 +160,7 @@ class _Draft:
 
 def run_heuristic(shape: Shape, choices: Choices) -> _Draft:
     """Run the heuristic once."""
-    draft = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    draft = _Draft(shape)
     _warm_up(draft, choices.overfill)
     for _ in range(1, draft.m):
         _forward_round(draft, choices)
@@ -194,7 +181,7 @@ def list_schedule(shape: Shape, weight_waits: bool) -> _Draft:
 
     ``weight_waits``: a W is delayed where a pending input arrives before the W would end.
     """
-    draft = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    draft = _Draft(shape)
     ready = [_next(draft, rank, weight_waits) for rank in range(draft.pp)]
     while (earliest := min((entry for entry in ready if entry is not None), default=None)) is not None:
         _, order_index, rank = earliest

@@ -74,8 +74,6 @@ def run_sweep(grid: Grid, on_points: OnPoints | None = None) -> Sweep:
     Raises:
         UnknownScheduleError: no schedule has one of the names.
     """
-    for name in grid.schedules:
-        registry.get(name)
     swept: list[SweptPoint] = []
     for points in sweep_plans(grid):
         swept += points

@@ -14,7 +14,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging, make_graph
 from pptrace.schedule.registry import build
-from pptrace.simulator import makespans
+from pptrace.schedule.replay_table import makespans
 from tests.support.measured import measured_costs
 
 PP, DP, STEPS = 4, 2, 12

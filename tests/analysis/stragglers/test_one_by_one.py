@@ -97,7 +97,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         costs = random_costs(rng, rng.choice((2, 3)))
-        table, usual, typical = costs.table, usual_of_cells(costs), costs.typical_cells
+        table, usual = costs.table, usual_of_cells(costs)
         cells = rows_of_cells(costs)
         firsts = sorted(set(costs.ranks[:, 0].tolist()))
         of_windows = {cell: sorted(usual[first, cell] for first in costs.ranks[:, 0].tolist()) for cell in cells}
@@ -107,7 +107,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             others = [lowest[other] for other in cells if other[0] == kind and other[1] != stage]
             excess[stage] += (lowest[kind, stage] - median(others) if others else 0) * len(costs.step)
         slowest = max(range(table.num_stages), key=lambda stage: excess[stage])
-        assert alike._slowest_stage([costs], [typical]) == (slowest if excess[slowest] > 0 else None)
+        assert alike._slowest_stage([costs]) == (slowest if excess[slowest] > 0 else None)
         replicas = {cell: sorted(usual[first, cell] for first in firsts)[(len(firsts) - 1) // 2] for cell in cells}
         of_ranks: Counter[int] = Counter()
         for window, row in np.ndindex(costs.durations.shape):
@@ -115,11 +115,11 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             beyond = max(usual[int(costs.ranks[window, 0]), cell] - replicas[cell], 0)
             of_ranks[int(costs.ranks[window, table.rank[row]])] += beyond
         worst = max(sorted(of_ranks), key=lambda rank: of_ranks[rank])
-        found = known(alike._slowest_rank([costs], [typical]))
+        found = known(alike._slowest_rank([costs]))
         assert of_ranks[found] == of_ranks[worst] > 0
         stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
-        as_others = alike._with_stage_as_others(costs, typical, stage).durations
-        as_replicas = alike._with_rank_as_replicas(costs, typical, rank).durations
+        as_others = alike._with_stage_as_others(costs, costs, stage).durations
+        as_replicas = alike._with_rank_as_replicas(costs, rank).durations
         alone = own_costs(costs)
         for window, row in np.ndindex(costs.durations.shape):
             cell, duration, work = cell_of(costs, row), int(costs.durations[window, row]), int(alone[window, row])
@@ -137,13 +137,12 @@ def test_what_a_stage_costs_more_because_of_one_of_its_ranks_is_that_ranks() -> 
     for seed in SEEDS:
         costs = random_costs(random.Random(seed), 2)
         costs = replace(costs, waits=costs.waits.where(slice(0)))
-        typical = costs.typical_cells
-        stage, rank = alike._slowest_stage([costs], [typical]), alike._slowest_rank([costs], [typical])
+        stage, rank = alike._slowest_stage([costs]), alike._slowest_rank([costs])
         stages_of_rank = costs.table.stage[np.flatnonzero((costs.ranks == rank).any(axis=0)[costs.table.rank])]
         if stage is None or rank is None or stage not in stages_of_rank:
             continue
         num_shared += 1
-        both = alike._with_stage_as_others(alike._with_rank_as_replicas(costs, typical, rank), typical, stage)
+        both = alike._with_stage_as_others(alike._with_rank_as_replicas(costs, rank), costs, stage)
         gains = alike.gains_of_places([costs])
         assert (gains["stage", stage] + gains["rank", rank]).tolist() == (costs.lengths - both.lengths).tolist()
     assert num_shared > 3

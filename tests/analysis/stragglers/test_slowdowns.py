@@ -113,7 +113,8 @@ class _Oracle:
     def span(self, window: int, stays: Stays) -> int:
         table, costs, pipeline = self.plan.table, self.costs, int(self.costs.ranks[window, 0])
         own = dict(zip(self.keys, costs.durations[window].tolist(), strict=True))
-        readers = table.rank[costs.reader], table.stage[costs.reader], table.dep[table.dep_is_message]
+        sender, reader, _ = table.messages
+        readers = table.rank[reader], table.stage[reader], sender
         messages = {
             (self.keys[source], rank): (int(stage), CODES[code], transfer)
             for rank, stage, source, code, transfer in zip(

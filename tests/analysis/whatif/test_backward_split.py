@@ -135,7 +135,7 @@ def test_rows_take_longer_one_by_one() -> None:
         other = build("dualpipe", 2, 8).compute_only() if rng.random() < 0.5 else mixed(plan.pp)
         layers = (1,) * costs.num_stages
         even = [costs.num_stages / other.chain_length] * other.chain_length
-        stages = stage_map(costs.typical, layers, even, np.zeros((2, 3)))
+        stages = stage_map(layers, even, np.zeros((2, 3)))
         usual, longer = (
             _Builder(costs, Target(other, stages, split_cost=cost)).durations(slice(0, 2))[0] for cost in (0.0, 0.25)
         )

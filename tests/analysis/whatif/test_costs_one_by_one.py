@@ -21,7 +21,7 @@ from pptrace.analysis.whatif.stage_costs import (
     stage_costs,
     with_fixed_share,
 )
-from pptrace.analysis.whatif.stage_map import StageMap, stage_map
+from pptrace.analysis.whatif.stage_map import StageMap, end_shares, stage_map
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from tests.analysis.whatif.random_costs import PLANS, random_costs, two_pipelines
@@ -87,7 +87,7 @@ def test_messages_go_where_the_measured_ones_go_or_take_what_those_of_their_link
         _, costs = measured(seed, "1f1b", "interleaved-1f1b")
         table = costs.plan.table
         layers = (1,) * costs.num_stages
-        own = stage_map(costs.typical, layers, layers)
+        own = stage_map(layers, layers, end_shares(costs.typical, layers))
         senders = table.dep[table.dep_is_message]
         outputs = [F if table.kind[sender] == Kind.F.code else BACKWARD for sender in senders]
         readers = table.rank[table.dep_reader[table.dep_is_message]].tolist()
@@ -132,7 +132,7 @@ def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
         ]
         assert costs.typical.tolist() == medians
         layers = (1,) * costs.num_stages
-        target = Target(costs.plan, stage_map(costs.typical, layers, layers))
+        target = Target(costs.plan, stage_map(layers, layers, end_shares(costs.typical, layers)))
         builder, table = _Builder(costs, target), costs.plan.table
         work, late = builder.durations(slice(0, 6))
         transfers, inner = builder.transfers(slice(0, 6)), builder.inner(slice(0, 6))
@@ -177,7 +177,7 @@ def test_of_many_steps_assumptions_are_tried_with_some_and_bounds_are_close_to_t
     assert len(np.unique(many.few.step)) == 16
     assert many.few.few is many.few
     layers = (1,) * many.num_stages
-    own_map = stage_map(many.typical, layers, layers)
+    own_map = stage_map(layers, layers, end_shares(many.typical, layers))
     half = Target(many.plan, own_map, scale=0.5)
     variants = [(with_fixed_share(many, 0.5), half), *varied(many, half)]
     assert len(variants) == 3
@@ -193,7 +193,7 @@ def test_delays_may_go_in_proportion_to_what_ops_do() -> None:
     _, costs = measured(1, "1f1b")
     layers = tuple(range(1, costs.num_stages + 1))
     none = np.zeros_like(costs.typical)
-    halves = stage_map(none, layers, [count / 2 for count in layers for _ in range(2)])
+    halves = stage_map(layers, [count / 2 for count in layers for _ in range(2)], end_shares(none, layers))
     plan = build("interleaved-1f1b", costs.plan.pp, costs.plan.num_microbatches).compute_only()
     target = Target(plan, halves, scale=3.0)
     everything = slice(0, len(costs.step))

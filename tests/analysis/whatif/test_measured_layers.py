@@ -73,5 +73,5 @@ def test_layers_that_are_numbered_weigh_what_they_took_and_splits_follow_them() 
     typical = np.array([[40.0, 0, 0], [60.0, 0, 0]])
     each, ends = layer_costs(typical, (2, 2), found.ends, found.weights)
     assert (each.tolist(), ends) == ([10, 10, 40, 20], (20, 0))
-    shares = stage_map(typical, (2, 2), (3, 1), found.ends, found.weights).shares[0]
+    shares = stage_map((2, 2), (3, 1), found.ends, found.weights).shares[0]
     assert (shares @ typical[:, 0]).tolist() == pytest.approx([80, 20])

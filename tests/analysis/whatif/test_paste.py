@@ -14,11 +14,11 @@ from pptrace.analysis.whatif.frameworks import (
     TORCHTITAN,
     megatron_layout,
     options_of,
-    paste_lines,
+    paste_options,
 )
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.stage_costs import StageCosts
-from pptrace.schedule.registry import SCHEDULES
+from pptrace.schedule.registry import SCHEDULES, build
 from tests.analysis.whatif.test_study import costs_of
 
 LAYERS = (3, 2, 2, 1)
@@ -36,14 +36,15 @@ def options(change: Change, costs: StageCosts | None = None, sequences: int | No
 
 
 def test_a_split_is_written_as_frameworks_take_it() -> None:
-    text = paste_lines((3, 4, 4, 1))
-    assert "--split 3,4,4,1;" in text
-    assert '--pipeline-model-parallel-layout "Et*3|t*4|t*4|tL"' in text
-    assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in text
-    assert "layers.3,layers.7,layers.11" in text
-    assert "--decoder-first" not in paste_lines((3, 4, 5, 1))
-    assert "--decoder-first" not in paste_lines((3, 4, 4, 1), has_chunks=True)
-    assert "Megatron" not in paste_lines((3, 4, 4, 1), has_chunks=True, goes_round=False)
+    plan, chunks, on_v = build("1f1b", 4, 8), build("interleaved-1f1b", 2, 4), build("zbv", 2, 4)
+    options = dict(paste_options((3, 4, 4, 1), plan))
+    assert options[PPTRACE] == "--split 3,4,4,1"
+    assert '--pipeline-model-parallel-layout "Et*3|t*4|t*4|tL"' in options[MEGATRON]
+    assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in options[MEGATRON]
+    assert "layers.3,layers.7,layers.11" in options[TORCHTITAN]
+    assert "--decoder-first" not in dict(paste_options((3, 4, 5, 1), plan))[MEGATRON]
+    assert "--decoder-first" not in dict(paste_options((3, 4, 4, 1), chunks))[MEGATRON]
+    assert MEGATRON not in dict(paste_options((3, 4, 4, 1), on_v))
 
 
 @pytest.mark.parametrize("split", [(3, 4, 4, 1), (1, 2, 10, 12), (1, 1, 1, 2, 2, 2, 3, 3)])
