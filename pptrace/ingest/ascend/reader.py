@@ -46,7 +46,7 @@ from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
 from pptrace.model.traces import HOST_NAME, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.regular import open_regular
-from pptrace.slices import Slice
+from pptrace.slices import Slice, first_like
 
 _COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
 _ALLOCATED, _RESERVED = "Total Allocated(MB)", "Total Reserved(MB)"
@@ -235,11 +235,9 @@ def _streams(rows: Slice, collectives: npt.NDArray[np.intp], device: npt.NDArray
     is_other = ~np.isin(rows["process"], np.unique(rows["process"][collectives]))
     tasks = np.flatnonzero(is_other & np.isin(rows["number"], rows["number"][collectives]) & (rows["task_type"] > 0))
     tasks = tasks[np.argsort(rows["start_ns"][tasks], kind="stable")]
-    numbers, first = np.unique(rows["number"][tasks], return_index=True)
-    if len(numbers):
-        at = np.minimum(np.searchsorted(numbers, rows["number"][collectives]), len(numbers) - 1)
-        is_known = (numbers[at] == rows["number"][collectives]) & (rows["number"][collectives] > 0)
-        stream = np.where(is_known, rows["thread"][tasks[first[at]]], stream)
+    first = first_like([rows["number"][collectives]], [rows["number"][tasks]])
+    is_known = (first >= 0) & (rows["number"][collectives] > 0)
+    stream[is_known] = rows["thread"][tasks[first[is_known]]]
     ends: dict[tuple[int, int], int] = {}
     for index in np.argsort(rows["start_ns"][collectives], kind="stable").tolist():
         row, lane = collectives[index], int(stream[index])

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.errors import TraceError
@@ -35,6 +34,7 @@ from pptrace.ingest.nsight.ranks import RANK_VARIABLES
 from pptrace.model.tables import MEMORY, Int64, empty_table
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
 from pptrace.model.wording import counted
+from pptrace.slices import first_like
 
 REGIONS, KERNELS, COPIES, EVENTS = "rocpd_region", "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_event"
 _TABLE = re.compile(rf"({REGIONS}|{KERNELS}|{COPIES}|rocpd_info_process)((?:_[0-9a-fA-F]+)*)")
@@ -64,7 +64,7 @@ def read_tables(db: Database, suffix: str, names: Codes, warnings: list[str]) ->
 
 
 class _EventTable(Struct, frozen=True):
-    """``rocpd_event``: by id, sorted, the stack and the category of each event."""
+    """``rocpd_event``: the stack and the category of each event."""
 
     id: Int64
     stack: Int64
@@ -77,23 +77,19 @@ class _EventTable(Struct, frozen=True):
         if not db.has(table, "id", "stack_id", "category_id"):
             none = np.zeros(0, dtype=np.int64)
             return cls(none, none, none, {})
-        key, stack, category = keyed(db, table, ("stack_id", "category_id"))
-        order = np.argsort(key, kind="stable")
+        columns = keyed(db, table, ("stack_id", "category_id"))
         source = (f"rocpd_info_category{suffix}", "name")
         if not db.has(source[0], "id", "name"):
             source = (f"rocpd_string{suffix}", "string")
-        categories = db.texts(*source, [number for number in np.unique(category).tolist() if number != NONE])
-        return cls(key[order], stack[order], category[order], categories)
+        categories = db.texts(*source, [number for number in np.unique(columns[-1]).tolist() if number != NONE])
+        return cls(*columns, categories)
 
-    def rows_of(self, ids: Int64) -> npt.NDArray[np.intp]:
+    def rows_of(self, ids: Int64) -> Int64:
         """The row of each event, -1 where there is none."""
-        if not len(self.id):
-            return np.full(len(ids), -1, dtype=np.intp)
-        at = np.minimum(np.searchsorted(self.id, ids), len(self.id) - 1)
-        return np.where(self.id[at] == ids, at, -1)
+        return first_like([ids], [self.id])
 
-    def of_rows(self, column: Int64, rows: npt.NDArray[np.intp]) -> Int64:
-        return np.where(rows >= 0, column[np.maximum(rows, 0)], NONE) if len(column) else np.full(len(rows), NONE)
+    def of_rows(self, column: Int64, rows: Int64) -> Int64:
+        return np.append(column, NONE)[rows]
 
 
 def _columns(
@@ -122,17 +118,13 @@ def _columns(
 def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
     """The process, thread, device, queue and stream of the track of each row."""
     table = f"rocpd_track{suffix}"
-    if not db.has(table, "id"):
-        return {name: np.full(len(track), NONE) for name in _PLACES}
-    present = [name for name in _PLACES if db.has(table, name)]
-    key, *columns = keyed(db, table, present)
-    if not len(key):
-        return {name: np.full(len(track), NONE) for name in _PLACES}
-    order = np.argsort(key, kind="stable")
-    at = np.minimum(np.searchsorted(key[order], track), len(key) - 1)
-    is_known = key[order][at] == track
-    found = {name: np.where(is_known, column[order][at], NONE) for name, column in zip(present, columns, strict=True)}
-    return {name: found.get(name, np.full(len(track), NONE)) for name in _PLACES}
+    places = {name: np.full(len(track), NONE) for name in _PLACES}
+    if db.has(table, "id"):
+        present = [name for name in _PLACES if db.has(table, name)]
+        key, *columns = keyed(db, table, present)
+        row = first_like([track], [key])
+        places |= {name: np.append(column, NONE)[row] for name, column in zip(present, columns, strict=True)}
+    return places
 
 
 def keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
