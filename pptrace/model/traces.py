@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pptrace.intervals import NestedIntervals
 from pptrace.model.damage import RankDamage
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMM_ARGS, Int8, Int32, Int64, empty_table
+from pptrace.model.tables import COMM_ARGS, MEMORY, Int8, Int32, Int64, empty_table
 
 Bool = npt.NDArray[np.bool_]
 
@@ -75,7 +75,7 @@ class Events(Struct, frozen=True):
     thread: Int64
     correlation: Int64
     names: tuple[str, ...]
-    comm_args: pd.DataFrame
+    comm_args: pd.DataFrame = field(default_factory=lambda: empty_table(COMM_ARGS))
     flops: Int64 = field(default_factory=lambda: np.zeros((2, 0), dtype=np.int64))
 
     def __len__(self) -> int:
@@ -244,8 +244,8 @@ class Trace(Struct, frozen=True):
     format: InputFormat
     rank: int | None
     producer: str
-    events: Events
-    memory: pd.DataFrame
+    events: Events = field(default_factory=lambda: no_events())
+    memory: pd.DataFrame = field(default_factory=lambda: empty_table(MEMORY))
     metadata: Mapping[str, Any] = field(default_factory=dict)
     distributed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -297,8 +297,7 @@ class Trace(Struct, frozen=True):
 def no_events() -> Events:
     """Empty events, for a trace that lists ops instead."""
     none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    category = np.zeros(0, dtype=np.int8)
-    return Events(category, narrow, none, none, narrow, none, none, none, (), empty_table(COMM_ARGS))
+    return Events(np.zeros(0, dtype=np.int8), narrow, none, none, narrow, none, none, none, ())
 
 
 ONE_CLOCK = "one_clock"

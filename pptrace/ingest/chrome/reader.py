@@ -24,8 +24,8 @@ from pptrace.ingest.common.codes import CategoryCodes
 from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
 from pptrace.ingest.ops.build import by_rank
 from pptrace.ingest.ops.steps import Facts
-from pptrace.model.tables import COMM_ARGS, COMMS, MEMORY, OPS, Int64, empty_table
-from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
+from pptrace.model.tables import COMMS, OPS, Int64, empty_table
+from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace
 
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MAX_RANKS = 100_000
@@ -63,10 +63,7 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
         format=InputFormat.CHROME,
         rank=None,
         producer="chrome trace",
-        events=no_events(),
-        memory=empty_table(MEMORY),
         metadata={ONE_CLOCK: str(path)} if len(order) > 1 else {},
-        warnings=(),
         framework=framework,
     )
     if pipeline_ops is not None and pipeline_ops.framework != "chrome":
@@ -172,7 +169,6 @@ def _events(ranges: pd.DataFrame) -> Events:
         thread=np.where(on_device, -1, thread)[order],
         correlation=correlation[order],
         names=(*texts, *(f"ProfilerStep#{number}" for number in steps.index)),
-        comm_args=empty_table(COMM_ARGS),
     )
 
 

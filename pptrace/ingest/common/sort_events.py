@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pptrace.ingest.common.json_texts import ABSURD, LIMIT_NS, MISSING
 from pptrace.model.damage import Damage, RankDamage
-from pptrace.model.tables import COMM_ARGS, Int32, Int64, empty_table
+from pptrace.model.tables import Int32, Int64
 from pptrace.model.traces import Category, Events, moved_flops
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
@@ -150,7 +150,6 @@ def sorted_events(parts: Sequence[EventColumns], names: Sequence[str], base_ns: 
         thread=lane,
         correlation=sorted_column("correlation"),
         names=sorted_names,
-        comm_args=empty_table(COMM_ARGS),
     )
     return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings), damage)
 

@@ -24,8 +24,8 @@ from msgspec import Struct
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import LIMIT_NS, close_brackets, split_values
-from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, empty_table, make_table
-from pptrace.model.traces import COMMUNICATORS, InputFormat, Trace, no_events
+from pptrace.model.tables import CALLS, MESSAGE_CALLS, make_table
+from pptrace.model.traces import COMMUNICATORS, InputFormat, Trace
 from pptrace.model.wording import counted
 
 _FILE = re.compile(r".*-pid\d+\.log(?:\.gz)?")
@@ -234,8 +234,6 @@ def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: 
         format=InputFormat.NCCL_INSPECTOR,
         rank=rank,
         producer=f"NCCL Inspector {version}".rstrip(),
-        events=no_events(),
-        memory=empty_table(MEMORY),
         metadata={COMMUNICATORS: communicators, **notes},
         distributed={} if rank is None else {"rank": rank, "world_size": world, "backend": "nccl"},
         warnings=tuple(warnings),

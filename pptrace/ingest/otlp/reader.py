@@ -32,7 +32,6 @@ from pptrace.ingest.otlp.spans import (
     rank_of,
     run_id_of,
 )
-from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import PARALLEL, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
@@ -168,7 +167,6 @@ def _trace(
         rank=rank,
         producer=f"OpenTelemetry ({service})" if service else "OpenTelemetry",
         events=ordered.without_comm_args,
-        memory=empty_table(MEMORY),
         metadata={**facts, **notes, **one_clock_of(resources)},
         distributed=distributed_of(resources[0], rank),
         warnings=ordered.warnings,

@@ -31,7 +31,7 @@ from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import NONE, Database, as_integers
 from pptrace.ingest.nsight.ranks import RANK_VARIABLES
-from pptrace.model.tables import MEMORY, Int64, empty_table
+from pptrace.model.tables import Int64
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.slices import first_like
@@ -292,7 +292,6 @@ def traces_of(
                 rank=process.rank,
                 producer=producer,
                 events=ordered.without_comm_args,
-                memory=empty_table(MEMORY),
                 metadata=process.facts,
                 warnings=(*(() if traces else warnings), *ordered.warnings),
                 damage=ordered.damage_with(is_cut=bool(damage)),

@@ -25,7 +25,6 @@ from pptrace.ingest.common.json_texts import LIMIT_NS
 from pptrace.ingest.common.sort_events import EventColumns, joined_columns, sorted_events
 from pptrace.ingest.formats import XPLANE_SUFFIX
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
-from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.model.wording import as_ranges, counted
 
@@ -96,7 +95,6 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
                 rank=rank if parts else None,
                 producer="JAX (XPlane)",
                 events=ordered.without_comm_args,
-                memory=empty_table(MEMORY),
                 metadata=facts,
                 warnings=(*(warnings if is_first else ()), *ordered.warnings),
                 damage=ordered.damage_with(is_cut=bool(damage) and is_first),

@@ -31,7 +31,6 @@ from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.live_records.codec import Flag, LiveStep, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.marks import METADATA_KEY
-from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.regular import read_regular
 from pptrace.workflow.analyse import measure
@@ -60,7 +59,6 @@ def trace_of(rank: int, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> 
         thread=np.zeros(num, dtype=np.int64),
         correlation=host,
         names=tuple(number),
-        comm_args=empty_table(COMM_ARGS),
     )
     return Trace(
         path="",
@@ -68,10 +66,7 @@ def trace_of(rank: int, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> 
         rank=rank,
         producer=METADATA_KEY,
         events=events,
-        memory=empty_table(MEMORY),
         metadata=facts,
-        distributed={},
-        warnings=(),
     )
 
 
