@@ -42,10 +42,9 @@ def hops_to(targets: Targets, goals: Collection[int]) -> dict[int, int]:
 
 def rings(targets: Targets) -> list[tuple[int, ...]]:
     """The strongly connected components with an edge inside, those that reach no other such component first."""
-    components = _components(targets)
     return [
         tuple(sorted(component))
-        for component in components
+        for component in _components(targets)
         if len(component) > 1 or any(node in targets.get(node, ()) for node in component)
     ]
 
@@ -94,12 +93,8 @@ def _reverse(targets: Targets) -> dict[int, set[int]]:
 
 def shortest_ring(targets: Targets, component: Collection[int]) -> tuple[int, ...]:
     """The nodes of a shortest cycle through one of the first nodes of a component, in the order of its edges."""
-    best: tuple[int, ...] = ()
-    for start in sorted(component)[:_MAX_STARTS]:
-        ring = _ring_through(targets, component, start)
-        if ring and (not best or len(ring) < len(best)):
-            best = ring
-    return best
+    through = (_ring_through(targets, component, start) for start in sorted(component)[:_MAX_STARTS])
+    return min(filter(None, through), key=len, default=())
 
 
 def _ring_through(targets: Targets, component: Collection[int], start: int) -> tuple[int, ...]:

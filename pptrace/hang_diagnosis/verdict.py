@@ -102,7 +102,7 @@ _UNTRACED_RANKS = (
 
 def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
     """The first conflict in which a rank is stuck, and others with ranks of their own to blame in which one waits."""
-    stuck = waits.targets()
+    stuck = targets_of(waits.edges)
     waited_in = {(edge.call.stream(edge.rank), edge.call.seq) for edge in waits.edges}
     named: set[int] = set()
     for conflict in conflicts:
@@ -118,7 +118,7 @@ def _rings(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[C
 
     One of them that skipped a collective that it called before is a mismatch.
     """
-    targets = waits.targets()
+    targets = targets_of(waits.edges)
     free = _roots(waits)
     any_of = {edge.rank for edge in waits.edges if edge.any_of}
     named = {rank for cause in before for rank in cause.ranks}
@@ -193,7 +193,7 @@ def _independent_roots(rank_calls: Mapping[int, RankCalls], waits: Waits, before
 
 def _roots(waits: Waits) -> set[int]:
     """The ranks that others wait for and that wait for none."""
-    targets = waits.targets()
+    targets = targets_of(waits.edges)
     return {rank for others in targets.values() for rank in others if rank not in targets}
 
 
