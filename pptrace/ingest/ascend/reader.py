@@ -149,12 +149,12 @@ def read_ascend(path: Path) -> tuple[Trace, ...]:
         for events in stream.batches():
             collected.add(events)
     warnings = []
-    if is_cut := stream.damage.early_end or bool(source.damage):
+    if is_cut := stream.early_end or bool(source.damage):
         warnings.append(
             f"trace ends early ({source.damage or 'cut inside the list of events'}); kept the "
             f"{counted(collected.num_events, 'event')} before it: the device's events come last, so that they may be missing"
         )
-    if num_lost := stream.damage.lost_events:
+    if num_lost := stream.lost_events:
         warnings.append(f"left out {counted(num_lost, 'event')} that could not be read (damaged JSON)")
     return (_trace(path, collected, warnings, num_lost, is_cut=is_cut),)
 

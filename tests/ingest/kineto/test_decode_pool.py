@@ -202,7 +202,7 @@ def test_a_helper_takes_no_more_blocks_than_it_has_room_for_and_none_that_is_too
         assert not pool.offer(memoryview(b"{" * (SLOT_BYTES + 1)))
         accepted = [pool.offer(memoryview(b'{"ph": "X"}' + b" " * 99)) for _ in range(NUM_SLOTS)]
         assert accepted == [True] * NUM_SLOTS
-        ((collected, _),) = pool.results()
+        ((collected, *_),) = pool.results()
         assert collected.num_events == NUM_SLOTS
 
 
