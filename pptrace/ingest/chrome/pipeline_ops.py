@@ -76,7 +76,8 @@ def ops_of(content: ChromeRanges, pp: int | None = None) -> ChromeOps | None:
     is_message = table["kind"].isin(P2P)
     table = table[~is_message | (table["microbatch"] >= 0) | (table["peer"] >= 0)]
     is_message = is_message[table.index]
-    ops = number_by_repetition(table[~is_message].assign(step=table["step"].clip(lower=0)), has_steps)
+    ops = table[~is_message].assign(step=table["step"].clip(lower=0))
+    ops = ops if has_steps else number_by_repetition(ops)
     splits_backward = bool((ops["kind"] == "W").any())  # weight gradients have ranges of their own: B is I
     ops = ops.assign(stage=_stages(ops, pp), kind=ops["kind"].mask((ops["kind"] == "B") & splits_backward, "I"))
     ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(COMPUTE_KINDS), number_chunks(ops))

@@ -62,7 +62,7 @@ def bytedance_tables(path: Path, table: pd.DataFrame) -> Tables:
         row = int(np.argmin(is_valid))
         finding = f"start_ts {table['start_ts'].iloc[row]!s}, duration {table['duration'].iloc[row]!s}"
         raise TraceError(f"{path}: row {row + 1} has {finding}; expected seconds, not negative; correct the row")
-    reader = Reader(path, table, len(table))
+    reader = Reader(path, table)
     integer_columns = {name: reader.integers(name, least) for name, least in _INTEGERS.items()}
     rows = pd.DataFrame(
         {**integer_columns, "optype": reader.texts("optype"), "start_ns": start, "end_ns": start + duration}
