@@ -13,7 +13,6 @@ Megatron-LM's schedules write no ids: they follow from the plan with the same or
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -24,12 +23,10 @@ import numpy as np
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.json_texts import object_in, to_ns
+from pptrace.ingest.common.json_texts import document_in, object_in, to_ns
 from pptrace.ingest.ops.build import Tables
 from pptrace.ingest.ops.steps import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table, ops_table
-from pptrace.regular import read_regular
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json")
 _MODES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
@@ -92,12 +89,7 @@ def _rank(path: Path) -> int:
 
 
 def _iterations(path: Path) -> dict[int, Mapping[str, Any]]:
-    try:
-        document = json.loads(read_regular(path))
-    except OSError as err:
-        raise unreadable(path, err) from err
-    except (ValueError, RecursionError) as err:
-        raise TraceError(f"{path}: damaged JSON ({err}); expected a complete Primus dump; copy it again") from err
+    document = document_in(path, "Primus dump; copy it again")
     if not isinstance(document, dict):
         raise TraceError(f"{path}: expected an object of iterations, as Primus' --dump_pp_data writes it")
     members: Mapping[str, Any] = document
