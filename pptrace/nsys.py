@@ -56,10 +56,6 @@ def _installation_folders(nsys: str) -> Iterator[Path]:
             program = program.parent / program.readlink()
 
 
-def export_command(nsys: str, report: Path, target: Path) -> list[str]:
-    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(target), str(report)]
-
-
 def import_stream(nsys: str | None, stream: Path, report: Path, timeout_s: float | None = None) -> None:
     """Make the ``report`` of what nsys left as a ``stream``.
 
@@ -88,7 +84,8 @@ def export_report(nsys: str, report: Path, target: Path, timeout_s: float | None
     Raises:
         TraceError: nsys fails, or leaves no file.
     """
-    code, output = run_program(export_command(nsys, report.absolute(), target), timeout_s)
+    options = ("export", "--type", "sqlite", "--force-overwrite", "true", "-o")
+    code, output = run_program([nsys, *options, str(target), str(report.absolute())], timeout_s)
     if code != 0 or not target.is_file():
         raise TraceError(
             f"{report}: 'nsys export' gave no SQLite file ({last_line(output)}); "
