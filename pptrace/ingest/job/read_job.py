@@ -104,7 +104,11 @@ def read_each(
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
     meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
-    results = {} if store is None else _cached(inputs.files, store, meter)
+    results: dict[int, FileResult[Data]] = {}
+    for number, file in enumerate(inputs.files):
+        if store is not None and (cached := store.peek(file)) is not None:
+            results[number] = cached
+            meter.set_done(number)
     read: Read[Data] = partial(_read_one, transform, store)
 
     def read_some(numbers: Iterable[int]) -> None:
@@ -147,16 +151,6 @@ def _begins_after(result: FileResult[Data], time_ns: int) -> bool:
 
 def _unchanged(trace: Trace) -> Trace:
     return trace
-
-
-def _cached(files: Sequence[InputFile], store: Store[Data], meter: ProgressMeter) -> dict[int, FileResult[Data]]:
-    """The results of those files that a cache has, by their numbers."""
-    results: dict[int, FileResult[Data]] = {}
-    for index, file in enumerate(files):
-        if (cached := store.peek(file)) is not None:
-            results[index] = cached
-            meter.set_done(index)
-    return results
 
 
 def _read_one(
