@@ -291,8 +291,3 @@ def format_by_suffix(path: Path) -> InputFormat | None:
     """The format as which a file of unknown content is read; None for JSON, of which Kineto's reader says best what is wrong."""
     rest = (known for known in FORMATS if not {".json", ".gz"} & set(known.suffixes))
     return next((known.name for known in rest if path.name.endswith(known.suffixes)), None)
-
-
-def read_trace(path: Path, name: InputFormat | None) -> Trace:
-    """The first of :func:`read_file`: the only one, but for files that hold several ranks."""
-    return read_file(path, name)[0]

@@ -73,13 +73,6 @@ class ReadResult(Struct, Generic[Data], frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def read_traces(
-    inputs: OpenedInputs, jobs: int | None = None, on_progress: OnProgress | None = None
-) -> ReadResult[Trace]:
-    """Read all files without a transform: see :func:`read_each`."""
-    return read_each(inputs, _unchanged, jobs, on_progress)
-
-
 def read_each(
     inputs: OpenedInputs,
     transform: Transform[Data],
@@ -147,10 +140,6 @@ def _begins_after(result: FileResult[Data], time_ns: int) -> bool:
     """Return whether a file holds one recording, which begins after a time, ns since 1970."""
     begins = [] if isinstance(result, PptraceError) else [trace.info.begins_ns for trace in result]
     return len(begins) == 1 and begins[0] is not None and begins[0][0] > time_ns
-
-
-def _unchanged(trace: Trace) -> Trace:
-    return trace
 
 
 def _read_one(

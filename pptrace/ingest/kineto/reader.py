@@ -155,11 +155,6 @@ _MEMBER = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*(?=["{\[\d\-tfn])')
 ReadProgress = Callable[[float], None]
 
 
-def read_kineto(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> Trace:
-    """The first of :func:`read_ranks`: the only one, but for files into which several ranks were merged."""
-    return read_ranks(path, cores, on_progress)[0]
-
-
 def read_ranks(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> tuple[Trace, ...]:
     """Read the trace of each rank in a file: of one, but for files into which several were merged.
 

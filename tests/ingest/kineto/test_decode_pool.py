@@ -16,9 +16,9 @@ import pytest
 import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
 from pptrace.ingest.kineto.decode_pool import NUM_SLOTS, SLOT_BYTES, DecodePool, WorkerError
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.traces import Trace
 from tests.support.extent import ALL
+from tests.support.read import read_kineto
 
 Write = Callable[..., Path]
 CORES = 3

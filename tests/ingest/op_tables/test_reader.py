@@ -20,7 +20,6 @@ from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.inputs.resolve import open_inputs
-from pptrace.ingest.job.read_job import read_traces
 from pptrace.ingest.op_tables.files import read_frame
 from pptrace.model.traces import InputFormat
 from pptrace.report import to_files
@@ -31,6 +30,7 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.support.extent import ALL
+from tests.support.read import read_traces
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 Columns = dict[str, list[Any]]
