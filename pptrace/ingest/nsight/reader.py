@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.errors import TraceError
@@ -278,15 +279,10 @@ def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
         launching_pids = np.full(len(rows), -1, dtype=np.int32)
         if len(pids) > 1 and calls:
             # The pid of the call with each correlation id; -1 if none has it, or several processes do
-            correlation_ids = block.correlation[rows]
-            correlation = np.concatenate([block.correlation for block in calls])
-            process = np.concatenate([block.process for block in calls])
-            order = np.lexsort((process, correlation))
-            correlation, process = correlation[order], process[order]
-            low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
-            high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
-            is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
-            launching_pids = np.where(is_unique, process[low], -1).astype(np.int32)
+            pairs = pd.concat([pd.DataFrame({"id": part.correlation, "pid": part.process}) for part in calls])
+            pairs = pairs[pairs["id"] >= 0].drop_duplicates()
+            of_id = pairs[~pairs["id"].duplicated(keep=False)].set_index("id")["pid"]
+            launching_pids = of_id.reindex(block.correlation[rows], fill_value=-1).to_numpy()
         num_unknown += int(np.count_nonzero(launching_pids < 0)) if len(pids) > 1 else 0
         block.process[rows] = np.where(launching_pids < 0, pids[0], launching_pids)
     if num_unknown:
