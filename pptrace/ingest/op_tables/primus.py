@@ -104,17 +104,11 @@ def _iterations(path: Path) -> dict[int, Mapping[str, Any]]:
 
 def _numbers(path: Path, step: int, iteration: Mapping[str, Any], name: str) -> Int64:
     values = iteration.get(name) or []
-    is_list_of_numbers = isinstance(values, list) and all(isinstance(value, int | float) for value in values)
-    times, is_valid = (
-        to_ns(pd.Series(values, dtype="float64"), "ms")
-        if is_list_of_numbers
-        else (np.zeros(0, np.int64), np.zeros(1) > 0)
-    )
-    if not is_valid.all():
-        raise TraceError(
-            f"{path}: iteration {step}: {name!r} is no list of times; expected milliseconds; dump it again"
-        )
-    return times
+    if isinstance(values, list) and all(isinstance(value, int | float) for value in values):
+        times, is_valid = to_ns(pd.Series(values, dtype="float64"), "ms")
+        if is_valid.all():
+            return times
+    raise TraceError(f"{path}: iteration {step}: {name!r} is no list of times; expected milliseconds; dump it again")
 
 
 def _total_ns(path: Path, step: int, iteration: Mapping[str, Any]) -> int:
