@@ -54,37 +54,32 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
         pp = max(int(match[1]) for match in matches if match) + 1
     pipeline_ops = ops_of(content, pp)
     facts = mesh_of(content) if pipeline_ops is None else pipeline_ops.facts
-    framework = VESCALE if pipeline_ops is None and _is_vescale(content) else ""
     order = np.unique(table["rank"]).tolist()
     declares_rank = bool((table["declared_rank"].iloc[:_FIRST] >= 0).any())
     has_rank = len(order) > 1 or order != [0] or rank_of_file_name(path.name) is not None
-    of_file = Trace(
-        path=str(path),
-        format=InputFormat.CHROME,
-        rank=None,
-        producer="chrome trace",
-        metadata={ONE_CLOCK: str(path)} if len(order) > 1 else {},
-        framework=framework,
-    )
-    if pipeline_ops is not None and pipeline_ops.framework != "chrome":
-        of_file = replace(of_file, producer=pipeline_ops.framework)
-    of_ranks = {rank: _facts(content, facts, rank, declares_rank) for rank in order}
+    clock = {ONE_CLOCK: str(path)} if len(order) > 1 else {}
+    of_ranks = {rank: {**clock, **_facts(content, facts, rank, declares_rank)} for rank in order}
     contents: dict[int, dict[str, Any]]
     if pipeline_ops is None:
+        framework, producer = VESCALE if _is_vescale(content) else "", "chrome trace"
         contents = {rank: {"events": _events(ranges)} for rank, ranges in by_rank(table).items()}
     else:
-        of_file = replace(of_file, framework=pipeline_ops.framework)
+        framework = pipeline_ops.framework
+        producer = "chrome trace" if framework == "chrome" else framework
         ops, comms = by_rank(pipeline_ops.ops), by_rank(pipeline_ops.comms)
         contents = {
             rank: {"ops": ops.get(rank, empty_table(OPS)), "comms": comms.get(rank, empty_table(COMMS))}
             for rank in order
         }
     return tuple(
-        replace(
-            of_file,
+        Trace(
+            path=str(path),
+            format=InputFormat.CHROME,
             rank=rank if has_rank or declares_rank else None,
-            metadata={**of_file.metadata, **of_ranks[rank]},
+            producer=producer,
+            metadata=of_ranks[rank],
             warnings=content.warnings if rank == order[0] else (),
+            framework=framework,
             **contents[rank],
         )
         for rank in order
