@@ -32,6 +32,7 @@ from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.live_records.codec import Flag, LiveStep, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.marks import METADATA_KEY
+from pptrace.model.known import all_known
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.workflow.analyse import measure
 
@@ -316,14 +317,14 @@ def _rank(rank: int, head: StepHead, report: RankStep | None) -> LiveRank:
     known = LiveRank(rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
     if report is None:
         return known
-    waits = [comm.wait_ns for comm in report.comms]
+    waits = all_known(comm.wait_ns for comm in report.comms)
     return replace(
         known,
         compute_ns=report.compute_ns,
         exposed_comm_ns=report.exposed_comm_ns,
         bubble_ns=report.bubble_ns,
         not_compute_ns=report.not_compute_ns,
-        wait_ns=None if None in waits else sum(ns for ns in waits if ns is not None),
+        wait_ns=None if waits is None else sum(waits),
     )
 
 
