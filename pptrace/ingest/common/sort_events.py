@@ -47,6 +47,26 @@ class EventColumns(Struct):
     correlation: Int64
     process: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
+    @classmethod
+    def of(
+        cls,
+        category: Any,
+        name: Int32,
+        start_ns: Int64,
+        end_ns: Int64,
+        device: Any = -1,
+        lane: Any = -1,
+        correlation: Any = -1,
+        process: Any = -1,
+    ) -> EventColumns:
+        """The events of a table; a number stands for all rows."""
+
+        def column(values: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            return values if isinstance(values, np.ndarray) else np.full(len(start_ns), values, dtype=dtype)
+
+        places = (column(device, np.int32), column(lane, np.int32), column(correlation, np.int64))
+        return cls(column(category, np.int8), name, start_ns, end_ns - start_ns, *places, column(process, np.int32))
+
     def __len__(self) -> int:
         return len(self.start_ns)
 

@@ -129,9 +129,7 @@ def _distinct_spans(columns: SpanColumns) -> tuple[list[str], EventColumns]:
         is_duplicate[1:] &= column[order][1:] == column[order][:-1]
     is_duplicate[:1] = False
     is_left[order[is_duplicate]] = False
-    none = np.full(len(name), -1, dtype=np.int64)
-    category = np.full(len(name), Category.ANNOTATION, dtype=np.int8)
-    spans = EventColumns(category, name, start, end - start, none.astype(np.int32), resource, none)
+    spans = EventColumns.of(Category.ANNOTATION, name, start, end, lane=resource)
     return list(names), spans.select(is_left)
 
 

@@ -180,15 +180,8 @@ def _columns(records: Sequence[_Record], category: Category, names: Any) -> Even
         .reshape(-1, 6)
         .T
     )
-    return EventColumns(
-        np.full(len(records), category, dtype=np.int8),
-        np.array(names, dtype=np.int32),
-        start,
-        end - start,
-        np.full(len(records), -1, dtype=np.int32),
-        streams_of(stream, queue) if is_work else thread,
-        correlation,
-    )
+    lane = streams_of(stream, queue) if is_work else thread
+    return EventColumns.of(category, np.array(names, dtype=np.int32), start, end, -1, lane, correlation)
 
 
 def _devices(agents: Sequence[int], devices: dict[int, int]) -> Any:

@@ -162,16 +162,8 @@ def _regions(db: Database, suffix: str, names: Codes, events: _EventTable, warni
     category[np.isin(name, list(codes_of_texts.torch_ops)) & (category == Category.ANNOTATION)] = Category.CPU_OP
     is_call = category == Category.RUNTIME
     correlation = np.where(is_call, _positive(events.of_rows(events.stack, row)), -1)
-    return EventColumns(
-        category,
-        name,
-        columns["start"],
-        columns["end"] - columns["start"],
-        np.full(len(kinds), -1, dtype=np.int32),
-        np.where(columns["tid"] == NONE, -1, columns["tid"]),
-        correlation,
-        np.where(columns["pid"] == NONE, -1, columns["pid"]),
-    )
+    thread, process = (np.where(columns[name] == NONE, -1, columns[name]) for name in ("tid", "pid"))
+    return EventColumns.of(category, name, columns["start"], columns["end"], -1, thread, correlation, process)
 
 
 def _messages(db: Database, suffix: str, kinds: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -211,11 +203,11 @@ def _work(
         name = db.text_codes(symbols, column, columns["kernel_id"], names)
         agent = columns["agent_id"]
     agents, of_agent = np.unique(agent, return_inverse=True)
-    return EventColumns(
-        np.full(len(name), Category.MEMCPY if is_copy else Category.KERNEL, dtype=np.int8),
+    return EventColumns.of(
+        Category.MEMCPY if is_copy else Category.KERNEL,
         name,
         columns["start"],
-        columns["end"] - columns["start"],
+        columns["end"],
         np.array([devices.get(key, -1) for key in agents.tolist()], dtype=np.int32)[of_agent],
         streams_of(columns["stream_id"], columns["queue_id"]),
         _positive(events.of_rows(events.stack, events.rows_of(columns["event_id"]))),

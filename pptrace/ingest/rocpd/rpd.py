@@ -55,7 +55,7 @@ def read_rpd(path: Path) -> tuple[Trace, ...]:
 def _calls(db: Database, names: Codes) -> tuple[Int64, EventColumns]:
     """The ids of the calls and ranges of the host, and these."""
     ids, start, end, pid, tid, name, args = keyed(db, _CALLS, _COLUMNS[_CALLS])
-    category, device = np.full(len(ids), Category.RUNTIME, dtype=np.int8), np.full(len(ids), -1, dtype=np.int32)
+    category = np.full(len(ids), Category.RUNTIME, dtype=np.int8)
     code = db.text_codes(*_STRING, name, names)
     ranges = RangeCodes(names)
     marked = np.flatnonzero(code == names.get("UserMarker", -1))
@@ -64,7 +64,7 @@ def _calls(db: Database, names: Codes) -> tuple[Int64, EventColumns]:
     category[marked] = Category.ANNOTATION
     category[np.isin(code, list(ranges.torch_ops))] = Category.CPU_OP
     launch = np.where(category == Category.RUNTIME, ids, -1)
-    return ids, EventColumns(category, code, start, end - start, device, tid, launch, pid)
+    return ids, EventColumns.of(category, code, start, end, -1, tid, launch, pid)
 
 
 def _work(db: Database, names: Codes, calls: Int64, pids: Int64) -> EventColumns:
@@ -84,4 +84,4 @@ def _work(db: Database, names: Codes, calls: Int64, pids: Int64) -> EventColumns
         elif "Barrier" in text or "Marker" in text:
             category[rows] = Category.DEVICE_SYNC
     device = np.where(gpu == NONE, -1, gpu).astype(np.int32)
-    return EventColumns(category, code, start, end - start, device, queue, launch, pid)
+    return EventColumns.of(category, code, start, end, device, queue, launch, pid)
