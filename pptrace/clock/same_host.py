@@ -1,6 +1,4 @@
-"""Clocks without messages: of ranks on one host, by readings that each recorder took or by the host's name, and else from the
-order of a pipeline's ops.
-"""
+"""Clocks without messages: of ranks on one host, by readings of it or its name, else from the order of a pipeline's ops."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ _PERFETTO = (".pftrace", ".perfetto-trace")
 
 
 class Priority(IntEnum):
-    """Information of a format about a run, as a rank among formats. Of a directory that holds ops in several forms, those
-    that say most are read.
-    """
+    """Information of a format about a run. Of a directory that holds ops in several forms, those that say most are read."""
 
     EXTRACT = 0
     """Extracts that pptrace wrote itself, and dumps of calls alone."""

@@ -49,9 +49,7 @@ _MANY_NAMES = 2_000
 
 
 def is_of_forward(name: str) -> bool:
-    """Return whether the forward of a model runs operators of this name: torch's usual ones, and autograd functions of a program,
-    whose names have no "::".
-    """
+    """Return whether forwards run operators of this name: torch's usual ones, and a program's functions, without "::"."""
     return bool(_OF_FORWARDS.fullmatch(name)) or ("::" not in name and not _NODE_FUNCTION.search(name))
 
 

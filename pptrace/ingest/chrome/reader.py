@@ -87,9 +87,7 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
 
 
 def _is_vescale(content: ChromeRanges) -> bool:
-    """Return whether veScale wrote the ranges (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py), whose labels are
-    Megatron-LM's.
-    """
+    """Return whether veScale wrote the ranges (ndtimeline/handlers/local_timeline_handler.py), whose labels are Megatron-LM's."""
     first = content.table.iloc[:_FIRST]
     names = {"rank", "step", "tp", "pp"}
     if not names <= set(first):

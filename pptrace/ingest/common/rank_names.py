@@ -1,6 +1,4 @@
-"""Parse ranks, mesh coordinates and producers from names and labels in traces; and the table of arguments of communication
-events.
-"""
+"""Ranks, mesh coordinates and producers in names and labels of traces, and the table of arguments of communication."""
 
 from __future__ import annotations
 

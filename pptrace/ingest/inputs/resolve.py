@@ -267,9 +267,7 @@ def _dumps_with_traces(files: Sequence[InputFile]) -> tuple[Path, ...]:
 
 
 def _is_dump(file: InputFile) -> bool:
-    """Return whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be
-    empty.
-    """
+    """Return whether it is a rank's flight-recorder dump, of which those of two ranks may be empty: no copies."""
     if file.format is None or not any(known.is_dump for known in readers_of(file.format)):
         return False
     return format_of(file.path, file.format).is_dump
@@ -375,9 +373,7 @@ def _ended_badly(ranks: Sequence[tuple[int, str]]) -> str:
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:
-    """The file that run.json names for a rank, if it is there, packed or unpacked since. Names that lead out of the directory are
-    no names.
-    """
+    """The file that run.json names for a rank, if it is in the directory, packed or unpacked since."""
     if not isinstance(name, str) or not name or "\0" in name:
         return None
     paths = [directory / one for one in (name, name.removesuffix(".gz"), f"{name}.gz")]

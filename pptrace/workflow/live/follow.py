@@ -367,9 +367,7 @@ _QUIET_S = 30.0
 
 
 def _is_killed(run: Mapping[str, Any], run_dir: Path) -> bool:
-    """Return whether the launcher, which would have written how the run ended, is a process of this host that is no more, and no
-    rank writes any longer.
-    """
+    """Return whether the launcher was a process of this host and is no more, and no rank writes any longer."""
     host, pid = run.get("host"), run.get("pid")
     if os.name != "posix" or not isinstance(pid, int) or not str(host).startswith(f"{socket.gethostname()}-"):
         return False
