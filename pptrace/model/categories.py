@@ -79,5 +79,4 @@ _SHORT = 16
 def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:
     """A column with one text, as :func:`as_category` makes it."""
     dtype = _dtype_of(sorted({"", text}))
-    code = dtype.categories.tolist().index(text)
-    return pd.Categorical.from_codes(np.full(num_rows, code, dtype=np.int8), dtype=dtype)
+    return pd.Categorical.from_codes(np.full(num_rows, bool(text), dtype=np.int8), dtype=dtype)

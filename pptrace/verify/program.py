@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Int32
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
@@ -73,7 +73,7 @@ def _when_needed(work: Workload, rank: int) -> Iterator[list[Any]]:
     table = work.plan.table
     needs = np.flatnonzero(table.dep_is_message)
 
-    def transfers(row: int, own_end: Int64, other_end: Int64, is_send: bool) -> Iterator[list[Any]]:
+    def transfers(row: int, own_end: Int32, other_end: Int32, is_send: bool) -> Iterator[list[Any]]:
         """The messages with one end at a row, if there are any."""
         own = needs[own_end[needs] == row]
         pairs = zip(table.dep_message[own].tolist(), table.rank[other_end[own]].tolist(), strict=True)

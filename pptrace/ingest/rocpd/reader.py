@@ -77,12 +77,12 @@ class _EventTable(Struct, frozen=True):
         if not db.has(table, "id", "stack_id", "category_id"):
             none = np.zeros(0, dtype=np.int64)
             return cls(none, none, none, {})
-        columns = keyed(db, table, ("stack_id", "category_id"))
+        key, stack, category = keyed(db, table, ("stack_id", "category_id"))
         source = (f"rocpd_info_category{suffix}", "name")
         if not db.has(source[0], "id", "name"):
             source = (f"rocpd_string{suffix}", "string")
-        categories = db.texts(*source, [number for number in np.unique(columns[-1]).tolist() if number != NONE])
-        return cls(*columns, categories)
+        categories = db.texts(*source, [number for number in np.unique(category).tolist() if number != NONE])
+        return cls(key, stack, category, categories)
 
     def rows_of(self, ids: Int64) -> Int64:
         """The row of each event, -1 where there is none."""
