@@ -3,8 +3,8 @@
 Nothing else in :mod:`pptrace.ingest` knows a format by its name: which files of a directory are read, and which belong
 to another file or complete it, are fields of the entry. How to add one: docs/extending.md.
 
-Readers are imported for such a file alone (:func:`on_use`): what tells the beginnings of files apart is in
-:mod:`pptrace.ingest.sniff`, which files belong together in :mod:`pptrace.ingest.sniff`.
+Readers are imported for such a file alone (:func:`on_use`). :mod:`pptrace.ingest.sniff` tells the beginnings of files apart, and
+which files belong together.
 """
 
 from __future__ import annotations
