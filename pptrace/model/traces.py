@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from pptrace.intervals import NestedIntervals
 from pptrace.model.damage import RankDamage
-from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMM_ARGS, MEMORY, Int8, Int32, Int64, empty_table
 
 Bool = npt.NDArray[np.bool_]
@@ -271,24 +270,6 @@ class Trace(Struct, frozen=True):
             self.distributed,
             self.warnings,
             (int(self.events.start_ns[0]), int(self.events.start_ns[-1])) if len(self.events) else None,
-        )
-
-    def with_info(self, info: TraceInfo) -> Trace:
-        """This trace with the rank and warnings of ``info``."""
-        rank = -1 if info.rank is None else info.rank
-        memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
-        return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
-
-    def with_more(self, later: Trace) -> Trace:
-        """This trace with the rows of another one of the same rank; facts that both have are those of this one."""
-        return replace(
-            self,
-            memory=concat_tables([self.memory, later.memory]),
-            metadata={**later.metadata, **self.metadata},
-            warnings=(*self.warnings, *later.warnings),
-            damage=RankDamage.joined((self.damage, later.damage)),
-            ops=concat_tables([self.ops, later.ops]),
-            comms=concat_tables([self.comms, later.comms]),
         )
 
 
