@@ -52,23 +52,23 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
     if _MEGASCAN_FILE.fullmatch(path.name):
         matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
         pp = max(int(match[1]) for match in matches if match) + 1
-    pipeline_ops = ops_of(content, pp)
-    facts = mesh_of(content) if pipeline_ops is None else pipeline_ops.facts
+    found = ops_of(content, pp)
+    if found is None:
+        framework, facts = VESCALE if _is_vescale(content) else "", mesh_of(content)
+    else:
+        framework, ops, comms, facts = found
     order = np.unique(table["rank"]).tolist()
     declares_rank = bool((table["declared_rank"].iloc[:_FIRST] >= 0).any())
     has_rank = len(order) > 1 or order != [0] or rank_of_file_name(path.name) is not None
     clock = {ONE_CLOCK: str(path)} if len(order) > 1 else {}
     of_ranks = {rank: {**clock, **_facts(content, facts, rank, declares_rank)} for rank in order}
     contents: dict[int, dict[str, Any]]
-    if pipeline_ops is None:
-        framework, producer = VESCALE if _is_vescale(content) else "", "chrome trace"
+    if found is None:
         contents = {rank: {"events": _events(ranges)} for rank, ranges in by_rank(table).items()}
     else:
-        framework = pipeline_ops.framework
-        producer = "chrome trace" if framework == "chrome" else framework
-        ops, comms = by_rank(pipeline_ops.ops), by_rank(pipeline_ops.comms)
+        of_ops, of_comms = by_rank(ops), by_rank(comms)
         contents = {
-            rank: {"ops": ops.get(rank, empty_table(OPS)), "comms": comms.get(rank, empty_table(COMMS))}
+            rank: {"ops": of_ops.get(rank, empty_table(OPS)), "comms": of_comms.get(rank, empty_table(COMMS))}
             for rank in order
         }
     return tuple(
@@ -76,7 +76,7 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
             path=str(path),
             format=InputFormat.CHROME,
             rank=rank if has_rank or declares_rank else None,
-            producer=producer,
+            producer="chrome trace" if found is None or framework == "chrome" else framework,
             metadata=of_ranks[rank],
             warnings=content.warnings if rank == order[0] else (),
             framework=framework,
