@@ -168,10 +168,8 @@ def mesh_facts(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
     """
     if ops["rank"].nunique() == 1:
         return {}, {}
-    columns = [name for name in ("rank", *_COORDINATES) if name in ops or name in comms]
-    tables = [table[[name for name in columns if name in table]] for table in (ops, comms)]
-    is_in_table = len(columns) > 1
-    coordinates = _coordinates(pd.concat(tables, ignore_index=True)) if is_in_table else pd.DataFrame(index=[])
+    tables = [table[[name for name in ("rank", *_COORDINATES) if name in table]] for table in (ops, comms)]
+    coordinates = _coordinates(pd.concat(tables, ignore_index=True))
     return _from_coordinates(coordinates, ops) if len(coordinates.columns) else _from_groups(ops, comms)
 
 
@@ -180,11 +178,9 @@ def pp_ranks(table: pd.DataFrame) -> dict[int, int]:
     coordinates = _coordinates(table)
     if "pp" in coordinates:
         return dict(zip(coordinates.index.tolist(), coordinates["pp"].tolist(), strict=True))
-    other_axes = [axis for axis in coordinates.columns if axis != "pp"]
-    ranks = sorted(table["rank"].unique().tolist())
-    if not other_axes:
-        return {rank: index for index, rank in enumerate(ranks)}
-    nth = coordinates.sort_index().groupby(other_axes).cumcount()
+    if not len(coordinates.columns):
+        return {rank: index for index, rank in enumerate(sorted(table["rank"].unique().tolist()))}
+    nth = coordinates.sort_index().groupby(list(coordinates.columns)).cumcount()
     return dict(zip(nth.index.tolist(), nth.tolist(), strict=True))
 
 
