@@ -104,18 +104,16 @@ def exported_report(nsys: str, stem: Path, left: Callable[[], float] | None = No
     Raises:
         TraceError: nsys left something that cannot be imported or exported.
     """
-    export, report, stream = (stem.with_name(stem.name + suffix) for suffix in (".sqlite", ".nsys-rep", STREAM_SUFFIX))
+    export, stream = (stem.with_name(stem.name + suffix) for suffix in (".sqlite", STREAM_SUFFIX))
     if export.is_file():
         return export
+    reports = [stem.with_name(stem.name + suffix) for suffix in REPORT_SUFFIXES]
+    report = next((each for each in reports if each.is_file()), reports[0])
     if not report.is_file():
-        older = stem.with_name(f"{stem.name}.qdrep")
-        if older.is_file():
-            report = older
-        elif stream.is_file():
-            import_stream(nsys, stream, report, left and left())
-            stream.unlink()
-        else:
+        if not stream.is_file():
             return None
+        import_stream(nsys, stream, report, left and left())
+        stream.unlink()
     export_report(nsys, report, export, left and left())
     return export
 

@@ -306,12 +306,10 @@ def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock
     if not shared.startswith(SESSION):
         method = ClockMethod.SAME_HOST if shared.startswith(HOST) else ClockMethod.ONE_FILE
         return Clock(method, dict.fromkeys(ranks, 0), violated)
-    warnings = (
-        (
-            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some "
-            "are matched wrongly, and their waiting and transfer times are unreliable",
-        )
-        if violated > READING_NS
-        else ()
+    if violated <= READING_NS:
+        return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), violated)
+    warning = (
+        f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some "
+        "are matched wrongly, and their waiting and transfer times are unreliable"
     )
-    return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), min(violated, READING_NS), warnings)
+    return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), READING_NS, (warning,))

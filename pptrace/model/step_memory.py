@@ -22,12 +22,8 @@ class MemoryKind(StrEnum):
 
     DEVICE_ALLOCATED = "device_allocated"  # by tensors on the accelerator, as the framework's allocator counts
     DEVICE_RESERVED = "device_reserved"  # by the process on the accelerator: what its allocator got from the driver
-    HOST_ALLOCATED = (
-        "host_allocated"  # by tensors on the host since recording began: what was there before is not counted
-    )
-    ALLOCATED = (
-        "allocated_since_start"  # since recording began: by tensors on either, or from the driver (Nsight Systems)
-    )
+    HOST_ALLOCATED = "host_allocated"  # by tensors on the host since recording began, without what was there before
+    ALLOCATED = "allocated_since_start"  # the same of tensors on either, or from the driver (Nsight Systems)
     PROCESS_RESIDENT = "process_resident"  # by the whole process on the host, interpreter and libraries too
 
 

@@ -121,11 +121,9 @@ class Analysis:
 
     def answered(self) -> Analysis:
         """The same with the answers to all questions."""
-        return (
-            self
-            if self.with_rest is None
-            else dataclasses.replace(self, report=self.with_rest(self.report), with_rest=None)
-        )
+        if self.with_rest is None:
+            return self
+        return dataclasses.replace(self, report=self.with_rest(self.report), with_rest=None)
 
     @property
     def num_ops(self) -> int:

@@ -67,9 +67,7 @@ def _local_cluster(distributed: Any, jobs: int | None) -> Iterator[Client]:
                     processes=True,
                     host="127.0.0.1",
                     dashboard_address=None,
-                    scheduler_kwargs={
-                        "dashboard_address": "127.0.0.1:0"
-                    },  # without a dashboard it listens all the same
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # it listens without a dashboard too
                     local_directory=folder,
                     silence_logs=logging.CRITICAL,
                 )

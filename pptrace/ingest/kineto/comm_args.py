@@ -231,13 +231,8 @@ Sizes = tuple[int, int, int]
 def sizes_of(name: str, args: Args) -> Sizes:
     """Compute the sizes of an event from its shapes."""
     dims, types = value_of(args.dims), value_of(args.types)
-    if (
-        name not in SHAPED
-        or not isinstance(dims, list)
-        or not isinstance(types, list)
-        or len(dims) != len(types)
-        or not dims
-    ):
+    are_lists = isinstance(dims, list) and isinstance(types, list)
+    if name not in SHAPED or not are_lists or not 0 < len(dims) == len(types):
         return -1, -1, -1
     tensors = [_tensor(*pair) for pair in zip(dims, types, strict=True)]
     if name in _EQUAL:

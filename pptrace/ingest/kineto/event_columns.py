@@ -242,9 +242,7 @@ class Collected(Struct):
     num_events: int = 0
     _integers: Integers = field(default_factory=Integers)
     _interned: dict[bytes, Raw] = field(default_factory=dict)  # of communication arguments, which repeat
-    _counted: dict[tuple[str, bytes, bytes], int] = field(
-        default_factory=dict
-    )  # FLOPs by name and shapes, which repeat
+    _counted: dict[tuple[str, bytes, bytes], int] = field(default_factory=dict)  # FLOPs by name and shapes
     _columns: tuple[_GrowingArray, ...] = field(
         default_factory=lambda: tuple(_GrowingArray(dtype) for dtype in _DTYPES)
     )

@@ -162,24 +162,12 @@ def _columns(records: Sequence[_Record], category: Category, names: Any) -> Even
     """The columns of records of one kind; where they ran on no device, their thread."""
     is_work = category > Category.HOST_LIMIT
     has_launch = is_work or category is Category.RUNTIME
-    start, end, thread, stream, queue, correlation = (
-        np.array(
-            [
-                (
-                    row.start_timestamp,
-                    row.end_timestamp,
-                    row.thread_id,
-                    row.stream_id.handle,
-                    row.dispatch_info.queue_id.handle,
-                    row.correlation_id.internal if has_launch and row.correlation_id.internal > 0 else -1,
-                )
-                for row in records
-            ],
-            dtype=np.int64,
-        )
-        .reshape(-1, 6)
-        .T
-    )
+    times = [(row.start_timestamp, row.end_timestamp) for row in records]
+    places = [(row.thread_id, row.stream_id.handle, row.dispatch_info.queue_id.handle) for row in records]
+    start, end = np.array(times, dtype=np.int64).reshape(-1, 2).T
+    thread, stream, queue = np.array(places, dtype=np.int64).reshape(-1, 3).T
+    correlation = np.array([row.correlation_id.internal if has_launch else -1 for row in records], dtype=np.int64)
+    correlation[correlation <= 0] = -1
     lane = streams_of(stream, queue) if is_work else thread
     return EventColumns.of(category, np.array(names, dtype=np.int32), start, end, -1, lane, correlation)
 
