@@ -195,7 +195,7 @@ def _groups(config: object) -> dict[str, DumpGroup]:
         ranks = entry.get("ranks")
         if isinstance(ranks, str):
             ranks = [int(part) for part in re.findall(r"\d{1,9}", ranks)]
-        has_ranks = isinstance(ranks, list | tuple) and all(isinstance(rank, int) for rank in ranks)
+        has_ranks = isinstance(ranks, list | tuple) and all(_number(rank) in range(2**31) for rank in ranks)
         name, description = str(entry.get("name", key)), str(entry.get("desc", ""))
         group = DumpGroup(
             name, "" if description in _UNNAMED else description, tuple(ranks) if has_ranks and ranks else ()
