@@ -42,13 +42,8 @@ Mask = npt.NDArray[np.bool_]
 LEFT_OUT = -1
 """Code of rows that are no events: analyses, counters, and the parts of a collective."""
 
-_PYTHON, _CALLS, _RANGES, _TASKS, _COLLECTIVES = (
-    "Python",
-    "CANN",
-    "MsprofTx",
-    "Ascend Hardware",
-    ("HCCL", "Communication"),
-)
+_PYTHON, _CALLS, _RANGES, _TASKS = "Python", "CANN", "MsprofTx", "Ascend Hardware"
+_COLLECTIVES = ("HCCL", "Communication")
 _WAITS = re.compile(
     r"EVENT|NOTIFY|WRITE[_ ]VALUE|PLACE[_ ]HOLDER|PROFILING|LABEL|STREAM[_ ]|MODEL[_ ]|NOP", re.IGNORECASE
 )

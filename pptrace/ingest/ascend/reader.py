@@ -163,11 +163,7 @@ def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int,
     rows = collected.rows() if len(collected.names) else None
     lanes = lanes_of(collected, rows) if rows is not None else None
     if rows is None or lanes is None or not (lanes["category"] != LEFT_OUT).any():
-        what = (
-            f"{counted(collected.num_events, 'event')} and none of host or device"
-            if collected.num_events
-            else "no event"
-        )
+        what = f"{counted(num, 'event')} and none of host or device" if (num := collected.num_events) else "no event"
         raise TraceError(f"{path}: {what}; {_EXPECTED}")
     rank, metadata, distributed = job_facts(path)
     chosen = np.flatnonzero(lanes["category"] != LEFT_OUT)

@@ -130,12 +130,8 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         session_ns, session_facts = session_of(db)
         base, base_warnings = base_ns(db, session_ns, int(blocks[0].start_ns[0]))
         rank_by_pid = {} if set(pids) <= set(facts) else ranks_of(db, pids)
-        if (
-            len(pids) == 1
-            and pids[0] not in rank_by_pid
-            and (file_rank := rank_of_file_name(shown_path.name)) is not None
-        ):
-            rank_by_pid = {pids[0]: file_rank}
+        if len(pids) == 1 and (file_rank := rank_of_file_name(shown_path.name)) is not None:
+            rank_by_pid = {pids[0]: file_rank, **rank_by_pid}
         producer = producer_of(db)
         warnings += _doubts(db, blocks, names)
         memory = read_memory(db, base)

@@ -54,11 +54,9 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
         TraceError: the file cannot be read, is no XPlane file, or has no event of a host or a device.
     """
     with ByteSource(path) as source:
-        data = bytearray()
-        while piece := source.read():
-            data += piece
+        data = b"".join(iter(source.read, b""))
         damage = source.damage
-    space = read_space(bytes(data), _STATS)
+    space = read_space(data, _STATS)
     damage = damage or space.damage
     names = Codes()
     planes = (plane for plane in space.planes if plane.name == _HOST)
