@@ -15,7 +15,7 @@ from typing import Any
 from dashboards.live import LiveSteps
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
-from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
+from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_file
 from pptrace.ingest.inputs.resolve import FACTS_OF_RANKS, RUN_FILE
 from pptrace.ingest.job.packing import DAMAGE
 from pptrace.live_records.frames import SUFFIX
@@ -199,7 +199,7 @@ def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:
 
 def _problem(path: Path, name: InputFormat | None) -> str:
     try:
-        read_trace(path, name)
+        read_file(path, name)
     except PptraceError as err:
         return str(err).removeprefix(f"{path}: ")
     return READABLE

@@ -177,9 +177,7 @@ class NestedIntervals:
         return inside
 
     def cover(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return whether any one interval reaches from before each of these stretches, or from its start, to its end or
-        beyond.
-        """
+        """Return whether any one interval reaches from each of these stretches' start, or before, to its end or beyond."""
         covered: npt.NDArray[np.bool_] = np.asarray(ends) <= self._latest_ends_at(starts)
         return covered
 

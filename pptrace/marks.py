@@ -90,9 +90,7 @@ class OpMark:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One send or receive; ``peer`` is the global rank at the other end. ``tensor`` is the index of one of several tensors of a
-    message, None of the only one.
-    """
+    """One send or receive; ``peer`` is the global rank at the other end, ``tensor`` which of a message's tensors, if several."""
 
     action: Action
     peer: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from ctypes import CDLL
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -22,11 +23,7 @@ def keep_freed_memory() -> None:
     Call it before polars is imported, whose allocator shares nothing with the C library: what that frees is not needed again
     after reading, and is given back at once.
     """
-    os.environ.setdefault(_JEMALLOC, _AT_ONCE)
-    library = _c_library()
-    if library is not None and hasattr(library, "mallopt"):
-        library.mallopt(_MMAP_MAX, 0)
-        library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT_BYTES)
+    _set_allocators({_MMAP_MAX: 0, _TRIM_THRESHOLD: _MOST_KEPT_BYTES})
 
 
 def return_large_memory() -> None:
@@ -35,10 +32,7 @@ def return_large_memory() -> None:
     The C library would else, once such a table was freed, put the next ones of up to 32 MB between small objects, where what is
     freed cannot be returned. Call it before polars is imported.
     """
-    os.environ.setdefault(_JEMALLOC, _AT_ONCE)
-    library = _c_library()
-    if library is not None and hasattr(library, "mallopt"):
-        library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+    _set_allocators({_MMAP_THRESHOLD: _LARGE_BYTES})
 
 
 def give_back_freed_memory() -> None:
@@ -46,6 +40,14 @@ def give_back_freed_memory() -> None:
     library = _c_library()
     if library is not None and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
+
+
+def _set_allocators(parameters: Mapping[int, int]) -> None:
+    os.environ.setdefault(_JEMALLOC, _AT_ONCE)
+    library = _c_library()
+    if library is not None and hasattr(library, "mallopt"):
+        for parameter, value in parameters.items():
+            library.mallopt(parameter, value)
 
 
 def _c_library() -> CDLL | None:

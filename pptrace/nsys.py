@@ -56,10 +56,6 @@ def _installation_folders(nsys: str) -> Iterator[Path]:
             program = program.parent / program.readlink()
 
 
-def export_command(nsys: str, report: Path, target: Path) -> list[str]:
-    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(target), str(report)]
-
-
 def import_stream(nsys: str | None, stream: Path, report: Path, timeout_s: float | None = None) -> None:
     """Make the ``report`` of what nsys left as a ``stream``.
 
@@ -88,7 +84,8 @@ def export_report(nsys: str, report: Path, target: Path, timeout_s: float | None
     Raises:
         TraceError: nsys fails, or leaves no file.
     """
-    code, output = run_program(export_command(nsys, report.absolute(), target), timeout_s)
+    options = ("export", "--type", "sqlite", "--force-overwrite", "true", "-o")
+    code, output = run_program([nsys, *options, str(target), str(report.absolute())], timeout_s)
     if code != 0 or not target.is_file():
         raise TraceError(
             f"{report}: 'nsys export' gave no SQLite file ({last_line(output)}); "
@@ -107,18 +104,16 @@ def exported_report(nsys: str, stem: Path, left: Callable[[], float] | None = No
     Raises:
         TraceError: nsys left something that cannot be imported or exported.
     """
-    export, report, stream = (stem.with_name(stem.name + suffix) for suffix in (".sqlite", ".nsys-rep", STREAM_SUFFIX))
+    export, stream = (stem.with_name(stem.name + suffix) for suffix in (".sqlite", STREAM_SUFFIX))
     if export.is_file():
         return export
+    reports = [stem.with_name(stem.name + suffix) for suffix in REPORT_SUFFIXES]
+    report = next((each for each in reports if each.is_file()), reports[0])
     if not report.is_file():
-        older = stem.with_name(f"{stem.name}.qdrep")
-        if older.is_file():
-            report = older
-        elif stream.is_file():
-            import_stream(nsys, stream, report, left and left())
-            stream.unlink()
-        else:
+        if not stream.is_file():
             return None
+        import_stream(nsys, stream, report, left and left())
+        stream.unlink()
     export_report(nsys, report, export, left and left())
     return export
 

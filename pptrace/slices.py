@@ -284,6 +284,12 @@ def last_like(rows: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.i
     return last[index[:num_rows]]
 
 
+def first_like(rows: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.int64]:
+    """First row of other columns that equals each row of some columns of integers; −1 where none is."""
+    last = last_like(rows, [column[::-1] for column in known])
+    return np.where(last >= 0, len(known[0]) - 1 - last, -1)
+
+
 def distinct_of(columns: Sequence[pd.Series[Any] | Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(number of the combination of values of each row, the first row of each combination); combinations as they come first."""
     number, values = pd.factorize(group_codes(columns))

@@ -293,9 +293,7 @@ def _from_messages(
 
 
 def _without_mixed_clocks(matched: pd.DataFrame) -> pd.DataFrame:
-    """Drop communication that is a host call on one rank and a kernel on another: a call may return long before its message
-    arrives.
-    """
+    """Drop communication that is a host call on one rank and a kernel on another: a call may return before its message comes."""
     match, on_device = matched["match"].to_numpy(), (matched["clock"] == "device").to_numpy()
     has_device, has_host = (np.zeros(int(match.max(initial=-1)) + 1, dtype=np.bool_) for _ in range(2))
     has_device[match[on_device]] = True
@@ -304,18 +302,14 @@ def _without_mixed_clocks(matched: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
-    """The clock of ranks in one file; ``violated`` is the largest time by which a message seems to arrive before it is sent,
-    ns.
-    """
+    """The clock of ranks in one file; ``violated``: by how much a message seems to arrive before it is sent at most, ns."""
     if not shared.startswith(SESSION):
         method = ClockMethod.SAME_HOST if shared.startswith(HOST) else ClockMethod.ONE_FILE
         return Clock(method, dict.fromkeys(ranks, 0), violated)
-    warnings = (
-        (
-            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some "
-            "are matched wrongly, and their waiting and transfer times are unreliable",
-        )
-        if violated > READING_NS
-        else ()
+    if violated <= READING_NS:
+        return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), violated)
+    warning = (
+        f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some "
+        "are matched wrongly, and their waiting and transfer times are unreliable"
     )
-    return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), min(violated, READING_NS), warnings)
+    return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), READING_NS, (warning,))

@@ -62,11 +62,6 @@ class Clock(Struct, frozen=True):
         rate = self.rates.get(rank, 0.0)
         return moved + np.rint(rate * (moved - self.middle_ns)).astype(np.int64) if rate else moved
 
-    def to_rank_clock(self, rank: int, time_ns: int) -> int:
-        """Convert a time of the common clock to a rank's own clock."""
-        rate = self.rates.get(rank, 0.0)
-        return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
-
     def times_on_rank_clock(self, rank: int, times: Int64) -> Int64:
         """Convert times of the common clock to a rank's own clock; of a clock that drifts, to within a nanosecond."""
         rate = self.rates.get(rank, 0.0)

@@ -1,6 +1,4 @@
-"""Clocks without messages: of ranks on one host, by readings that each recorder took or by the host's name, and else from the
-order of a pipeline's ops.
-"""
+"""Clocks without messages: of ranks on one host, by readings of it or its name, else from the order of a pipeline's ops."""
 
 from __future__ import annotations
 
@@ -87,15 +85,10 @@ def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, obje
 
 def readings_of(facts: Mapping[str, object]) -> list[tuple[int, int]]:
     """(wall, monotonic) clock, ns, of each reading that a rank's recorder took; its fact is damaged where one lacks."""
-    readings = facts.get("clock")  # {"start": {"time_ns": …, "monotonic_ns": …}, "stop": …}
-    found = []
-    for reading in readings.values() if isinstance(readings, Mapping) else ():
-        wall, monotonic = (
-            (reading.get("time_ns"), reading.get("monotonic_ns")) if isinstance(reading, Mapping) else (None, None)
-        )
-        if isinstance(wall, int) and isinstance(monotonic, int):
-            found.append((wall, monotonic))
-    return found
+    clock = facts.get("clock")  # {"start": {"time_ns": …, "monotonic_ns": …}, "stop": …}
+    readings = [each for each in clock.values() if isinstance(each, Mapping)] if isinstance(clock, Mapping) else []
+    pairs = ((each.get("time_ns"), each.get("monotonic_ns")) for each in readings)
+    return [(wall, monotonic) for wall, monotonic in pairs if isinstance(wall, int) and isinstance(monotonic, int)]
 
 
 def pairs_of_same_host_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:

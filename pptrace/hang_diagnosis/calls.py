@@ -1,6 +1,4 @@
-"""The communication calls of a rank, from a live rank's log or a dump; and the JSON field ``hang`` of a run, read without what
-makes a verdict.
-"""
+"""The communication calls of a rank, from its log or a dump; and the JSON field ``hang`` of a run, as it is read."""
 
 from __future__ import annotations
 

@@ -42,10 +42,9 @@ def hops_to(targets: Targets, goals: Collection[int]) -> dict[int, int]:
 
 def rings(targets: Targets) -> list[tuple[int, ...]]:
     """The strongly connected components with an edge inside, those that reach no other such component first."""
-    components = _components(targets)
     return [
         tuple(sorted(component))
-        for component in components
+        for component in _components(targets)
         if len(component) > 1 or any(node in targets.get(node, ()) for node in component)
     ]
 
@@ -94,12 +93,8 @@ def _reverse(targets: Targets) -> dict[int, set[int]]:
 
 def shortest_ring(targets: Targets, component: Collection[int]) -> tuple[int, ...]:
     """The nodes of a shortest cycle through one of the first nodes of a component, in the order of its edges."""
-    best: tuple[int, ...] = ()
-    for start in sorted(component)[:_MAX_STARTS]:
-        ring = _ring_through(targets, component, start)
-        if ring and (not best or len(ring) < len(best)):
-            best = ring
-    return best
+    through = (_ring_through(targets, component, start) for start in sorted(component)[:_MAX_STARTS])
+    return min(filter(None, through), key=len, default=())
 
 
 def _ring_through(targets: Targets, component: Collection[int], start: int) -> tuple[int, ...]:
@@ -129,13 +124,15 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 class Conflict:
     """The calls at one index of a stream, by rank, and the ranks whose call differs from the others'.
 
-    Where it is undecidable which are wrong, ``guilty`` are all that differ.
+    Where it is undecidable which are wrong, ``guilty`` are all that differ. ``text`` is the format of a call with that in which
+    they do.
     """
 
     stream: Stream
     seq: int
     calls: Mapping[int, Call]
     guilty: tuple[int, ...]
+    text: str
 
 
 def find_conflicts(ranks: Sequence[RankCalls]) -> tuple[Conflict, ...]:
@@ -144,8 +141,9 @@ def find_conflicts(ranks: Sequence[RankCalls]) -> tuple[Conflict, ...]:
     conflicts: dict[Stream, Conflict] = {}
     open_streams = {call.stream(rank.rank) for rank in ranks for call in rank.calls if call.state is not CallState.DONE}
     for stream, seq, calls in _meetings(ranks, open_streams):
-        if stream not in conflicts and (clusters := _clusters(calls)):
-            conflicts[stream] = Conflict(stream, seq, calls, _guilty(clusters, calls, history))
+        if stream not in conflicts and (difference := _difference(calls)) is not None:
+            text, clusters = difference
+            conflicts[stream] = Conflict(stream, seq, calls, _guilty(clusters, calls, history), text)
     return tuple(
         sorted(
             conflicts.values(),
@@ -167,18 +165,22 @@ def _meetings(ranks: Sequence[RankCalls], streams: set[Stream]) -> Iterator[tupl
             yield stream, seq, calls
 
 
-def _clusters(calls: Mapping[int, Call]) -> list[list[int]]:
-    """The ranks grouped by their call, largest group first; empty where all calls match."""
+def _difference(calls: Mapping[int, Call]) -> tuple[str, list[list[int]]] | None:
+    """(format of a call with that in which they differ, the ranks grouped by it, largest group first); None where all match."""
     by_kind = _by(calls, lambda call: "message" if call.is_message else call.kind)
     if len(by_kind) > 1:
-        return by_kind
+        return "{0.kind}", by_kind
     if all(call.state is CallState.DONE for call in calls.values()):
-        return []  # of the same kind, and done: they matched
-    for aspect in (_root, _size, lambda call: call.dtype or None):
+        return None  # of the same kind, and done: they matched
+    for text, aspect in (
+        ("{0.kind} with root {0.peer}", _root),
+        ("{0.kind} of {0.num_bytes} bytes", _size),
+        ("{0.kind} of {0.dtype}", lambda call: call.dtype or None),
+    ):
         calls_with_value = {rank: call for rank, call in calls.items() if aspect(call) is not None}
         if len(parts := _by(calls_with_value, aspect)) > 1:
-            return parts
-    return []
+            return text, parts
+    return None
 
 
 def _by(calls: Mapping[int, Call], aspect: Callable[[Call], Hashable]) -> list[list[int]]:

@@ -8,7 +8,7 @@ kind or of several: all are named which do not follow from those before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -102,7 +102,7 @@ _UNTRACED_RANKS = (
 
 def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
     """The first conflict in which a rank is stuck, and others with ranks of their own to blame in which one waits."""
-    stuck = waits.targets()
+    stuck = targets_of(waits.edges)
     waited_in = {(edge.call.stream(edge.rank), edge.call.seq) for edge in waits.edges}
     named: set[int] = set()
     for conflict in conflicts:
@@ -118,7 +118,7 @@ def _rings(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[C
 
     One of them that skipped a collective that it called before is a mismatch.
     """
-    targets = waits.targets()
+    targets = targets_of(waits.edges)
     free = _roots(waits)
     any_of = {edge.rank for edge in waits.edges if edge.any_of}
     named = {rank for cause in before for rank in cause.ranks}
@@ -193,7 +193,7 @@ def _independent_roots(rank_calls: Mapping[int, RankCalls], waits: Waits, before
 
 def _roots(waits: Waits) -> set[int]:
     """The ranks that others wait for and that wait for none."""
-    targets = waits.targets()
+    targets = targets_of(waits.edges)
     return {rank for others in targets.values() for rank in others if rank not in targets}
 
 
@@ -291,10 +291,9 @@ def _mismatch(_: Diagnosis, cause: Cause) -> str:
 
 def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:
     calls = conflict.calls
-    describe_call = _difference(calls.values())
     parts: dict[str, list[int]] = {}
     for rank, call in calls.items():
-        parts.setdefault(describe_call(call), []).append(rank)
+        parts.setdefault(conflict.text.format(call), []).append(rank)
     ordered = sorted(parts.items(), key=lambda part: (not set(part[1]) <= set(guilty), -len(part[1])))
     descriptions = [f"{text} on {rank_text(ranks_of_text)}" for text, ranks_of_text in ordered[:_MAX_LINKS]]
     first = next(iter(calls.values()))
@@ -304,37 +303,6 @@ def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:
         name = f"collective #{conflict.seq} of group {conflict.stream.group}"
     first_text, *other_texts = descriptions
     return f"{name} is {' but '.join([first_text, ', '.join(other_texts)]) if other_texts else first_text}"
-
-
-def _difference(calls: Iterable[Call]) -> Callable[[Call], str]:
-    """A function that describes each call, as briefly as distinguishes them."""
-    listed = list(calls)
-
-    def kind(call: Call) -> str:
-        return call.kind
-
-    def with_root(call: Call) -> str:
-        return f"{call.kind} with root {call.peer}"
-
-    def with_size(call: Call) -> str:
-        return f"{call.kind} of {call.num_bytes} bytes"
-
-    def with_dtype(call: Call) -> str:
-        return f"{call.kind} of {call.dtype}"
-
-    if listed[0].is_message:
-        sizes = {call.num_bytes for call in listed if call.num_bytes >= 0}
-        return with_size if len(sizes) > 1 else with_dtype
-    for describe in (kind, with_root, with_size):
-        comparable = [
-            call for call in listed if describe is kind or (call.peer if describe is with_root else call.num_bytes) >= 0
-        ]
-        rooted = describe is not with_root or all(
-            call.kind in ("broadcast", "reduce", "gather", "scatter") for call in listed
-        )
-        if rooted and len({describe(call) for call in comparable}) > 1:
-            return describe
-    return with_dtype
 
 
 def _only_waiting(hang: Hang) -> str:

@@ -43,10 +43,6 @@ class Waits:
     edges: tuple[Edge, ...]
     in_transfer: tuple[int, ...]
 
-    def targets(self) -> dict[int, set[int]]:
-        """Rank → the ranks that it waits for."""
-        return targets_of(self.edges)
-
 
 def targets_of(edges: Iterable[Edge]) -> dict[int, set[int]]:
     """Rank → the ranks that it waits for."""

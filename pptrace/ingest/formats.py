@@ -3,8 +3,8 @@
 Nothing else in :mod:`pptrace.ingest` knows a format by its name: which files of a directory are read, and which belong
 to another file or complete it, are fields of the entry. How to add one: docs/extending.md.
 
-Readers are imported for such a file alone (:func:`on_use`): what tells the beginnings of files apart is in
-:mod:`pptrace.ingest.sniff`, which files belong together in :mod:`pptrace.ingest.sniff`.
+Readers are imported for such a file alone (:func:`on_use`). :mod:`pptrace.ingest.sniff` tells the beginnings of files apart, and
+which files belong together.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ _PERFETTO = (".pftrace", ".perfetto-trace")
 
 
 class Priority(IntEnum):
-    """Information of a format about a run, as a rank among formats. Of a directory that holds ops in several forms, those
-    that say most are read.
-    """
+    """Information of a format about a run. Of a directory that holds ops in several forms, those that say most are read."""
 
     EXTRACT = 0
     """Extracts that pptrace wrote itself, and dumps of calls alone."""
@@ -291,8 +289,3 @@ def format_by_suffix(path: Path) -> InputFormat | None:
     """The format as which a file of unknown content is read; None for JSON, of which Kineto's reader says best what is wrong."""
     rest = (known for known in FORMATS if not {".json", ".gz"} & set(known.suffixes))
     return next((known.name for known in rest if path.name.endswith(known.suffixes)), None)
-
-
-def read_trace(path: Path, name: InputFormat | None) -> Trace:
-    """The first of :func:`read_file`: the only one, but for files that hold several ranks."""
-    return read_file(path, name)[0]

@@ -46,11 +46,8 @@ def as_category(
     texts: pd.Series[Any] | npt.NDArray[Any] | Sequence[str], others: Sequence[str] = ()
 ) -> pd.Categorical[Any]:
     """A column of texts as categories, those of ``others`` among them."""
-    codes, present = pd.factorize(np.asarray(texts, dtype=object))
-    categories = sorted({*present.tolist(), *others})
-    place = _places(categories)
-    code_of = np.array([place[text] for text in present.tolist()], dtype=np.int64)
-    return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=_dtype_of(categories))
+    codes, distinct = pd.factorize(np.asarray(texts, dtype=object))
+    return category_of_codes(codes, distinct.tolist(), others)
 
 
 def category_of_codes(
@@ -60,7 +57,7 @@ def category_of_codes(
     present = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
     categories = sorted({*(texts[code] for code in present.tolist()), *others})
     index = np.full(len(texts), -1, dtype=np.int64)
-    place = _places(categories)
+    place = {text: code for code, text in enumerate(categories)}  # of splits there may be as many as calls
     index[present] = [place[texts[code]] for code in present.tolist()]
     codes = index[codes] if len(texts) else codes
     return pd.Categorical.from_codes(codes, dtype=_dtype_of(categories), validate=False)
@@ -79,13 +76,7 @@ def _short_dtype(categories: tuple[str, ...]) -> pd.CategoricalDtype[Any]:
 _SHORT = 16
 
 
-def _places(categories: Sequence[str]) -> dict[str, int]:
-    """The place of each category: of splits of all-to-alls there may be as many as calls."""
-    return {text: place for place, text in enumerate(categories)}
-
-
 def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:
     """A column with one text, as :func:`as_category` makes it."""
     dtype = _dtype_of(sorted({"", text}))
-    code = dtype.categories.tolist().index(text)
-    return pd.Categorical.from_codes(np.full(num_rows, code, dtype=np.int8), dtype=dtype)
+    return pd.Categorical.from_codes(np.full(num_rows, bool(text), dtype=np.int8), dtype=dtype)

@@ -55,9 +55,7 @@ def _concatenated(parts: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64] | pd
 
 
 def join_adjacent(tables: Sequence[pd.DataFrame], without: Sequence[str] = ()) -> pd.DataFrame:
-    """Concatenate tables of one schema without some columns; where they are parts of one table, one behind the other, nothing
-    is copied.
-    """
+    """Concatenate tables of one schema without some columns; adjacent parts of one table are not copied."""
     names = [str(name) for name in tables[0] if name not in without]
     if len(tables) == 1:
         return tables[0][names].reset_index(drop=True)

@@ -66,9 +66,7 @@ class MeshInfo(MeshSizes, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Return whether the assumed pipeline may be wrong: it is unknown, and some ranks of the run have no ops in the
-        traces.
-        """
+        """Return whether the assumed pipeline may be wrong: it is unknown, and some ranks have no ops in the traces."""
         return self.in_order and self.num_ranks > len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:

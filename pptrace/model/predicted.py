@@ -6,9 +6,9 @@ They follow from the sizes of our GPT, as the ``model`` facts of a trace have th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Meta, MsgspecError, Struct, convert, field
 
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 
@@ -70,20 +70,26 @@ Bytes = Mapping[tuple[str, str], int | None]
 """(axis, kind of call) → bytes in a step, None where they are not known. What is not among them is not sent."""
 
 
-class MemoryParts(Struct, frozen=True):
+_Count = Annotated[int, Meta(ge=0)]
+_IN_FACTS = {name: f"{name}_bytes" for name in ("weights", "gradients", "optimizer", "activations")} | {
+    "of_stage": "stages"
+}
+
+
+class MemoryParts(Struct, frozen=True, rename=_IN_FACTS):
     """Bytes of one rank; ``of_stage``: what one microbatch keeps, by stage of the plan, and ``by_recompute`` the same if no layer
     recomputed (none), or all (full).
 
     ``activations`` are the most along the plan, None where they are not known: ``reason`` says why.
     """
 
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int | None
-    of_stage: Mapping[int, int]
+    weights: _Count
+    gradients: _Count
+    optimizer: _Count
+    activations: _Count | None
+    of_stage: Mapping[int, _Count]
     reason: str | None
-    by_recompute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    by_recompute: Mapping[str, Mapping[int, _Count]] = field(default_factory=dict)
 
 
 class RankPrediction(Struct, frozen=True):
@@ -128,43 +134,22 @@ def _is_of_recorded_plan(schedule: ScheduleInfo) -> bool:
 
 def read_prediction(fact: object) -> RankPrediction | None:
     """The predictions of a rank; None where it has none, or what stands there is damaged."""
-    if not isinstance(fact, Mapping):
-        return None
     try:
-        communication = tuple(_read_steps(part) for part in fact["communication"])
-        return RankPrediction(communication, _read_memory(fact["memory"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        read = convert(fact, _Fact, str_keys=True)
+    except MsgspecError:
         return None
-
-
-def _read_steps(part: Any) -> tuple[range, Bytes]:
-    first, stop = part["steps"]
-    of_kinds = {
-        (axis, kind): None if num_bytes is None else _count(num_bytes)
-        for axis, of_axis in part["bytes"].items()
-        for kind, num_bytes in of_axis.items()
-    }
-    return range(_count(first), _count(stop)), of_kinds
-
-
-def _read_memory(memory: Any) -> MemoryParts:
-    activations, reason = memory["activations_bytes"], memory["reason"]
-    return MemoryParts(
-        _count(memory["weights_bytes"]),
-        _count(memory["gradients_bytes"]),
-        _count(memory["optimizer_bytes"]),
-        None if activations is None else _count(activations),
-        _of_stages(memory["stages"]),
-        None if reason is None else str(reason),
-        {str(how): _of_stages(of_stages) for how, of_stages in memory.get("by_recompute", {}).items()},
+    communication = (
+        (range(*part.steps), {(axis, kind): n for axis, of_axis in part.bytes.items() for kind, n in of_axis.items()})
+        for part in read.communication
     )
+    return RankPrediction(tuple(communication), read.memory)
 
 
-def _of_stages(stages: Any) -> dict[int, int]:
-    return {int(stage): _count(num_bytes) for stage, num_bytes in stages.items()}
+class _Steps(Struct):
+    steps: tuple[_Count, _Count]
+    bytes: dict[str, dict[str, _Count | None]]
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(value)
-    return value
+class _Fact(Struct):
+    communication: list[_Steps]
+    memory: MemoryParts

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from pptrace.model.known import all_known
+
 T = TypeVar("T")
 MAX_ROWS = 12
 """Most rows of a brief table; longer ones are shortened to the first, the last and the extremes."""
@@ -99,8 +101,8 @@ def table_of(
 
 def mean(values: Iterable[int | None]) -> int | None:
     """The mean, or None where a value is unknown."""
-    listed = list(values)
-    return None if not listed or None in listed else sum(value for value in listed if value is not None) // len(listed)
+    known = all_known(values)
+    return sum(known) // len(known) if known else None
 
 
 def share(part: int | None, whole: int | None) -> float | None:

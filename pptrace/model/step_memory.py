@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, TypeVar
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, MsgspecError, Struct, convert
 
 from pptrace.model.tables import Int64
 
 UNKNOWN = -1
+_Count = Annotated[int, Meta(ge=0, lt=2**62)]
+_Value = TypeVar("_Value")
 
 
 class MemoryKind(StrEnum):
@@ -19,12 +22,8 @@ class MemoryKind(StrEnum):
 
     DEVICE_ALLOCATED = "device_allocated"  # by tensors on the accelerator, as the framework's allocator counts
     DEVICE_RESERVED = "device_reserved"  # by the process on the accelerator: what its allocator got from the driver
-    HOST_ALLOCATED = (
-        "host_allocated"  # by tensors on the host since recording began: what was there before is not counted
-    )
-    ALLOCATED = (
-        "allocated_since_start"  # since recording began: by tensors on either, or from the driver (Nsight Systems)
-    )
+    HOST_ALLOCATED = "host_allocated"  # by tensors on the host since recording began, without what was there before
+    ALLOCATED = "allocated_since_start"  # the same of tensors on either, or from the driver (Nsight Systems)
     PROCESS_RESIDENT = "process_resident"  # by the whole process on the host, interpreter and libraries too
 
 
@@ -71,10 +70,7 @@ class RecordedMemory(Struct, frozen=True):
 
 def read_recorded_memory(facts: object) -> RecordedMemory | None:
     """The ``memory`` object of a trace's facts; None where there is none, or it is damaged."""
-    if not isinstance(facts, Mapping):
-        return None
-    steps = facts.get("steps")
-    if not isinstance(steps, Sequence) or not all(_is_count(step) for step in steps) or not steps:
+    if not isinstance(facts, Mapping) or not (steps := _read(facts.get("steps"), list[_Count])):
         return None
     process, device = (_read_levels(facts.get(name), len(steps)) for name in ("process", "device"))
     if device is not None and device.peak.max(initial=0) <= 0:  # there is a device, and the script does not use it
@@ -85,26 +81,20 @@ def read_recorded_memory(facts: object) -> RecordedMemory | None:
 def _read_levels(facts: object, num_steps: int) -> Levels | None:
     if not isinstance(facts, Mapping):
         return None
-    columns = [
-        _read_column(facts.get(name), num_steps) for name in ("peak_bytes", "start_bytes", "reserved_peak_bytes")
-    ]
-    peak, start, reserved = columns
-    none = np.full(num_steps, UNKNOWN, dtype=np.int64)
-    if peak is None:
+    names = ("peak_bytes", "start_bytes", "reserved_peak_bytes")
+    columns = [_read(facts.get(name), list[_Count | None]) or [] for name in names]
+    if len(columns[0]) != num_steps:
         return None
-    return Levels(peak, none if start is None else start, none if reserved is None else reserved)
+    none = [None] * num_steps
+    values = [column if len(column) == num_steps else none for column in columns]
+    return Levels(*np.array([[UNKNOWN if value is None else value for value in column] for column in values]))
 
 
-def _read_column(values: object, num_steps: int) -> Int64 | None:
-    if not isinstance(values, list) or len(values) != num_steps:
-        return None
-    if not all(value is None or _is_count(value) for value in values):
-        return None
-    return np.array([UNKNOWN if value is None else value for value in values], dtype=np.int64)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+def _read(value: object, kind: type[_Value]) -> _Value | None:
+    """A value of a type; None where it is of another."""
+    with suppress(MsgspecError):
+        return convert(value, kind)
+    return None
 
 
 def kind_of_events(allocated: Int64, reserved: Int64) -> MemoryKind:

@@ -148,9 +148,7 @@ _UNKNOWN: Mapping[str, Any] = {"axis": "unknown", "clock": "host", "source": "la
 
 
 def ops_table(columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Make a table of schema OPS: one value stands for all rows, and what is missing is unknown (-1, ""), on the host's clock and
-    labelled.
-    """
+    """Make a table of schema OPS: one value stands for all rows; what is missing is unknown (-1, ""), host's clock, labelled."""
     return _completed(OPS, columns)
 
 

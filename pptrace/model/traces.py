@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from pptrace.intervals import NestedIntervals
 from pptrace.model.damage import RankDamage
-from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMM_ARGS, Int8, Int32, Int64, empty_table
+from pptrace.model.tables import COMM_ARGS, MEMORY, Int8, Int32, Int64, empty_table
 
 Bool = npt.NDArray[np.bool_]
 
@@ -49,9 +48,7 @@ _MANY_NAMES = 2_000
 
 
 def is_of_forward(name: str) -> bool:
-    """Return whether the forward of a model runs operators of this name: torch's usual ones, and autograd functions of a program,
-    whose names have no "::".
-    """
+    """Return whether forwards run operators of this name: torch's usual ones, and a program's functions, without "::"."""
     return bool(_OF_FORWARDS.fullmatch(name)) or ("::" not in name and not _NODE_FUNCTION.search(name))
 
 
@@ -75,7 +72,7 @@ class Events(Struct, frozen=True):
     thread: Int64
     correlation: Int64
     names: tuple[str, ...]
-    comm_args: pd.DataFrame
+    comm_args: pd.DataFrame = field(default_factory=lambda: empty_table(COMM_ARGS))
     flops: Int64 = field(default_factory=lambda: np.zeros((2, 0), dtype=np.int64))
 
     def __len__(self) -> int:
@@ -244,8 +241,8 @@ class Trace(Struct, frozen=True):
     format: InputFormat
     rank: int | None
     producer: str
-    events: Events
-    memory: pd.DataFrame
+    events: Events = field(default_factory=lambda: no_events())
+    memory: pd.DataFrame = field(default_factory=lambda: empty_table(MEMORY))
     metadata: Mapping[str, Any] = field(default_factory=dict)
     distributed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -275,30 +272,11 @@ class Trace(Struct, frozen=True):
             (int(self.events.start_ns[0]), int(self.events.start_ns[-1])) if len(self.events) else None,
         )
 
-    def with_info(self, info: TraceInfo) -> Trace:
-        """This trace with the rank and warnings of ``info``."""
-        rank = -1 if info.rank is None else info.rank
-        memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
-        return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
-
-    def with_more(self, later: Trace) -> Trace:
-        """This trace with the rows of another one of the same rank; facts that both have are those of this one."""
-        return replace(
-            self,
-            memory=concat_tables([self.memory, later.memory]),
-            metadata={**later.metadata, **self.metadata},
-            warnings=(*self.warnings, *later.warnings),
-            damage=RankDamage.joined((self.damage, later.damage)),
-            ops=concat_tables([self.ops, later.ops]),
-            comms=concat_tables([self.comms, later.comms]),
-        )
-
 
 def no_events() -> Events:
     """Empty events, for a trace that lists ops instead."""
     none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    category = np.zeros(0, dtype=np.int8)
-    return Events(category, narrow, none, none, narrow, none, none, none, (), empty_table(COMM_ARGS))
+    return Events(np.zeros(0, dtype=np.int8), narrow, none, none, narrow, none, none, none, ())
 
 
 ONE_CLOCK = "one_clock"

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median_low
 
@@ -119,7 +119,5 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                try:
+                with suppress(OSError):  # what was not written yet cannot be
                     stream.close()
-                except OSError:  # what was not written yet cannot be
-                    continue

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
+from pptrace.model.tables import Int32
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
@@ -72,26 +72,18 @@ def _when_needed(work: Workload, rank: int) -> Iterator[list[Any]]:
     """Instructions with each receive directly before its reader, and each send directly behind its sender."""
     table = work.plan.table
     needs = np.flatnonzero(table.dep_is_message)
+
+    def transfers(row: int, own_end: Int32, other_end: Int32, is_send: bool) -> Iterator[list[Any]]:
+        """The messages with one end at a row, if there are any."""
+        own = needs[own_end[needs] == row]
+        pairs = zip(table.dep_message[own].tolist(), table.rank[other_end[own]].tolist(), strict=True)
+        if group := [_entry(work, message, peer, is_send) for message, peer in pairs]:
+            yield ["transfers", group]
+
     for row in range(*table.rank_ptr[rank : rank + 2].tolist()):
-        received = needs[table.dep_reader[needs] == row]
-        if len(received):
-            senders = table.rank[table.dep[received]]
-            yield [
-                "transfers",
-                [_entry(work, *of_need, False) for of_need in _numbers(table.dep_message[received], senders)],
-            ]
+        yield from transfers(row, table.dep_reader, table.dep, False)
         yield ["op", int(work.durations[row])]
-        sent = needs[table.dep[needs] == row]
-        if len(sent):
-            readers = table.rank[table.dep_reader[sent]]
-            yield [
-                "transfers",
-                [_entry(work, *of_need, True) for of_need in _numbers(table.dep_message[sent], readers)],
-            ]
-
-
-def _numbers(messages: npt.NDArray[Any], peers: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    return zip(messages.tolist(), peers.tolist(), strict=True)
+        yield from transfers(row, table.dep, table.dep_reader, True)
 
 
 def _entry(work: Workload, message: int, peer: int, is_send: bool) -> list[Any]:

@@ -89,7 +89,6 @@ from pptrace.workflow.planned_steps import planned_steps
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.answer import ExpertsOfRun
-    from pptrace.analysis.experts.routing import Routing
     from pptrace.analysis.op_slack import OpSlack
 
 
@@ -122,11 +121,9 @@ class Analysis:
 
     def answered(self) -> Analysis:
         """The same with the answers to all questions."""
-        return (
-            self
-            if self.with_rest is None
-            else dataclasses.replace(self, report=self.with_rest(self.report), with_rest=None)
-        )
+        if self.with_rest is None:
+            return self
+        return dataclasses.replace(self, report=self.with_rest(self.report), with_rest=None)
 
     @property
     def num_ops(self) -> int:
@@ -208,7 +205,8 @@ def analyse_ranks(
     ask = partial(ask_ranks, data, steps_of, run.facts)
     answers = ask(ASKED_FIRST if is_brief else QUESTIONS)
     experts = experts_in(answers, run, steps_of)
-    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, _routing_of(experts))
+    routing = None if experts is None else experts.routing
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     periods = with_periods(
         reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
     )
@@ -286,8 +284,9 @@ class _Measured(Struct, frozen=True, eq=False):
 
     def analysis(self, warnings: tuple[str, ...], sharing: tuple[SharedDevice, ...] | None) -> Analysis:
         """The report, and what it was made from; ``warnings`` are those so far, ``sharing`` as :func:`analyse_ranks` takes it."""
-        run, clock, steps, routing = self.run, self.data.clock, self.steps, _routing_of(self.experts)
-        costs = self.costs if routing is None else tuple(map(routing.in_costs, self.costs))
+        run, clock, steps, costs = self.run, self.data.clock, self.steps, self.costs
+        if self.experts is not None and (routing := self.experts.routing) is not None:
+            costs = tuple(map(routing.in_costs, costs))
         early = early_receives_in(self.answers, costs)
         study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
         study = with_reason(study, early)
@@ -367,11 +366,6 @@ class _Measured(Struct, frozen=True, eq=False):
             doubts=doubts,
         )
         return with_verdict(report)
-
-
-def _routing_of(experts: ExpertsOfRun | None) -> Routing | None:
-    """The routing of tokens that costs are corrected for; None without experts."""
-    return None if experts is None else experts.routing
 
 
 def _warn_of_unknown(comms: pd.DataFrame, steps: Sequence[StepReport]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ dask is an optional extra: it is imported here and in :mod:`pptrace.workflow.das
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import PptraceError, UsageError
+from pptrace.processes import num_cpus
 from pptrace.workflow.dask_engine import DaskEngine
 
 if TYPE_CHECKING:
@@ -56,21 +56,18 @@ def _local_cluster(distributed: Any, jobs: int | None) -> Iterator[Client]:
     """Worker processes on this machine, on free ports of the loopback interface alone."""
     import dask
 
-    num_workers = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pptrace-dask-"))
         stack.enter_context(dask.config.set({"temporary-directory": folder}))
         with _interrupts_held_back():
             cluster = stack.enter_context(
                 distributed.LocalCluster(
-                    n_workers=num_workers,
+                    n_workers=jobs or num_cpus(),
                     threads_per_worker=1,
                     processes=True,
                     host="127.0.0.1",
                     dashboard_address=None,
-                    scheduler_kwargs={
-                        "dashboard_address": "127.0.0.1:0"
-                    },  # without a dashboard it listens all the same
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # it listens without a dashboard too
                     local_directory=folder,
                     silence_logs=logging.CRITICAL,
                 )

@@ -29,9 +29,7 @@ _READING = "pptrace-reading"
 
 
 class DaskEngine(Struct, frozen=True):
-    """A cluster that this program is connected to. ``name`` is what messages call it, ``token`` tells its events from those of
-    other programs.
-    """
+    """A cluster that this program is connected to. ``name`` is for messages, ``token`` tells its events from other programs'."""
 
     client: Client
     name: str

@@ -104,9 +104,7 @@ class RankStore(Struct, frozen=True):
         return key_of(key, self.corrections) if key is not None and self.corrections else key
 
     def _is_cached(self, file: InputFile) -> bool:
-        """Return whether a file is large enough; the reading of an op table depends on other files as well, so it is never
-        cached.
-        """
+        """Return whether a file is large enough, and no op table, the reading of which depends on other files as well."""
         return num_text_bytes(file.path) >= self.min_text_bytes and file.format is not InputFormat.OPLOG
 
     def _read(self, file: InputFile, hash_now: bool) -> tuple[RecognisedRank, ...] | None:

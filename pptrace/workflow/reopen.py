@@ -71,22 +71,14 @@ class ReopenedAnalysis(Analysis):
 
     def __init__(self, kept: _Kept, run: Mapping[str, Any], analyse: Callable[[], Analysis]) -> None:
         """Take what was kept, and how to make the rest."""
-        lock = threading.Lock()
-        members = {"report": kept.report, "schedule": kept.schedule, "mesh": kept.mesh, "windows": kept.windows}
-        for name, value in {
-            **members,
-            "expert_traffic": kept.traffic,
-            "run": run,
-            "_num_ops": kept.num_ops,
-            "_lock": lock,
-            "_analyse": analyse,
-        }.items():
-            object.__setattr__(self, name, value)
+        parts = {"report": kept.report, "schedule": kept.schedule, "mesh": kept.mesh, "windows": kept.windows}
+        vars(self).update(parts, expert_traffic=kept.traffic, run=run)
+        vars(self).update(_kept=kept, _lock=threading.Lock(), _analyse=analyse)
 
     @property
     def num_ops(self) -> int:
         """Rows of the table of ops, which is not made for it."""
-        return int(vars(self)["_num_ops"])
+        return int(vars(self)["_kept"].num_ops)
 
     @property
     def data(self) -> AlignedRun:
@@ -120,8 +112,7 @@ class ReopenedAnalysis(Analysis):
     def with_report(self, report: Report) -> Analysis:
         """The same with another report."""
         members = vars(self)
-        kept = _Kept(report, self.schedule, self.mesh, self.windows, self.num_ops, self.expert_traffic)
-        return ReopenedAnalysis(kept, self.run, members["_analyse"])
+        return ReopenedAnalysis(replace(members["_kept"], report=report), self.run, members["_analyse"])
 
 
 def reopen(

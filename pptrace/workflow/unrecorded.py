@@ -246,9 +246,7 @@ class _Prediction(Struct, frozen=True):
         return Undone(replace(block, figures="unrecorded"), self._corrections(comes, scale))
 
     def _scale_for(self, measured: UnrecordedSteps, unrecorded: int) -> float:
-        """The most likely scale of the cost: the step is as long as measured, and the cost what the trace shows, each as far as
-        it is certain.
-        """
+        """The most likely scale of the cost: step as measured, cost as the trace shows it, each as far as it is certain."""
         steps = [self._step(self.graph.replay(scale)) for scale in _SCALES]
         scales = np.geomspace(_SCALES[0], _SCALES[-1], 1_000)
         off = np.interp(np.log(scales), np.log(_SCALES), steps) / unrecorded - 1
@@ -288,9 +286,7 @@ class _Prediction(Struct, frozen=True):
         return round(float(np.mean(counts)))
 
     def _idle_share(self, comes: Int64) -> float | None:
-        """The part of a step in which a device does nothing: the median of the steps, mean over ranks with a device; None
-        without any.
-        """
+        """The part of a step in which a device does nothing: median of steps, mean over ranks with a device; None without."""
         shares = []
         for rank, bounds in self.bounds.items():
             _, start, end = self.recordings[rank].graph.split(comes[self.graph.position[rank]])

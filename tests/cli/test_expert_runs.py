@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from pptrace.analysis.report import Report
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest import open_inputs
 from pptrace.marks import CollectiveMark, parse_mark
 from pptrace.workflow.load import load
 from tests.support.programs import EXAMPLE, pptrace
+from tests.support.read import read_traces
 
 pytestmark = pytest.mark.processes
 LAYERS, HIDDEN, SEQUENCE, MICROBATCHES, EXPERTS, TOP_K = 2, 16, 16, 4, 4, 2

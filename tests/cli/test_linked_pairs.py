@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.run import RecognisedRun, recognise
 from tests.support.forked import start_python
 from tests.support.programs import ROOT
+from tests.support.read import read_kineto
 
 pytestmark = pytest.mark.processes
 LIMIT_S = 120

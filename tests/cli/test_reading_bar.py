@@ -16,7 +16,8 @@ from rich.console import Console
 
 from pptrace.cli import progress_bars
 from pptrace.cli.progress_bars import ReadingBar
-from pptrace.ingest import JobProgress, open_inputs, read_traces
+from pptrace.ingest import JobProgress, open_inputs
+from tests.support.read import read_traces
 
 pty = pytest.importorskip("pty", reason="a pseudo-terminal needs Unix")
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "1f1b_p4"

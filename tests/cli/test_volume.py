@@ -14,12 +14,13 @@ from rich.console import Console
 
 import pptrace as pptrace_api
 from pptrace.analysis.report import Report
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest import open_inputs
 from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.support.programs import EXAMPLE, SAMPLES, pptrace, sizes
+from tests.support.read import read_traces
 
 _TINY = sizes(layers=2, hidden=16, heads=4, seq=16, microbatches=4)
 _PARALLEL = ("--pp", "2", "--tp", "2", "--sequence-parallel", "--tied", "--clip-grad", "1", "--dropout", "0.1")

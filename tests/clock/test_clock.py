@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest import open_inputs
 from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME, Trace
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import ALL, by_turns
+from tests.support.read import read_traces
 from tests.support.synthetic import START
 from tests.support.tables import Match as Row
 from tests.support.tables import matched_comms as comms_of

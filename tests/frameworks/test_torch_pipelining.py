@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.run import recognise
 from pptrace.report.to_json import report_object
@@ -20,6 +19,7 @@ from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
 from tests.support.extent import ALL
 from tests.support.pool import Pool
+from tests.support.read import read_kineto
 
 
 class Recorded(NamedTuple):

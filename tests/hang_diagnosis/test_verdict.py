@@ -143,10 +143,20 @@ def test_an_asynchronous_call_blocks_nobody_and_serves_the_other_side() -> None:
         ({"kind": "barrier"}, "barrier on rank 2 but all_reduce on ranks 0, 1, 3"),
         ({"num_bytes": 32}, "all_reduce of 32 bytes on rank 2 but all_reduce of 16 bytes on ranks 0, 1, 3"),
         ({"dtype": "Half"}, "all_reduce of Half on rank 2 but all_reduce of Float on ranks 0, 1, 3"),
+        (
+            {"kind": "broadcast", "peer": 1},
+            "broadcast with root 1 on rank 2 but broadcast with root 0 on ranks 0, 1, 3",
+        ),
+        (
+            {"kind": "all_to_all", "num_bytes": 32, "dtype": "Half"},  # parts of different size fit each other
+            "all_to_all of Half on rank 2 but all_to_all of Float on ranks 0, 1, 3",
+        ),
     ],
 )
 def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], line: str) -> None:
     usual = {"kind": "all_reduce", "num_bytes": 16, "dtype": "Float"}
+    if odd.get("kind") in ("broadcast", "all_to_all"):
+        usual |= {"kind": odd["kind"], "peer": 0}
     ranks = [blocked(rank, seq=4, **({**usual, **odd} if rank == 2 else usual)) for rank in range(4)]  # type: ignore[arg-type]
     diagnosis = diagnose(ranks)
     assert found(diagnosis) == (Verdict.MISMATCH, (2,))

@@ -13,9 +13,9 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.ingest.op_tables.files import read_frame
 from pptrace.live_records.codec import inflate
+from tests.support.read import read_kineto
 
 _PIECE = b" " * 2**20
 

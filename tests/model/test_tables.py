@@ -39,7 +39,7 @@ def test_time_for_texts_grows_with_their_number_and_not_with_its_square() -> Non
     columns = [
         as_category(texts),
         category_of_codes(np.arange(len(texts)), texts.tolist()),
-        Reader(Path("ops.csv"), pd.DataFrame({"step": texts}), len(texts)).texts("step"),
+        Reader(Path("ops.csv"), pd.DataFrame({"step": texts})).texts("step"),
     ]
     assert time.process_time() - begin < 2
     for column in columns:

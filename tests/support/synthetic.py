@@ -27,7 +27,6 @@ from pptrace.marks import (
     WaitMark,
     format_mark,
 )
-from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
@@ -307,9 +306,7 @@ def make_trace(
             thread=column([event.thread for event in listed]),
             correlation=column([event.correlation for event in listed]),
             names=tuple(names),
-            comm_args=empty_table(COMM_ARGS),
         ),
-        memory=empty_table(MEMORY),
         metadata=metadata or {},
     )
 

@@ -18,7 +18,7 @@ from pptrace.clock import Clock
 from pptrace.clock.result import ClockMethod
 from pptrace.ingest import open_inputs, read_each
 from pptrace.intervals import lengths_within, union
-from pptrace.model.tables import COMMS, MEMORY, empty_table
+from pptrace.model.tables import COMMS, empty_table
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.graph import graph_of
@@ -197,7 +197,7 @@ def of_profiled_steps(losing: Sequence[int]) -> RecordingReport:
     kernels = np.flatnonzero(events.category == Category.KERNEL)
     lost = np.concatenate([kernels[:0], *(kernels[60 * step + 20 : 60 * step + 40] for step in losing)])
     events = events.take(np.setdiff1d(np.arange(len(events)), lost))
-    recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events, empty_table(MEMORY)))
+    recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events))
     return undo_recording(analyse_ranks([recognised]), {0: recognised.recording}).report
 
 

@@ -47,9 +47,9 @@ def now():
 _READ = (
     _TELL
     + """
-from pptrace.ingest import read_kineto
+from pptrace.ingest.kineto.reader import read_ranks
 begin = now()
-trace = read_kineto(path, int(sys.argv[2]))
+(trace,) = read_ranks(path, int(sys.argv[2]))
 tell(*begin, events=len(trace.events))
 """
 )

@@ -275,10 +275,8 @@ def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:
 
 def _on_rank_clock(windows: RankWindows, data: AlignedRun) -> tuple[list[int], list[int]]:
     """(starts, ends) of the windows on the rank's own clock."""
-    start, end = (
-        [data.clock.to_rank_clock(windows.rank, time) for time in times.tolist()]
-        for times in (windows.start_ns, windows.end_ns)
-    )
+    times = (windows.start_ns, windows.end_ns)
+    start, end = (data.clock.times_on_rank_clock(windows.rank, of_windows).tolist() for of_windows in times)
     return start, end
 
 

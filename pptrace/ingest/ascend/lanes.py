@@ -35,20 +35,15 @@ from pptrace.ingest.common.rank_names import DTYPE_BYTES, CommRecord, comm_args_
 from pptrace.ingest.common.sort_events import SortedEvents
 from pptrace.model.tables import Int8, Int64
 from pptrace.model.traces import Category
-from pptrace.slices import Slice
+from pptrace.slices import Slice, first_like
 
 Mask = npt.NDArray[np.bool_]
 
 LEFT_OUT = -1
 """Code of rows that are no events: analyses, counters, and the parts of a collective."""
 
-_PYTHON, _CALLS, _RANGES, _TASKS, _COLLECTIVES = (
-    "Python",
-    "CANN",
-    "MsprofTx",
-    "Ascend Hardware",
-    ("HCCL", "Communication"),
-)
+_PYTHON, _CALLS, _RANGES, _TASKS = "Python", "CANN", "MsprofTx", "Ascend Hardware"
+_COLLECTIVES = ("HCCL", "Communication")
 _WAITS = re.compile(
     r"EVENT|NOTIFY|WRITE[_ ]VALUE|PLACE[_ ]HOLDER|PROFILING|LABEL|STREAM[_ ]|MODEL[_ ]|NOP", re.IGNORECASE
 )
@@ -132,17 +127,16 @@ def launches_of(
     """
     number = np.full(len(rows), -1, dtype=np.int64)
     work = np.flatnonzero(is_device)
-    places = np.stack((rows["process"][work], rows["thread"][work], rows["start_ns"][work]))
-    flow = _index_in(*_codes(np.stack([ends[name] for name in ("process", "thread", "t_ns")]), places))
+    places = (rows["process"][work], rows["thread"][work], rows["start_ns"][work])
+    flow = first_like(places, (ends["process"], ends["thread"], ends["t_ns"]))
     work, flow = work[flow >= 0], flow[flow >= 0]
-    begin = _index_in(starts["id"], ends["id"][flow])
+    begin = first_like([ends["id"][flow]], [starts["id"]])
     work, begin = work[begin >= 0], begin[begin >= 0]
     thread, t_ns = starts["thread"][begin], starts["t_ns"][begin]
     launcher = _enqueued(rows, lanes, thread, t_ns)
     direct = np.flatnonzero(launcher < 0)
     calls = np.flatnonzero(lanes["is_call"])
-    begins = np.stack((rows["thread"][calls], rows["start_ns"][calls]))
-    index = _index_in(*_codes(begins, np.stack((thread[direct], t_ns[direct]))))
+    index = first_like((thread[direct], t_ns[direct]), (rows["thread"][calls], rows["start_ns"][calls]))
     launcher[direct[index >= 0]] = calls[index[index >= 0]]
     is_row = launcher >= 0
     _, group = np.unique(launcher[is_row], return_inverse=True)
@@ -153,23 +147,6 @@ def launches_of(
     own = first_free + np.arange(len(alone))
     number[work[alone]] = own
     return number, (thread[alone], t_ns[alone], own)
-
-
-def _index_in(values: Int64, others: Int64) -> Int64:
-    """The index in ``values`` of each of the others, -1 where it is not there."""
-    if not len(values):
-        return np.full(len(others), -1, dtype=np.int64)
-    order = np.argsort(values, kind="stable")
-    at = np.minimum(np.searchsorted(values[order], others), len(values) - 1)
-    found: Int64 = np.where(values[order][at] == others, order[at], -1)
-    return found
-
-
-def _codes(values: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[Int64, Int64]:
-    """Codes of the columns of two tables, shape (n,) and (m,): equal where the columns are."""
-    _, code = np.unique(np.concatenate((values, others), axis=1), axis=1, return_inverse=True)
-    code = code.reshape(-1)
-    return code[: values.shape[1]], code[values.shape[1] :]
 
 
 def _enqueued(rows: Slice, lanes: Slice, thread: Int64, t_ns: Int64) -> Int64:
@@ -184,8 +161,8 @@ def _enqueued(rows: Slice, lanes: Slice, thread: Int64, t_ns: Int64) -> Int64:
         before = np.searchsorted(rows["start_ns"][of_queue], t_ns[at], side="right") - 1
         around = of_queue[np.maximum(before, 0)]
         is_inside = (before >= 0) & (t_ns[at] <= rows["start_ns"][around] + rows["dur_ns"][around])
-        index = _index_in(rows["number"][enqueued], rows["number"][around[is_inside]])
-        found[at[is_inside]] = np.where(index >= 0, enqueued[np.maximum(index, 0)], -1) if len(enqueued) else -1
+        index = first_like([rows["number"][around[is_inside]]], [rows["number"][enqueued]])
+        found[at[is_inside]] = np.append(enqueued, -1)[index]
     return found
 
 

@@ -46,7 +46,7 @@ from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
 from pptrace.model.traces import HOST_NAME, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.regular import open_regular
-from pptrace.slices import Slice
+from pptrace.slices import Slice, first_like
 
 _COMPONENT, _TIME, _DEVICE = "Component", "Timestamp(us)", "Device Type"
 _ALLOCATED, _RESERVED = "Total Allocated(MB)", "Total Reserved(MB)"
@@ -149,12 +149,12 @@ def read_ascend(path: Path) -> tuple[Trace, ...]:
         for events in stream.batches():
             collected.add(events)
     warnings = []
-    if is_cut := stream.damage.early_end or bool(source.damage):
+    if is_cut := stream.early_end or bool(source.damage):
         warnings.append(
             f"trace ends early ({source.damage or 'cut inside the list of events'}); kept the "
             f"{counted(collected.num_events, 'event')} before it: the device's events come last, so that they may be missing"
         )
-    if num_lost := stream.damage.lost_events:
+    if num_lost := stream.lost_events:
         warnings.append(f"left out {counted(num_lost, 'event')} that could not be read (damaged JSON)")
     return (_trace(path, collected, warnings, num_lost, is_cut=is_cut),)
 
@@ -163,11 +163,7 @@ def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int,
     rows = collected.rows() if len(collected.names) else None
     lanes = lanes_of(collected, rows) if rows is not None else None
     if rows is None or lanes is None or not (lanes["category"] != LEFT_OUT).any():
-        what = (
-            f"{counted(collected.num_events, 'event')} and none of host or device"
-            if collected.num_events
-            else "no event"
-        )
+        what = f"{counted(num, 'event')} and none of host or device" if (num := collected.num_events) else "no event"
         raise TraceError(f"{path}: {what}; {_EXPECTED}")
     rank, metadata, distributed = job_facts(path)
     chosen = np.flatnonzero(lanes["category"] != LEFT_OUT)
@@ -235,11 +231,9 @@ def _streams(rows: Slice, collectives: npt.NDArray[np.intp], device: npt.NDArray
     is_other = ~np.isin(rows["process"], np.unique(rows["process"][collectives]))
     tasks = np.flatnonzero(is_other & np.isin(rows["number"], rows["number"][collectives]) & (rows["task_type"] > 0))
     tasks = tasks[np.argsort(rows["start_ns"][tasks], kind="stable")]
-    numbers, first = np.unique(rows["number"][tasks], return_index=True)
-    if len(numbers):
-        at = np.minimum(np.searchsorted(numbers, rows["number"][collectives]), len(numbers) - 1)
-        is_known = (numbers[at] == rows["number"][collectives]) & (rows["number"][collectives] > 0)
-        stream = np.where(is_known, rows["thread"][tasks[first[at]]], stream)
+    first = first_like([rows["number"][collectives]], [rows["number"][tasks]])
+    is_known = (first >= 0) & (rows["number"][collectives] > 0)
+    stream[is_known] = rows["thread"][tasks[first[is_known]]]
     ends: dict[tuple[int, int], int] = {}
     for index in np.argsort(rows["start_ns"][collectives], kind="stable").tolist():
         row, lane = collectives[index], int(stream[index])

@@ -119,9 +119,9 @@ def read_events(source: ByteSource) -> tuple[EventColumns, int]:
         count += len(events)
         gathered.add(events)
     warnings = [source.damage] if source.damage else []
-    if stream.damage.early_end:
+    if stream.early_end:
         warnings.append(f"trace ends early (cut inside the list of events); kept {count} before it")
-    if num_lost := stream.damage.lost_events:
+    if num_lost := stream.lost_events:
         warnings.append(f"left out {counted(num_lost, 'event')} that could not be read (damaged JSON)")
     return gathered.joined(warnings), count
 

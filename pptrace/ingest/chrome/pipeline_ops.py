@@ -13,7 +13,6 @@ import math
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct
 
 from pptrace.ingest.chrome.events import AXES, CHUNK, MICROBATCH, PP, SIZE, STEP
 from pptrace.ingest.chrome.ranges import ChromeRanges
@@ -49,21 +48,15 @@ _FRAMEWORKS = {
 """Argument names that identify a framework."""
 
 
-class ChromeOps(Struct, frozen=True):
-    """OPS and COMMS of all ranks of a file, the framework that named them, and the mesh where arguments have coordinates."""
-
-    framework: str
-    ops: pd.DataFrame
-    comms: pd.DataFrame
-    facts: Facts
-
-
-def ops_of(content: ChromeRanges, pp: int | None = None) -> ChromeOps | None:
+def ops_of(content: ChromeRanges, pp: int | None = None) -> tuple[str, pd.DataFrame, pd.DataFrame, Facts] | None:
     """Convert a file's ranges to ops; None unless it has forwards and backwards with microbatches.
 
     Args:
         content: with the column ``rank``.
         pp: the number of pipeline ranks, where known from elsewhere.
+
+    Returns:
+        The framework that named them, OPS and COMMS of all ranks, and the mesh where arguments have coordinates.
     """
     table = _named(content)
     if table.empty or not {"F", "B"} <= set(table["kind"]):
@@ -76,7 +69,8 @@ def ops_of(content: ChromeRanges, pp: int | None = None) -> ChromeOps | None:
     is_message = table["kind"].isin(P2P)
     table = table[~is_message | (table["microbatch"] >= 0) | (table["peer"] >= 0)]
     is_message = is_message[table.index]
-    ops = number_by_repetition(table[~is_message].assign(step=table["step"].clip(lower=0)), has_steps)
+    ops = table[~is_message].assign(step=table["step"].clip(lower=0))
+    ops = ops if has_steps else number_by_repetition(ops)
     splits_backward = bool((ops["kind"] == "W").any())  # weight gradients have ranges of their own: B is I
     ops = ops.assign(stage=_stages(ops, pp), kind=ops["kind"].mask((ops["kind"] == "B") & splits_backward, "I"))
     ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(COMPUTE_KINDS), number_chunks(ops))
@@ -84,7 +78,7 @@ def ops_of(content: ChromeRanges, pp: int | None = None) -> ChromeOps | None:
     framework = next((name for name, args in _FRAMEWORKS.items() if args & content.arguments), "chrome")
     messages = _messages(table[is_message], ops)
     op_table = ops_table({name: ops[name] for name in op_columns})
-    return ChromeOps(framework, op_table, messages, _mesh(ops, content))
+    return framework, op_table, messages, _mesh(ops, content)
 
 
 def mesh_of(content: ChromeRanges) -> Facts:

@@ -24,8 +24,8 @@ from pptrace.ingest.common.codes import CategoryCodes
 from pptrace.ingest.common.rank_names import natural_order, rank_of_file_name, rank_of_labels
 from pptrace.ingest.ops.build import by_rank
 from pptrace.ingest.ops.steps import Facts
-from pptrace.model.tables import COMM_ARGS, COMMS, MEMORY, OPS, Int64, empty_table
-from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
+from pptrace.model.tables import COMMS, OPS, Int64, empty_table
+from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace
 
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MAX_RANKS = 100_000
@@ -52,42 +52,34 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
     if _MEGASCAN_FILE.fullmatch(path.name):
         matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
         pp = max(int(match[1]) for match in matches if match) + 1
-    pipeline_ops = ops_of(content, pp)
-    facts = mesh_of(content) if pipeline_ops is None else pipeline_ops.facts
-    framework = VESCALE if pipeline_ops is None and _is_vescale(content) else ""
+    found = ops_of(content, pp)
+    if found is None:
+        framework, facts = VESCALE if _is_vescale(content) else "", mesh_of(content)
+    else:
+        framework, ops, comms, facts = found
     order = np.unique(table["rank"]).tolist()
     declares_rank = bool((table["declared_rank"].iloc[:_FIRST] >= 0).any())
     has_rank = len(order) > 1 or order != [0] or rank_of_file_name(path.name) is not None
-    of_file = Trace(
-        path=str(path),
-        format=InputFormat.CHROME,
-        rank=None,
-        producer="chrome trace",
-        events=no_events(),
-        memory=empty_table(MEMORY),
-        metadata={ONE_CLOCK: str(path)} if len(order) > 1 else {},
-        warnings=(),
-        framework=framework,
-    )
-    if pipeline_ops is not None and pipeline_ops.framework != "chrome":
-        of_file = replace(of_file, producer=pipeline_ops.framework)
-    of_ranks = {rank: _facts(content, facts, rank, declares_rank) for rank in order}
+    clock = {ONE_CLOCK: str(path)} if len(order) > 1 else {}
+    of_ranks = {rank: {**clock, **_facts(content, facts, rank, declares_rank)} for rank in order}
     contents: dict[int, dict[str, Any]]
-    if pipeline_ops is None:
+    if found is None:
         contents = {rank: {"events": _events(ranges)} for rank, ranges in by_rank(table).items()}
     else:
-        of_file = replace(of_file, framework=pipeline_ops.framework)
-        ops, comms = by_rank(pipeline_ops.ops), by_rank(pipeline_ops.comms)
+        of_ops, of_comms = by_rank(ops), by_rank(comms)
         contents = {
-            rank: {"ops": ops.get(rank, empty_table(OPS)), "comms": comms.get(rank, empty_table(COMMS))}
+            rank: {"ops": of_ops.get(rank, empty_table(OPS)), "comms": of_comms.get(rank, empty_table(COMMS))}
             for rank in order
         }
     return tuple(
-        replace(
-            of_file,
+        Trace(
+            path=str(path),
+            format=InputFormat.CHROME,
             rank=rank if has_rank or declares_rank else None,
-            metadata={**of_file.metadata, **of_ranks[rank]},
+            producer="chrome trace" if found is None or framework == "chrome" else framework,
+            metadata=of_ranks[rank],
             warnings=content.warnings if rank == order[0] else (),
+            framework=framework,
             **contents[rank],
         )
         for rank in order
@@ -95,9 +87,7 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
 
 
 def _is_vescale(content: ChromeRanges) -> bool:
-    """Return whether veScale wrote the ranges (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py), whose labels are
-    Megatron-LM's.
-    """
+    """Return whether veScale wrote the ranges (ndtimeline/handlers/local_timeline_handler.py), whose labels are Megatron-LM's."""
     first = content.table.iloc[:_FIRST]
     names = {"rank", "step", "tp", "pp"}
     if not names <= set(first):
@@ -172,7 +162,6 @@ def _events(ranges: pd.DataFrame) -> Events:
         thread=np.where(on_device, -1, thread)[order],
         correlation=correlation[order],
         names=(*texts, *(f"ProfilerStep#{number}" for number in steps.index)),
-        comm_args=empty_table(COMM_ARGS),
     )
 
 

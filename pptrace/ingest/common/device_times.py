@@ -33,7 +33,6 @@ from pptrace.model.traces import Bool, Category, Events, Trace
 from pptrace.model.wording import counted
 
 _WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-_WAITS = re.compile(r"(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize")
 _TOLERANCE_NS, _CLOCKS_NS = 2_000, 100_000
 """Errors of ends on one device, and between the clocks of device and host."""
 _FEWEST_ALIKE = 3
@@ -44,10 +43,10 @@ Rows = npt.NDArray[np.intp]
 
 def with_sequential_streams(trace: Trace) -> Trace:
     """The trace with overrunning device work cut at the start of its successor, and a warning that says how much there was."""
-    rows, ends = overruns(trace.events)
-    if not len(rows):
+    events, found = trace.events, list(_overruns(trace.events))
+    if not found:
         return trace
-    events = trace.events
+    rows, ends = map(np.concatenate, zip(*found, strict=True))
     durations = events.dur_ns.copy()
     longest_ns = int(durations[rows].max())
     # The longest that device work of the same name lasts which does not overrun; far more where there is little of it.
@@ -67,22 +66,16 @@ def with_sequential_streams(trace: Trace) -> Trace:
     return replace(trace, events=replace(events, dur_ns=durations), warnings=(*trace.warnings, line), damage=damage)
 
 
-def overruns(events: Events) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """(rows of device work that ends after a later piece of its stream has ended, the starts of their successors, ns).
+def _overruns(events: Events) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
+    """For each stream: (rows of device work that ends after a later piece of it has ended, the starts of their successors, ns).
 
     Nodes of one graph may run at the same time, as branches that are written to one stream: what follows them is what another
     call launched. What nothing follows ends with the first call that waits for the device after its launch.
     """
-    none = np.zeros(0, dtype=np.int64)
     rows = np.flatnonzero(np.isin(events.category, _WORK) & (events.stream >= 0))
-    found = [(none, none), *_of_streams(events, rows)]
-    return np.concatenate([of_stream for of_stream, _ in found]), np.concatenate([ends for _, ends in found])
-
-
-def _of_streams(events: Events, rows: Rows) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
-    """The same for each stream, whose work is in the order of its starts."""
-    order = np.lexsort((events.stream[rows], events.device[rows]))  # is stable
-    rows = rows[order]
+    rows = rows[
+        np.lexsort((events.stream[rows], events.device[rows]))
+    ]  # is stable: each stream in the order of its starts
     device, stream = events.device[rows], events.stream[rows]
     streams = np.split(rows, np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1)
     following = [_first_of_next_call(events.correlation[of_stream]) for of_stream in streams]
@@ -115,10 +108,8 @@ def _first_of_next_call(calls: npt.NDArray[np.int64]) -> Rows:
 
 def _ends_of_waits(events: Events, rows: Rows) -> npt.NDArray[np.int64]:
     """The end of the first wait for the whole device after the launch of each row, ns; far off where none is known."""
-    bounds = np.full(len(rows), _LATEST)
-    is_wait = np.array([bool(_WAITS.match(name)) for name in events.names], dtype=np.bool_)
-    is_call = events.category == Category.RUNTIME
-    waits = np.flatnonzero(is_call & is_wait[events.name_id])
+    bounds, is_call = np.full(len(rows), _LATEST), events.category == Category.RUNTIME
+    waits = events.rows_named(_FOR_ALL, Category.RUNTIME)
     calls = np.flatnonzero(is_call & np.isin(events.correlation, events.correlation[rows]) & (events.correlation >= 0))
     launched = dict(zip(events.correlation[calls].tolist(), events.start_ns[calls].tolist(), strict=True))
     for index, correlation in enumerate(events.correlation[rows].tolist()):
@@ -149,7 +140,6 @@ _FEWEST_WAITS, _FEWEST_MISPLACED = 3, 10
 """Waits that agree by chance are fewer, and so is work that something else than the clock has put elsewhere."""
 _FAR_NS = 600 * 10**9
 """Work this far from all events of its host has no time at all."""
-_NEVER = np.iinfo(np.int64).max
 
 
 class ClockError(Struct, frozen=True):
@@ -219,7 +209,7 @@ def clock_error(events: Events, rows: Rows) -> ClockError | None:
 def _num_late(events: Events, launched: _Launched) -> int:
     """Number of pieces of work that begin after a call has returned that waited for them."""
     waits = events.rows_named(_FOR_ALL, Category.RUNTIME)
-    ended = np.append(earliest_from(events.ends_of(waits)), _NEVER)  # of each wait and all later ones
+    ended = earliest_from(events.ends_of(waits))  # of each wait and all later ones
     first = np.searchsorted(events.start_ns[waits], launched.launch_end_ns)
     return int((launched.start_ns - _CLOCKS_NS > ended[first]).sum())
 

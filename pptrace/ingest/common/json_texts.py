@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.errors import TraceError
+from pptrace.ingest.common.byte_source import ByteSource, unreadable
 from pptrace.model.tables import Int64
 from pptrace.regular import read_regular
 
@@ -56,6 +57,20 @@ def object_in(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         return object_of(read_regular(path))
     return {}
+
+
+def document_in(path: Path, expected: str) -> Any:
+    """The value in a file of JSON.
+
+    Raises:
+        TraceError: it cannot be read, or is damaged; ``expected`` is what the line says then.
+    """
+    try:
+        return json.loads(read_regular(path))
+    except OSError as err:
+        raise unreadable(path, err) from err
+    except (ValueError, RecursionError) as err:
+        raise TraceError(f"{path}: damaged JSON ({err}); expected a complete {expected}") from err
 
 
 def split_values(source: ByteSource) -> Iterator[tuple[bytes, bool]]:

@@ -1,6 +1,4 @@
-"""Parse ranks, mesh coordinates and producers from names and labels in traces; and the table of arguments of communication
-events.
-"""
+"""Ranks, mesh coordinates and producers in names and labels of traces, and the table of arguments of communication."""
 
 from __future__ import annotations
 
@@ -87,16 +85,19 @@ def producer_of(members: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
 CommRecord = tuple[int, str, int, int, str, str, str, int, int, int, int, int, str]
 """A row of COMM_ARGS, in the order of the schema."""
 
+_FLOAT8 = "float8_e5m2, float8_e4m3fn, float8_e5m2fnuz, float8_e4m3fnuz, float8_e8m0fnu, float4_e2m1fn_x2"
 _SIZES_BY_BYTES = {
-    1: "byte char bool uint8 int8 qint8 quint8 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu"
-    " float4_e2m1fn_x2 bits8",
-    2: "short half bfloat16 int16 uint16 float16 bits16 c10::half c10::bfloat16",
-    4: "int float int32 uint32 float32 qint32 complexhalf complex32",
-    8: "long double int64 uint64 float64 complexfloat complex64",
-    16: "complexdouble complex128",
+    1: f"byte, char, signed char, unsigned char, bool, uint8, int8, qint8, quint8, bits8, {_FLOAT8}, "
+    + ", ".join(f"c10::{name}" for name in _FLOAT8.split(", ")),
+    2: "short, short int, unsigned short, short unsigned int, half, c10::half, bfloat16, c10::bfloat16, int16, uint16, float16, "
+    "bits16",
+    4: "int, unsigned int, float, int32, uint32, float32, qint32, complexhalf, c10::complex<c10::half>, complex32",
+    8: "long, long int, long long, unsigned long, long unsigned int, double, int64, uint64, float64, complexfloat, "
+    "c10::complex<float>, complex64",
+    16: "complexdouble, c10::complex<double>, complex128",
 }
-
-DTYPE_BYTES = {name: size for size, names in _SIZES_BY_BYTES.items() for name in names.split()}
+DTYPE_BYTES = {name: size for size, names in _SIZES_BY_BYTES.items() for name in names.split(", ")}
+"""Size by the name of a type in small letters, of torch, of others, and in C++ as compilers write it, bytes."""
 
 
 def comm_args_table(records: Iterable[CommRecord]) -> pd.DataFrame:

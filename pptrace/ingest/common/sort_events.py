@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pptrace.ingest.common.json_texts import ABSURD, LIMIT_NS, MISSING
 from pptrace.model.damage import Damage, RankDamage
-from pptrace.model.tables import COMM_ARGS, Int32, Int64, empty_table
+from pptrace.model.tables import Int32, Int64
 from pptrace.model.traces import Category, Events, moved_flops
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
@@ -46,6 +46,26 @@ class EventColumns(Struct):
     lane: npt.NDArray[Any]
     correlation: Int64
     process: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+
+    @classmethod
+    def of(
+        cls,
+        category: Any,
+        name: Int32,
+        start_ns: Int64,
+        end_ns: Int64,
+        device: Any = -1,
+        lane: Any = -1,
+        correlation: Any = -1,
+        process: Any = -1,
+    ) -> EventColumns:
+        """The events of a table; a number stands for all rows."""
+
+        def column(values: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            return values if isinstance(values, np.ndarray) else np.full(len(start_ns), values, dtype=dtype)
+
+        places = (column(device, np.int32), column(lane, np.int32), column(correlation, np.int64))
+        return cls(column(category, np.int8), name, start_ns, end_ns - start_ns, *places, column(process, np.int32))
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -150,7 +170,6 @@ def sorted_events(parts: Sequence[EventColumns], names: Sequence[str], base_ns: 
         thread=lane,
         correlation=sorted_column("correlation"),
         names=sorted_names,
-        comm_args=empty_table(COMM_ARGS),
     )
     return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings), damage)
 

@@ -34,24 +34,14 @@ from pptrace.ingest.common.rank_names import DTYPE_BYTES, rank_of_dump_name, ran
 from pptrace.marks import P2P
 from pptrace.regular import read_regular
 
-_NAME = re.compile(
-    r"(?P<backend>.+):_?(?P<kind>[a-z_]+)(?: \d+(?:->|<-)(?P<peer>\d+))?",
-    re.IGNORECASE,
-)
+_NAME = re.compile(r"(?P<backend>.+):_?(?P<kind>[a-z_]+)(?: \d+(?:->|<-)(?P<peer>\d+))?", re.IGNORECASE)
 """Any backend: who else has a recorder of torch's is as good as those that are known."""
 _KINDS = {
-    "barrier": ("barrier", "all_reduce_barrier", "allreduce_barrier"),
-    "all_reduce": ("all_reduce", "allreduce"),
-    "all_gather": ("all_gather", "allgather"),
-    "reduce_scatter": ("reduce_scatter",),
-    "all_to_all": ("all_to_all", "alltoall"),
-    "send": ("send",),
-    "recv": ("recv",),
-    "broadcast": ("broadcast",),
-    "gather": ("gather",),
-    "scatter": ("scatter",),
-    "reduce": ("reduce",),
+    "allreducebarrier": "barrier",
+    **{kind.replace("_", ""): kind for kind in ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")},
+    **{kind: kind for kind in (*P2P, "broadcast", "gather", "scatter", "reduce")},
 }
+"""Kind by the beginning of a name without underscores, the first that fits."""
 _COALESCED = "coalesced"
 _WORLD = "default_pg"
 _UNNAMED = ("", "undefined")
@@ -205,7 +195,7 @@ def _groups(config: object) -> dict[str, DumpGroup]:
         ranks = entry.get("ranks")
         if isinstance(ranks, str):
             ranks = [int(part) for part in re.findall(r"\d{1,9}", ranks)]
-        has_ranks = isinstance(ranks, list | tuple) and all(isinstance(rank, int) for rank in ranks)
+        has_ranks = isinstance(ranks, list | tuple) and all(_number(rank) in range(2**31) for rank in ranks)
         name, description = str(entry.get("name", key)), str(entry.get("desc", ""))
         group = DumpGroup(
             name, "" if description in _UNNAMED else description, tuple(ranks) if has_ranks and ranks else ()
@@ -248,7 +238,8 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
     if match is None:
         return None
     name_in_torch = match["kind"].lower()
-    kind = next((kind for kind, prefixes in _KINDS.items() if name_in_torch.startswith(prefixes)), name_in_torch)
+    plain = name_in_torch.replace("_", "")
+    kind = next((kind for prefix, kind in _KINDS.items() if plain.startswith(prefix)), name_in_torch)
     created = _number(entry.get("time_created_ns"))
     start = _number(entry.get("time_discovered_started_ns"))
     start = start if start > 0 else created

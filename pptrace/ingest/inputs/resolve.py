@@ -178,7 +178,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
     if not files and not (files := _empty_files(found)):
         raise TraceError(_no_traces(directory, entries, skipped))
     skipped += _no_files(entries)
-    skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
+    skipped += [f"{run.name} (a run directory; give it to read it)" for run in runs_in(entries)]
     skipped += _left_below(directory, below, files)
     if skipped:
         warnings.append(f"{directory}: skipped {listed(skipped, _MOST_SKIPPED)}")
@@ -191,8 +191,8 @@ def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
     Of several forms of a run's ops the most detailed is read: profiles before tables of ops, tables before other programs'
     pictures of them, and what pptrace itself wrote last.
     """
-    is_run_file = [any(map(path.match, (RUN_FILE, "run.node*.json", FACTS_OF_RANKS))) for path in paths]
-    files, skipped = _trace_files([path for path, is_it in zip(paths, is_run_file, strict=True) if not is_it])
+    of_run = (RUN_FILE, "run.node*.json", FACTS_OF_RANKS)
+    files, skipped = _trace_files([path for path in paths if not any(map(path.match, of_run))])
     if not any(known.priority in _OF_OPS for file in files for known in readers_of(file.format)):
         return files, skipped
     priorities = {file.path: format_of(file.path, file.format).priority for file in files if file.format is not None}
@@ -267,20 +267,19 @@ def _dumps_with_traces(files: Sequence[InputFile]) -> tuple[Path, ...]:
 
 
 def _is_dump(file: InputFile) -> bool:
-    """Return whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be
-    empty.
-    """
+    """Return whether it is a rank's flight-recorder dump, of which those of two ranks may be empty: no copies."""
     if file.format is None or not any(known.is_dump for known in readers_of(file.format)):
         return False
     return format_of(file.path, file.format).is_dump
 
 
-def _runs(entries: Sequence[Path]) -> list[str]:
-    return [entry.name for entry in entries if entry.is_dir() and (entry / RUN_FILE).is_file()]
+def runs_in(entries: Sequence[Path]) -> list[Path]:
+    """The run directories among the entries of a directory."""
+    return [entry for entry in entries if (entry / RUN_FILE).is_file()]
 
 
 def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
-    if runs := _runs(entries):
+    if runs := [run.name for run in runs_in(entries)]:
         return f"{directory}: holds run directories ({listed(runs, _FEW)}) and no traces; expected one run; give one of them"
     content = f"no trace among {listed(skipped, _FEW)}" if skipped else ("no trace files" if entries else "empty")
     return (
@@ -374,9 +373,7 @@ def _ended_badly(ranks: Sequence[tuple[int, str]]) -> str:
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:
-    """The file that run.json names for a rank, if it is there, packed or unpacked since. Names that lead out of the directory are
-    no names.
-    """
+    """The file that run.json names for a rank, if it is in the directory, packed or unpacked since."""
     if not isinstance(name, str) or not name or "\0" in name:
         return None
     paths = [directory / one for one in (name, name.removesuffix(".gz"), f"{name}.gz")]

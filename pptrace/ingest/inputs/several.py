@@ -15,7 +15,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.directories import entries_of, readable_entries
-from pptrace.ingest.inputs.resolve import RUN_FILE, InputFile, open_inputs
+from pptrace.ingest.inputs.resolve import RUN_FILE, InputFile, open_inputs, runs_in
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed
 
@@ -37,7 +37,7 @@ def runs_at(path: Path) -> tuple[Path, ...]:
         files = ()  # run directories alone, or nothing, which reading it says
     if any(file.path.parent == path for file in files):
         return tuple(file.path for file in files) if _are_tables_of_runs(files) else (path,)
-    runs = [entry for entry in entries_of(path) if entry.is_dir() and (entry / RUN_FILE).is_file()]
+    runs = runs_in(entries_of(path))
     folders: dict[Path, list[InputFile]] = {}
     for file in files:
         folders.setdefault(path / file.path.relative_to(path).parts[0], []).append(file)
@@ -57,8 +57,7 @@ def runs_at(path: Path) -> tuple[Path, ...]:
     if files:
         sides = [folder for folder in folders if runs_at(folder) != (folder,)]
     else:
-        folders_below = ((entry, readable_entries(entry, Path.is_dir)) for entry in entries_of(path) if entry.is_dir())
-        sides = [entry for entry, below in folders_below if any((folder / RUN_FILE).is_file() for folder in below)]
+        sides = [entry for entry in entries_of(path) if runs_in(readable_entries(entry, Path.is_dir))]
     if sides:
         raise TraceError(
             f"{path}: holds directories of several runs ({_names(sides)}); expected one run, or the runs of one program; give "

@@ -73,13 +73,6 @@ class ReadResult(Struct, Generic[Data], frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def read_traces(
-    inputs: OpenedInputs, jobs: int | None = None, on_progress: OnProgress | None = None
-) -> ReadResult[Trace]:
-    """Read all files without a transform: see :func:`read_each`."""
-    return read_each(inputs, _unchanged, jobs, on_progress)
-
-
 def read_each(
     inputs: OpenedInputs,
     transform: Transform[Data],
@@ -104,7 +97,11 @@ def read_each(
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
     meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
-    results = {} if store is None else _cached(inputs.files, store, meter)
+    results: dict[int, FileResult[Data]] = {}
+    for number, file in enumerate(inputs.files):
+        if store is not None and (cached := store.peek(file)) is not None:
+            results[number] = cached
+            meter.set_done(number)
     read: Read[Data] = partial(_read_one, transform, store)
 
     def read_some(numbers: Iterable[int]) -> None:
@@ -143,20 +140,6 @@ def _begins_after(result: FileResult[Data], time_ns: int) -> bool:
     """Return whether a file holds one recording, which begins after a time, ns since 1970."""
     begins = [] if isinstance(result, PptraceError) else [trace.info.begins_ns for trace in result]
     return len(begins) == 1 and begins[0] is not None and begins[0][0] > time_ns
-
-
-def _unchanged(trace: Trace) -> Trace:
-    return trace
-
-
-def _cached(files: Sequence[InputFile], store: Store[Data], meter: ProgressMeter) -> dict[int, FileResult[Data]]:
-    """The results of those files that a cache has, by their numbers."""
-    results: dict[int, FileResult[Data]] = {}
-    for index, file in enumerate(files):
-        if (cached := store.peek(file)) is not None:
-            results[index] = cached
-            meter.set_done(index)
-    return results
 
 
 def _read_one(

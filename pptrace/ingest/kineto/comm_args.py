@@ -64,34 +64,10 @@ _OPERATORS: dict[str, tuple[int, int | str]] = {
 _EQUAL = ("gloo:all_reduce", "gloo:broadcast", "gloo:reduce", "gloo:send", "gloo:recv")
 """Works whose output and input have equal sizes."""
 SHAPED = frozenset({*_OPERATORS, *_EQUAL})
-_SIZES_BY_BYTES = {
-    1: (
-        *("bool", "char", "signed char", "unsigned char", "c10::float8_e5m2", "c10::float8_e4m3fn"),
-        *("c10::float8_e8m0fnu", "c10::float8_e5m2fnuz", "c10::float8_e4m3fnuz", "c10::float4_e2m1fn_x2"),
-    ),
-    2: ("short", "short int", "unsigned short", "short unsigned int", "c10::half", "c10::bfloat16"),
-    4: ("int", "unsigned int", "float", "c10::complex<c10::half>"),
-    8: ("long", "long int", "long long", "unsigned long", "long unsigned int", "double", "c10::complex<float>"),
-    16: ("c10::complex<double>",),
-}
-_TYPE_BYTES = {name: size for size, names in _SIZES_BY_BYTES.items() for name in names}
-"""Size by C++ type name, as compilers write it, bytes."""
-
-
-_PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
-_OF_ANOTHER_RANK = frozenset(
-    {
-        "send",
-        "recv",
-        "coalesced",
-        "recvanysource",
-        "broadcast",
-        "_broadcast_oop",
-        "reduce",
-        "_reduce_oop",
-        "gather",
-        "scatter",
-    }
+PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
+_OF_ANOTHER_RANK = (
+    *("send", "recv", "coalesced", "recvanysource", "broadcast", "_broadcast_oop"),
+    *("reduce", "_reduce_oop", "gather", "scatter"),
 )
 """Calls whose ``Rank`` is the peer's or the root's, or nobody's."""
 _BROADCAST, _ROOT = "c10d::broadcast_", 2
@@ -142,8 +118,8 @@ class _RankTexts:
 
 
 def _record(name: str, args: Args, event: int, texts: _RankTexts) -> CommRecord:
-    if name in _PEER_INPUT and not args.collective:
-        kind, index = _PEER_INPUT[name]
+    if name in PEER_INPUT and not args.collective:
+        kind, index = PEER_INPUT[name]
         peer = _concrete_int(args, index)
         src, dst = (-1, peer) if kind == "send" else (peer, -1)
         return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1, ""
@@ -255,13 +231,8 @@ Sizes = tuple[int, int, int]
 def sizes_of(name: str, args: Args) -> Sizes:
     """Compute the sizes of an event from its shapes."""
     dims, types = value_of(args.dims), value_of(args.types)
-    if (
-        name not in SHAPED
-        or not isinstance(dims, list)
-        or not isinstance(types, list)
-        or len(dims) != len(types)
-        or not dims
-    ):
+    are_lists = isinstance(dims, list) and isinstance(types, list)
+    if name not in SHAPED or not are_lists or not 0 < len(dims) == len(types):
         return -1, -1, -1
     tensors = [_tensor(*pair) for pair in zip(dims, types, strict=True)]
     if name in _EQUAL:
@@ -304,7 +275,7 @@ def _tensor(dims: object, kind: object) -> tuple[int, int]:
     if kind == "TensorList":
         listed = dims if isinstance(dims, list) else []
         return (_sum(map(_elements, listed)) if listed else -1), -1
-    item = _TYPE_BYTES.get(str(kind).lower(), -1)
+    item = DTYPE_BYTES.get(str(kind).lower(), -1)
     elements = _elements(dims) if item > 0 else -1
     size = elements * item
     return (elements, size) if elements >= 0 and size < 2**63 else (-1, -1)

@@ -28,13 +28,13 @@ from contextlib import suppress
 from types import TracebackType
 
 from pptrace.ingest.kineto.event_columns import Collected
-from pptrace.ingest.kineto.event_stream import Damage, decode_block
+from pptrace.ingest.kineto.event_stream import decode_block
 
 SLOT_BYTES = 512 * 1024
 NUM_SLOTS = 4
 READY, DONE, REFUSED = b"r", b".", b"x"
-DecodedPart = tuple[Collected, Damage]
-"""The events that one worker decoded, and what was damaged."""
+DecodedPart = tuple[Collected, int, int]
+"""The events that one worker decoded, and how many were lost and repaired."""
 
 MIN_TEXT_BYTES = 48 * 1000**2
 """Least size of a file's text; smaller files are read before a worker has started."""
@@ -113,10 +113,9 @@ class _Worker:
                 part = pickle.load(answers)
             except (EOFError, pickle.UnpicklingError) as err:
                 raise WorkerError from err
-        collected, damage = part
+        collected, num_lost, num_repaired = part
         assert isinstance(collected, Collected)
-        assert isinstance(damage, Damage)
-        return collected, damage
+        return collected, num_lost, num_repaired
 
     def stop(self) -> None:
         self.close_input()
@@ -197,7 +196,7 @@ def main() -> None:
     os.dup2(2, 1)  # other output must not appear among the answers
     slots = mmap.mmap(int(sys.argv[1]), NUM_SLOTS * SLOT_BYTES, access=mmap.ACCESS_READ)
     answers.write(READY)
-    collected, damage = Collected(), Damage()
+    collected, num_lost, num_repaired = Collected(), 0, 0
     for line in sys.stdin.buffer:
         slot, length = map(int, line.split())
         start = slot * SLOT_BYTES
@@ -206,8 +205,8 @@ def main() -> None:
             answers.write(REFUSED)
             return
         collected.add(read.events)
-        damage.lost_events += read.num_lost
-        damage.repaired += read.repaired
+        num_lost += read.num_lost
+        num_repaired += read.repaired
         answers.write(DONE)
     with os.fdopen(answers.fileno(), "wb", closefd=False) as buffered:
-        pickle.dump((collected, damage), buffered, pickle.HIGHEST_PROTOCOL)
+        pickle.dump((collected, num_lost, num_repaired), buffered, pickle.HIGHEST_PROTOCOL)

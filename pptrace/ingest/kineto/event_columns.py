@@ -20,14 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from msgspec import Raw, Struct, field
-from msgspec import field as struct_field
-from msgspec.structs import astuple
-from msgspec.structs import replace as structs_replace
+from msgspec.structs import astuple, replace
 
 from pptrace.ingest.common.codes import CategoryCodes, Codes
 from pptrace.ingest.common.json_texts import Integers, Scalar, nanoseconds
 from pptrace.ingest.common.sort_events import EventColumns
-from pptrace.ingest.kineto.comm_args import SHAPED, CommRow
+from pptrace.ingest.kineto.comm_args import PEER_INPUT, SHAPED, CommRow
 from pptrace.ingest.kineto.event_types import (
     ABSENT,
     Args,
@@ -54,8 +52,8 @@ UNKNOWN = -1
 class ShapeArgs(Struct, frozen=True, gc=False):
     """The ``args`` used of operators whose FLOPs are counted."""
 
-    dims: Raw = struct_field(default=ABSENT, name="Input Dims")
-    inputs: Raw = struct_field(default=ABSENT, name="Concrete Inputs")
+    dims: Raw = field(default=ABSENT, name="Input Dims")
+    inputs: Raw = field(default=ABSENT, name="Concrete Inputs")
 
 
 def flops_of(name: str, args: ShapeArgs) -> int:
@@ -136,7 +134,6 @@ COUNTED: Mapping[str, Count] = {
 
 _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
-_P2P_OPS = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _NODE = "autograd::engine::evaluate_function: "
 _MTIA = "mtia_ccp_events"
 _OF_MTIA = {
@@ -172,7 +169,7 @@ class _NameCodes(Codes):
 
     def __missing__(self, name: str | None) -> int:
         code = super().__missing__(name)
-        if name in _P2P_OPS:
+        if name in PEER_INPUT:
             self.p2p.append(code)
         elif name in SHAPED:
             self.shaped.append(code)
@@ -245,9 +242,7 @@ class Collected(Struct):
     num_events: int = 0
     _integers: Integers = field(default_factory=Integers)
     _interned: dict[bytes, Raw] = field(default_factory=dict)  # of communication arguments, which repeat
-    _counted: dict[tuple[str, bytes, bytes], int] = field(
-        default_factory=dict
-    )  # FLOPs by name and shapes, which repeat
+    _counted: dict[tuple[str, bytes, bytes], int] = field(default_factory=dict)  # FLOPs by name and shapes
     _columns: tuple[_GrowingArray, ...] = field(
         default_factory=lambda: tuple(_GrowingArray(dtype) for dtype in _DTYPES)
     )
@@ -357,8 +352,8 @@ class Collected(Struct):
         """Add a communication event; texts are interned, so that none is a view that keeps its event's text in memory."""
         args = args_of(Args, bytes(text))
         if name not in SHAPED:
-            args = structs_replace(args, dims=ABSENT, types=ABSENT)
-        if args.collective or args.group_id or name in _P2P_OPS or (args.dims and args.types):
+            args = replace(args, dims=ABSENT, types=ABSENT)
+        if args.collective or args.group_id or name in PEER_INPUT or (args.dims and args.types):
             values = (bytes(value) for value in astuple(args))
             interned = (self._interned.get(value) or self._interned.setdefault(value, Raw(value)) for value in values)
             self.comm_rows.append((row, name, Args(*interned)))

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.errors import TraceError
@@ -47,20 +46,12 @@ OfferBlock = Callable[[memoryview], bool]
 """Offers a block of text, probably complete events, to a worker; returns whether it was accepted."""
 
 
-class Damage(Struct):
-    """Counts of damage found while reading."""
-
-    lost_events: int = 0
-    repaired: int = 0
-    early_end: bool = False
-
-
 class EventStream:
     """A stream of events: :meth:`batches`; the other attributes are complete when it is exhausted.
 
     ``head`` is the text before the events' key, ``tail`` that after their closing bracket; ``bare``: the file is a list
-    without an object around it. Blocks that ``offer_block`` accepts are not in the batches. ``advice`` is what errors tell the
-    user to give instead.
+    without an object around it. ``lost_events`` and ``repaired`` count what was damaged, ``early_end``: the list has no end.
+    Blocks that ``offer_block`` accepts are not in the batches. ``advice`` is what errors tell the user to give instead.
     """
 
     def __init__(
@@ -74,7 +65,9 @@ class EventStream:
         self.head = b""
         self.tail = b""
         self.bare = False
-        self.damage = Damage()
+        self.lost_events = 0
+        self.repaired = 0
+        self.early_end = False
         self._source = source
         self._offer_block = offer_block
         self._decoders = decoders
@@ -108,7 +101,7 @@ class EventStream:
             result = replace(rewalked, rest=rewalked.rest + text[num_used:])
         last = self._count_damage(result, num_repairs)
         yield last.events
-        self.damage.early_end = not last.ended
+        self.early_end = not last.ended
         self.tail = last.rest
 
     def _find_events(self) -> None:
@@ -194,8 +187,8 @@ class EventStream:
         return result
 
     def _count_damage(self, result: Walk, num_repairs: int) -> Walk:
-        self.damage.lost_events += result.num_lost
-        self.damage.repaired += result.repaired + num_repairs
+        self.lost_events += result.num_lost
+        self.repaired += result.repaired + num_repairs
         return result
 
 
@@ -230,8 +223,6 @@ def _is_json(text: bytes | bytearray) -> bool:
 EXECUTION_TRACE = (
     "an execution trace of torch or Chakra, without times of devices; expected torch.profiler's trace of the same run"
 )
-_OTHERS = (({"schema", "nodes"}, EXECUTION_TRACE),)
-"""Kinds of files of other tools by keys of theirs, and what to give in their place."""
 
 
 def _description(text: bytes) -> str:
@@ -242,8 +233,7 @@ def _description(text: bytes) -> str:
         return 'damaged or truncated JSON without "traceEvents"; expected a list of trace events'
     if not keys:
         return "an empty JSON object; expected trace events"
-    for known, what in _OTHERS:
-        if known <= set(keys):
-            return what
+    if {"schema", "nodes"} <= set(keys):
+        return EXECUTION_TRACE
     shown = ", ".join(f'"{key[:40]}"' for key in keys[:4]) + (", …" if len(keys) > 4 else "")
     return f'a JSON object with {shown}; expected a list of trace events under "traceEvents"'

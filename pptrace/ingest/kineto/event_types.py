@@ -84,10 +84,6 @@ class MetadataArgs(Struct, frozen=True, gc=False):
     labels: Raw = ABSENT
 
 
-NO_MEMORY_ARGS = MemoryArgs()
-NO_METADATA_ARGS = MetadataArgs()
-
-
 class Complete(Struct, gc=False, tag="X", tag_field="ph"):
     cat: str | None = ""
     name: str | None = ""
@@ -102,13 +98,13 @@ class Instant(Struct, gc=False, tag="i", tag_field="ph"):
     name: str | None = ""
     pid: Scalar = -1
     ts: Raw = ABSENT
-    args: MemoryArgs | None = NO_MEMORY_ARGS
+    args: MemoryArgs | None = MemoryArgs()
 
 
 class Metadata(Struct, gc=False, tag="M", tag_field="ph"):
     name: str | None = ""
     pid: Scalar = -1
-    args: MetadataArgs | None = NO_METADATA_ARGS
+    args: MetadataArgs | None = MetadataArgs()
     tid: Scalar = -1
 
 

@@ -155,11 +155,6 @@ _MEMBER = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*(?=["{\[\d\-tfn])')
 ReadProgress = Callable[[float], None]
 
 
-def read_kineto(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> Trace:
-    """The first of :func:`read_ranks`: the only one, but for files into which several ranks were merged."""
-    return read_ranks(path, cores, on_progress)[0]
-
-
 def read_ranks(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> tuple[Trace, ...]:
     """Read the trace of each rank in a file: of one, but for files into which several were merged.
 
@@ -195,10 +190,10 @@ def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> tup
             collected.add(events)
             if on_progress is not None:
                 on_progress(source.part_read)
-        for part, damage in pool.results():
+        for part, num_lost, num_repaired in pool.results():
             collected.extend(part)
-            stream.damage.lost_events += damage.lost_events
-            stream.damage.repaired += damage.repaired
+            stream.lost_events += num_lost
+            stream.repaired += num_repaired
         if not collected.num_rows:
             raise TraceError(f"{path}: {_no_rows(collected, stream)}; {EXPECTED_INPUTS}")
         if not is_merged(collected):
@@ -245,7 +240,7 @@ def _trace(
             "events of unknown categories are read as host events, so that device work among them does not count: "
             f"{listed((repr(name[:40]) for name in unknown), 5)}"
         )
-    is_cut = stream.damage.early_end or bool(source.damage) or not is_complete
+    is_cut = stream.early_end or bool(source.damage) or not is_complete
     return Trace(
         path=str(path),
         format=InputFormat.KINETO,
@@ -256,7 +251,7 @@ def _trace(
         metadata=metadata,
         distributed=distributed,
         warnings=tuple(warnings),
-        damage=ordered.damage_with(is_cut=is_cut, num_lost=stream.damage.lost_events),
+        damage=ordered.damage_with(is_cut=is_cut, num_lost=stream.lost_events),
     )
 
 
@@ -295,18 +290,17 @@ def _damage_warnings(
     source: ByteSource, stream: EventStream, trailing: str, num_events: int, *, is_complete: bool
 ) -> Iterator[str]:
     """Yield a warning for each kind of damage."""
-    damage = stream.damage
-    if damage.early_end:
+    if stream.early_end:
         reason = source.damage or "cut inside the list of events"
         yield f"trace ends early ({reason}); kept the {counted(num_events, 'event')} before it"
     elif source.damage or not is_complete:
         reason = source.damage or "cut or damaged after the list of events"
         yield f"trace ends early ({reason}); kept all {counted(num_events, 'event')}, facts about the run may be missing"
-    if damage.lost_events:
-        yield f"left out {counted(damage.lost_events, 'event')} that could not be read (damaged JSON)"
-    if damage.repaired:
-        places = "place that was" if damage.repaired == 1 else "places that were"
-        yield f"repaired {damage.repaired} {places} not valid JSON (control characters, quotes, encoding or numbers)"
+    if stream.lost_events:
+        yield f"left out {counted(stream.lost_events, 'event')} that could not be read (damaged JSON)"
+    if stream.repaired:
+        places = "place that was" if stream.repaired == 1 else "places that were"
+        yield f"repaired {stream.repaired} {places} not valid JSON (control characters, quotes, encoding or numbers)"
     if trailing or source.trailing_bytes:
         yield "ignored what follows the end of the trace: " + (
             f"{source.trailing_bytes} bytes after the gzip stream"
@@ -321,9 +315,9 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
         return f"{counted(collected.num_begin, 'begin/end pair')} and no complete event; {expected}"
     if collected.num_events:
         return f"{counted(collected.num_events, 'event')} and no complete one; {expected}"
-    if stream.damage.early_end:
+    if stream.early_end:
         return f"damaged or truncated before the first event; {expected}"
-    if lost := stream.damage.lost_events:
+    if lost := stream.lost_events:
         return f"a list of {counted(lost, 'entry', 'entries')} of which none can be read as an event; {expected}"
     behind = stream.tail[:24].decode("utf-8", "replace").strip() if stream.bare else ""
     return f"an empty list of trace events{f', and {behind!r} behind it' if behind else ''}; {expected}"

@@ -24,8 +24,8 @@ from msgspec import Struct
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.json_texts import LIMIT_NS, close_brackets, split_values
-from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, empty_table, make_table
-from pptrace.model.traces import COMMUNICATORS, InputFormat, Trace, no_events
+from pptrace.model.tables import CALLS, MESSAGE_CALLS, make_table
+from pptrace.model.traces import COMMUNICATORS, InputFormat, Trace
 from pptrace.model.wording import counted
 
 _FILE = re.compile(r".*-pid\d+\.log(?:\.gz)?")
@@ -234,8 +234,6 @@ def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: 
         format=InputFormat.NCCL_INSPECTOR,
         rank=rank,
         producer=f"NCCL Inspector {version}".rstrip(),
-        events=no_events(),
-        memory=empty_table(MEMORY),
         metadata={COMMUNICATORS: communicators, **notes},
         distributed={} if rank is None else {"rank": rank, "world_size": world, "backend": "nccl"},
         warnings=tuple(warnings),
@@ -246,24 +244,15 @@ def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: 
 def _table(calls: pd.DataFrame) -> pd.DataFrame:
     """Make a table of schema CALLS. Messages have no common number on both ends; where some are missing, peers are dropped."""
     is_p2p = calls["kind"].isin(MESSAGE_CALLS)
-    numbers = calls[is_p2p].groupby("group_id")["seq"]
-    first, last, distinct = (numbers.transform(aggregate) for aggregate in ("min", "max", "nunique"))
+    seq = calls[is_p2p].groupby("group_id")["seq"]
+    first, last, distinct = (seq.transform(aggregate) for aggregate in ("min", "max", "nunique"))
     is_gapless = (last - first + 1 == distinct).reindex(calls.index, fill_value=False)
     columns = {
         "local_peer": calls["local_peer"].where(is_gapless, -1),
         "seq": calls["seq"].where(~is_p2p, -1),
         **dict.fromkeys(("host_ns", "posted_ns", "asked_ns"), calls["start_ns"]),
     }
-    unknown: dict[str, Any] = {
-        "group_ranks": "",
-        "hint": "",
-        "splits": "",
-        "algorithm": "",
-        "peer": -1,
-        "stream": -1,
-        "backward": -1,
-        "worker": -1,
-        "functional": 0,
-    }
-    table = calls.assign(**columns, **unknown)
+    texts = dict.fromkeys(("group_ranks", "hint", "splits", "algorithm"), "")
+    numbers = dict.fromkeys(("peer", "stream", "backward", "worker"), -1)
+    table = calls.assign(**columns, **texts, **numbers, functional=0)
     return make_table(CALLS, {name: table[name].to_numpy() for name in CALLS})

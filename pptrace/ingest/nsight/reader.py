@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.errors import TraceError
@@ -32,6 +33,7 @@ from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded
 from pptrace.marks import is_mark
 from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
+from pptrace.model.wording import counted
 from pptrace.nsys import (
     RECORDED_MAGIC,
     RECORDED_SUFFIXES,
@@ -128,12 +130,8 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         session_ns, session_facts = session_of(db)
         base, base_warnings = base_ns(db, session_ns, int(blocks[0].start_ns[0]))
         rank_by_pid = {} if set(pids) <= set(facts) else ranks_of(db, pids)
-        if (
-            len(pids) == 1
-            and pids[0] not in rank_by_pid
-            and (file_rank := rank_of_file_name(shown_path.name)) is not None
-        ):
-            rank_by_pid = {pids[0]: file_rank}
+        if len(pids) == 1 and (file_rank := rank_of_file_name(shown_path.name)) is not None:
+            rank_by_pid = {pids[0]: file_rank, **rank_by_pid}
         producer = producer_of(db)
         warnings += _doubts(db, blocks, names)
         memory = read_memory(db, base)
@@ -228,40 +226,29 @@ def _rank_pids(
     A launcher has none of these. In order of device if each has a different one, as launchers assign them; else of pid.
     """
     marks = np.array([is_mark(name) for name in names.texts], dtype=np.bool_)
-    with_ranges: set[int] = set()
-    with_kernels: set[int] = set(facts)
-    with_device_work: set[int] = set()
-    devices: dict[int, set[int]] = {}
     present: set[int] = set()
-    with_calls: set[int] = set()
+    devices: dict[int, set[int]] = {}
+    having: dict[str, set[int]] = {"kernels": set(), "device work": set(), "ranges": set(), "CUDA calls": set()}
     for block in blocks:
-        pids = set(np.unique(block.process).tolist())
+        pids, category = set(np.unique(block.process).tolist()), block.category[0]
         present |= pids
-        with_calls |= pids if block.category[0] != Category.OVERHEAD else set()
-        if block.category[0] in _DEVICE_WORK:
-            (with_kernels if block.category[0] == Category.KERNEL else with_device_work).update(pids)
+        having["CUDA calls"] |= pids if category != Category.OVERHEAD else set()
+        if category in _DEVICE_WORK:
+            having["kernels" if category == Category.KERNEL else "device work"] |= pids
             for pid in pids:
                 devices.setdefault(pid, set()).update(np.unique(block.device[block.process == pid]).tolist())
-        elif block.category[0] in _RANGES:
-            with_ranges |= pids
-            if marks.any():
-                with_kernels |= set(np.unique(block.process[marks[block.name]]).tolist())
-    ranks = sorted(with_kernels & present or with_device_work or with_ranges or with_calls)
+        elif category in _RANGES:
+            having["ranges"] |= pids
+            having["kernels"] |= set(np.unique(block.process[marks[block.name]]).tolist())
+    having["kernels"] |= present & set(facts)
+    most = next(what for what, pids in having.items() if pids)
+    ranks = sorted(having[most])
     device_of_rank = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
     if len(set(device_of_rank)) == len(ranks):
         ranks = [pid for _, pid in sorted(zip(device_of_rank, ranks, strict=True))]
     if others := len(present) - len(ranks):
-        processes = "1 process" if others == 1 else f"{others} processes"
-        missing = (
-            "kernels"
-            if with_device_work - set(ranks)
-            else "device work"
-            if with_kernels or with_device_work
-            else "ranges"
-            if with_ranges
-            else "CUDA calls"
-        )
-        warnings.append(f"left out {processes} without {missing}")
+        missing = "kernels" if having["device work"] - set(ranks) else "device work" if most == "kernels" else most
+        warnings.append(f"left out {counted(others, 'process', 'processes')} without {missing}")
     return ranks
 
 
@@ -278,15 +265,10 @@ def _assign_pids(blocks: Sequence[EventColumns], warnings: list[str]) -> None:
         launching_pids = np.full(len(rows), -1, dtype=np.int32)
         if len(pids) > 1 and calls:
             # The pid of the call with each correlation id; -1 if none has it, or several processes do
-            correlation_ids = block.correlation[rows]
-            correlation = np.concatenate([block.correlation for block in calls])
-            process = np.concatenate([block.process for block in calls])
-            order = np.lexsort((process, correlation))
-            correlation, process = correlation[order], process[order]
-            low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
-            high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
-            is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
-            launching_pids = np.where(is_unique, process[low], -1).astype(np.int32)
+            pairs = pd.concat([pd.DataFrame({"id": part.correlation, "pid": part.process}) for part in calls])
+            pairs = pairs[pairs["id"] >= 0].drop_duplicates()
+            of_id = pairs[~pairs["id"].duplicated(keep=False)].set_index("id")["pid"]
+            launching_pids = of_id.reindex(block.correlation[rows], fill_value=-1).to_numpy()
         num_unknown += int(np.count_nonzero(launching_pids < 0)) if len(pids) > 1 else 0
         block.process[rows] = np.where(launching_pids < 0, pids[0], launching_pids)
     if num_unknown:

@@ -45,6 +45,7 @@ _COLLECTIVES = {
     "layernorm-grads-all-reduce": ("all_reduce", "tp"),
     "separate-grads-all-reduce": ("all_reduce", "dp"),
 }
+_EVERY = ("rank", "step", "start_ns", "end_ns")
 _STEP_GAP_NS = 1_000_000
 """Gap between steps, ns: the table does not contain the time between them."""
 
@@ -62,7 +63,7 @@ def bytedance_tables(path: Path, table: pd.DataFrame) -> Tables:
         row = int(np.argmin(is_valid))
         finding = f"start_ts {table['start_ts'].iloc[row]!s}, duration {table['duration'].iloc[row]!s}"
         raise TraceError(f"{path}: row {row + 1} has {finding}; expected seconds, not negative; correct the row")
-    reader = Reader(path, table, len(table))
+    reader = Reader(path, table)
     integer_columns = {name: reader.integers(name, least) for name, least in _INTEGERS.items()}
     rows = pd.DataFrame(
         {**integer_columns, "optype": reader.texts("optype"), "start_ns": start, "end_ns": start + duration}
@@ -120,8 +121,7 @@ def _messages(rows: pd.DataFrame, compute: pd.DataFrame, pp: int) -> pd.DataFram
     ]
     return comms_table(
         {
-            "rank": messages["rank"].to_numpy(),
-            "step": messages["step"].to_numpy(),
+            **{name: messages[name].to_numpy() for name in _EVERY},
             "kind": np.where(sends, "send", "recv"),
             "axis": "pp",
             "peer": np.array(peers, dtype=np.int64),
@@ -129,8 +129,6 @@ def _messages(rows: pd.DataFrame, compute: pd.DataFrame, pp: int) -> pd.DataFram
             "direction": np.where(forward, "F", "B"),
             "stage": ops_of_messages["stage_of_op"].to_numpy(),
             "microbatch": ops_of_messages["microbatch"].to_numpy(),
-            "start_ns": messages["start_ns"].to_numpy(),
-            "end_ns": messages["end_ns"].to_numpy(),
         }
     )
 
@@ -164,13 +162,10 @@ def _collectives(rows: pd.DataFrame, pp: int) -> pd.DataFrame:
     sizes = {"dp": int(rows["dp_rank"].max()) + 1, "embd": min(pp, 2), "tp": 1}
     return comms_table(
         {
-            "rank": collectives["rank"].to_numpy(),
-            "step": collectives["step"].to_numpy(),
+            **{name: collectives[name].to_numpy() for name in _EVERY},
             "kind": kinds,
             "axis": axes,
             "group_size": np.array([sizes[axis] for axis in axes], dtype=np.int64),
-            "start_ns": collectives["start_ns"].to_numpy(),
-            "end_ns": collectives["end_ns"].to_numpy(),
         }
     )
 

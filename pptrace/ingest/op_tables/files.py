@@ -26,19 +26,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.errors import TraceError
+from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.byte_source import ByteSource
-
-if TYPE_CHECKING:
-    import polars
-
-from pptrace.errors import ScheduleError
-from pptrace.ingest.common.byte_source import unreadable
+from pptrace.ingest.common.json_texts import document_in
 from pptrace.ingest.sniff import DELIMITERS, HEADER_BYTES, PARQUET_MAGIC, header_of, sniff_rows
-from pptrace.regular import read_regular
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.schedule.text import from_rows
 from pptrace.schedule.validate import validate
+
+if TYPE_CHECKING:
+    import polars
 
 _MOST_CATEGORIES = 100_000
 """Different texts of a column that is read as categories."""
@@ -199,12 +196,7 @@ def read_pptrace_json(path: Path) -> tuple[list[pd.DataFrame], dict[str, Any]]:
     Raises:
         TraceError: the file is damaged or was written without ops.
     """
-    try:
-        document = json.loads(read_regular(path))
-    except OSError as err:
-        raise unreadable(path, err) from err
-    except (ValueError, RecursionError) as err:
-        raise TraceError(f"{path}: damaged JSON ({err}); expected a complete file of pptrace; write it again") from err
+    document = document_in(path, "file of pptrace; write it again")
     rows = list(_rows(document))
     if not rows:
         raise TraceError(

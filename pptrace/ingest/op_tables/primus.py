@@ -13,7 +13,6 @@ Megatron-LM's schedules write no ids: they follow from the plan with the same or
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -24,17 +23,16 @@ import numpy as np
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.byte_source import unreadable
-from pptrace.ingest.common.json_texts import object_in, to_ns
+from pptrace.ingest.common.json_texts import LIMIT_NS, document_in, object_in, to_ns
 from pptrace.ingest.ops.build import Tables
 from pptrace.ingest.ops.steps import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table, ops_table
-from pptrace.regular import read_regular
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json")
 _MODES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _GIB = 2**30
 _UNKNOWN = -1
+_MOST_MS, _MOST_GIB = LIMIT_NS / 1e6, 2.0**30
 _MAX_RANKS = 1_000_000
 
 
@@ -92,12 +90,7 @@ def _rank(path: Path) -> int:
 
 
 def _iterations(path: Path) -> dict[int, Mapping[str, Any]]:
-    try:
-        document = json.loads(read_regular(path))
-    except OSError as err:
-        raise unreadable(path, err) from err
-    except (ValueError, RecursionError) as err:
-        raise TraceError(f"{path}: damaged JSON ({err}); expected a complete Primus dump; copy it again") from err
+    document = document_in(path, "Primus dump; copy it again")
     if not isinstance(document, dict):
         raise TraceError(f"{path}: expected an object of iterations, as Primus' --dump_pp_data writes it")
     members: Mapping[str, Any] = document
@@ -112,24 +105,19 @@ def _iterations(path: Path) -> dict[int, Mapping[str, Any]]:
 
 def _numbers(path: Path, step: int, iteration: Mapping[str, Any], name: str) -> Int64:
     values = iteration.get(name) or []
-    is_list_of_numbers = isinstance(values, list) and all(isinstance(value, int | float) for value in values)
-    times, is_valid = (
-        to_ns(pd.Series(values, dtype="float64"), "ms")
-        if is_list_of_numbers
-        else (np.zeros(0, np.int64), np.zeros(1) > 0)
-    )
-    if not is_valid.all():
-        raise TraceError(
-            f"{path}: iteration {step}: {name!r} is no list of times; expected milliseconds; dump it again"
-        )
-    return times
+    if isinstance(values, list) and all(_is_number(value, _MOST_MS) for value in values):
+        times, is_valid = to_ns(pd.Series(values, dtype="float64"), "ms")
+        if is_valid.all():
+            return times
+    raise TraceError(f"{path}: iteration {step}: {name!r} is no list of times; expected milliseconds; dump it again")
 
 
 def _total_ns(path: Path, step: int, iteration: Mapping[str, Any]) -> int:
     """Duration of an iteration, ns: its total, and at least until the end of its last op."""
-    total = to_ns(pd.Series([iteration.get("total") or 0.0], dtype="float64"), "ms")[0]
+    total = iteration.get("total")
+    total_ns, _ = to_ns(pd.Series([total if _is_number(total, _MOST_MS) else 0.0], dtype="float64"), "ms")
     ends = [_numbers(path, step, iteration, f"{mode}_end") for mode in _MODES]
-    return int(max([*total.tolist(), *(part.max() for part in ends if len(part))]))
+    return int(max([*total_ns.tolist(), *(part.max() for part in ends if len(part))]))
 
 
 @lru_cache(maxsize=4)
@@ -185,14 +173,22 @@ def _ops(path: Path, step: int, iteration: Mapping[str, Any], begin_ns: int) -> 
 
 def _ids(iteration: Mapping[str, Any], name: str, num: int) -> Sequence[int] | None:
     values = iteration.get(name)
-    if isinstance(values, list) and len(values) == num and all(isinstance(value, int) for value in values):
+    if (
+        isinstance(values, list)
+        and len(values) == num
+        and all(isinstance(value, int) and abs(value) <= _MAX_RANKS for value in values)
+    ):
         return values
     return None
 
 
+def _is_number(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and abs(value) <= most
+
+
 def _memory(iterations: Mapping[int, Mapping[str, Any]], ops: pd.DataFrame, pp_rank: int) -> pd.DataFrame:
     """The memory of each iteration, within the step's window, whichever rank begins it."""
-    memory = {step: it["memory"] for step, it in iterations.items() if isinstance(it.get("memory"), int | float)}
+    memory = {step: it["memory"] for step, it in iterations.items() if _is_number(it.get("memory"), _MOST_GIB)}
     if "activation_memory_usage" in next(iter(iterations.values())):
         memory = {}
     reserved = [round(value * _GIB) for value in memory.values()]

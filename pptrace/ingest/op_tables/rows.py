@@ -40,6 +40,7 @@ from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.json_texts import UNITS, to_ns
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
+from pptrace.model.categories import category_of_codes
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, comms_table, ops_table
 from pptrace.model.wording import listed
@@ -63,13 +64,12 @@ _LIMITED = frozenset(
 
 
 class Checked(Struct, frozen=True):
-    """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``has`` are the file's columns,
-    ``damage`` lines about rows that were left out, ``notes`` lines about what order had to tell.
+    """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``damage`` are lines about rows left
+    out, ``notes`` lines about what order had to tell.
     """
 
     ops: pd.DataFrame
     comms: pd.DataFrame
-    has: frozenset[str]
     damage: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -84,7 +84,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     Raises:
         TraceError: a column is missing, or a row has a bad value; the line says which row, counted from 1 below the header.
     """
-    reader = Reader(path, table, len(table))
+    reader = Reader(path, table)
     has = frozenset(map(str, table.columns))
     kinds, directions = reader.kinds()
     if "rank" not in has and rank is None:
@@ -101,7 +101,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
         dtype = {**OPS, **COMMS}.get(name, "int64")
         columns[name] = reader.integers(name, -1) if dtype == "int64" else reader.texts(name)
     if "clock" in columns:
-        reader.require("clock", columns["clock"], ("", "host", "device"))
+        reader.refuse("clock", columns["clock"], lambda text: text not in ("", "host", "device"), "one of host, device")
     if "direction" not in columns and (directions != "").any():
         columns["direction"] = directions
     rows = pd.DataFrame(columns, copy=False)
@@ -109,7 +109,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     is_gap = pd.Series(reader.texts("step") == "" if "step" in has else np.ones(len(rows), dtype=np.bool_))
     has_microbatches = "microbatch" in has and bool((rows["microbatch"][~is_comm] >= 0).any())
     ops, notes = assign_steps(rows_where(rows, ~is_comm), is_gap, has_microbatches)
-    ops = with_microbatches(ops, has_microbatches)
+    ops = ops if has_microbatches else _with_microbatches(ops)
     _refuse_doubles(path, ops)
     pairs = ops[ops["kind"] == "OVERLAP_F_B"]
     for row, text in zip(pairs.index, pairs["pair"] if "pair" in pairs else [""] * len(pairs), strict=True):
@@ -117,7 +117,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
             parse_action(text)
         except ScheduleError as err:
             raise TraceError(f"{path}: row {row + 1}: pair: {err}") from None
-    return Checked(ops, _comm_steps(rows_where(rows, is_comm), is_gap[is_comm], ops), has, notes=notes)
+    return Checked(ops, _comm_steps(rows_where(rows, is_comm), is_gap[is_comm], ops), notes=notes)
 
 
 _OTHER_TIMES = {
@@ -135,7 +135,6 @@ class Reader(Struct, frozen=True):
 
     path: Path
     table: pd.DataFrame
-    num_rows: int
 
     def error(self, row: int, value: str, expected: str) -> TraceError:
         return TraceError(f"{self.path}: row {row + 1}: {value}; expected {expected}")
@@ -148,11 +147,7 @@ class Reader(Struct, frozen=True):
         except TypeError:  # cells of several values, as lists in Parquet and JSON
             codes, values = pd.factorize(column.map(str))
         texts = ["" if value != value else str(value).strip() for value in values.tolist()]
-        categories = sorted({"", *texts})
-        place = {text: code for code, text in enumerate(categories)}  # there may be as many texts as steps
-        code_of = np.array([place[text] for text in [*texts, ""]])  # an empty cell's code is -1: the last
-        dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
-        return pd.Categorical.from_codes(code_of[codes], dtype=dtype)
+        return category_of_codes(np.where(codes < 0, len(texts), codes), [*texts, ""], ("",))
 
     def kinds(self) -> tuple[pd.Categorical[Any], pd.Categorical[Any]]:
         """(kinds, directions) as categories."""
@@ -161,17 +156,12 @@ class Reader(Struct, frozen=True):
                 f"{self.path}: no column 'kind' (it has {listed(self.table.columns, _FEW)}); expected {_SHOWN_KINDS}"
             )
         kinds = self.texts("kind")
-        self._refuse("kind", kinds, lambda kind: kind not in _KINDS, f"one of {_SHOWN_KINDS}")
-        return (
-            _renamed(kinds, lambda kind: _P2P[kind][0] if kind in _P2P else _LONG.get(kind, kind)),
-            _renamed(kinds, lambda kind: _P2P[kind][1] if kind in _P2P else ""),
-        )
+        self.refuse("kind", kinds, lambda kind: kind not in _KINDS, f"one of {_SHOWN_KINDS}")
+        meanings = [_P2P.get(kind, (_LONG.get(kind, kind), "")) for kind in kinds.categories]
+        names, directions = zip(*meanings, strict=True)
+        return category_of_codes(kinds.codes, names, ("",)), category_of_codes(kinds.codes, directions, ("",))
 
-    def require(self, name: str, texts: pd.Categorical[Any], known: Sequence[str]) -> None:
-        """Refuse a text that is none of those known."""
-        self._refuse(name, texts, lambda text: text not in known, f"one of {', '.join(filter(None, known))}")
-
-    def _refuse(self, name: str, texts: pd.Categorical[Any], is_bad: Callable[[str], bool], expected: str) -> None:
+    def refuse(self, name: str, texts: pd.Categorical[Any], is_bad: Callable[[str], bool], expected: str) -> None:
         """Name the first row with a bad text, if there is any."""
         bad = [code for code, text in enumerate(texts.categories) if is_bad(text)]
         rows = np.flatnonzero(np.isin(texts.codes, bad))
@@ -185,7 +175,7 @@ class Reader(Struct, frozen=True):
             values = column.to_numpy(dtype=np.int64)
         else:
             texts = self.texts(name)
-            self._refuse(name, texts, lambda text: _integer(text) is None, "a whole number")
+            self.refuse(name, texts, lambda text: _integer(text) is None, "a whole number")
             values = np.array([_integer(text) or 0 for text in texts.categories], np.int64)[texts.codes]
         most = _MOST_RANKS if name in _LIMITED else _LARGEST
         bad = np.flatnonzero((values < least) | (values > most))
@@ -254,18 +244,8 @@ def _integer(text: str) -> int | None:
     return value if abs(value) <= _LARGEST else _LARGEST + 1
 
 
-def _renamed(texts: pd.Categorical[Any], name_of: Callable[[str], str]) -> pd.Categorical[Any]:
-    """Categories with other names, of which several may be the same."""
-    names = [name_of(text) for text in texts.categories]
-    categories = sorted({"", *names})
-    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
-    return pd.Categorical.from_codes(np.array([categories.index(name) for name in names])[texts.codes], dtype=dtype)
-
-
-def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame:
-    """Ops with microbatches: where nothing numbers them, the k-th of a kind and stage in its step has number k."""
-    if has_microbatches:
-        return ops
+def _with_microbatches(ops: pd.DataFrame) -> pd.DataFrame:
+    """Ops that nothing numbers: the k-th of a kind and stage in its step is that of microbatch k."""
     key = [name for name in ("rank", "step", "kind", "stage", "chunk") if name in ops]
     nth = ops.sort_values("start_ns", kind="stable").groupby(key, observed=True).cumcount()
     return ops.assign(microbatch=nth.where(ops["kind"].isin(COMPUTE_KINDS), -1).astype("int64"))

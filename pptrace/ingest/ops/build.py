@@ -13,7 +13,7 @@ import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
-from pptrace.model.traces import ONE_CLOCK, InputFormat, Trace, no_events
+from pptrace.model.traces import ONE_CLOCK, InputFormat, Trace
 
 
 class Tables(Struct, frozen=True):
@@ -39,14 +39,12 @@ def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple
     ops, comms, memory = (by_rank(table) for table in (tables.ops, tables.comms, tables.memory))
     ranks = sorted({*ops, *comms, *declared_ranks})
     clock = {ONE_CLOCK: str(path)} if len(ranks) > 1 else {}
-    nothing = no_events()
     return tuple(
         Trace(
             path=str(path),
             format=InputFormat.OPLOG,
             rank=None if rank < 0 else rank,
             producer=tables.producer,
-            events=nothing,
             memory=memory[rank] if rank in memory else empty_table(MEMORY),
             metadata={**clock, **tables.facts, **tables.facts_of.get(rank, {})},
             warnings=(*tables.warnings, *warnings) if rank == ranks[0] else (),

@@ -38,15 +38,12 @@ def assign_steps(ops: pd.DataFrame, is_gap: pd.Series[bool], has_microbatches: b
     if "step" in ops and (ops["step"] >= 0).any():
         filled, notes = _fill_gaps(ops, is_gap)
         return rows_where(filled, (filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE_KINDS)), notes
-    return (number_by_repetition(ops, has_steps=False), ()) if has_microbatches else _split_where_drained(ops)
+    return (number_by_repetition(ops), ()) if has_microbatches else _split_where_drained(ops)
 
 
-def number_by_repetition(ops: pd.DataFrame, has_steps: bool) -> pd.DataFrame:
-    """Number steps by repetition, unless they have numbers: an op that repeats on its rank begins the next step."""
-    if has_steps:
-        return ops
-    key = _key(ops)
-    return ops.assign(step=ops.sort_values("start_ns", kind="stable").groupby(key, observed=True).cumcount())
+def number_by_repetition(ops: pd.DataFrame) -> pd.DataFrame:
+    """Number steps by repetition: an op that repeats on its rank begins the next step."""
+    return ops.assign(step=ops.sort_values("start_ns", kind="stable").groupby(_key(ops), observed=True).cumcount())
 
 
 def _key(ops: pd.DataFrame) -> list[str]:
@@ -171,10 +168,8 @@ def mesh_facts(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
     """
     if ops["rank"].nunique() == 1:
         return {}, {}
-    columns = [name for name in ("rank", *_COORDINATES) if name in ops or name in comms]
-    tables = [table[[name for name in columns if name in table]] for table in (ops, comms)]
-    is_in_table = len(columns) > 1
-    coordinates = _coordinates(pd.concat(tables, ignore_index=True)) if is_in_table else pd.DataFrame(index=[])
+    tables = [table[[name for name in ("rank", *_COORDINATES) if name in table]] for table in (ops, comms)]
+    coordinates = _coordinates(pd.concat(tables, ignore_index=True))
     return _from_coordinates(coordinates, ops) if len(coordinates.columns) else _from_groups(ops, comms)
 
 
@@ -183,11 +178,9 @@ def pp_ranks(table: pd.DataFrame) -> dict[int, int]:
     coordinates = _coordinates(table)
     if "pp" in coordinates:
         return dict(zip(coordinates.index.tolist(), coordinates["pp"].tolist(), strict=True))
-    other_axes = [axis for axis in coordinates.columns if axis != "pp"]
-    ranks = sorted(table["rank"].unique().tolist())
-    if not other_axes:
-        return {rank: index for index, rank in enumerate(ranks)}
-    nth = coordinates.sort_index().groupby(other_axes).cumcount()
+    if not len(coordinates.columns):
+        return {rank: index for index, rank in enumerate(sorted(table["rank"].unique().tolist()))}
+    nth = coordinates.sort_index().groupby(list(coordinates.columns)).cumcount()
     return dict(zip(nth.index.tolist(), nth.tolist(), strict=True))
 
 
@@ -206,23 +199,21 @@ def _from_coordinates(coordinates: pd.DataFrame, ops: pd.DataFrame) -> Facts:
         coordinates = coordinates.assign(pp=[pp_rank_by_rank.get(int(rank), 0) for rank in coordinates.index])
         sizes["pp"] = int(coordinates["pp"].max()) + 1
     other_axes = [axis for axis in _AXES if axis != "pp" and axis in sizes]
-    groups = coordinates.sort_values("pp").groupby(other_axes) if other_axes else [((), coordinates.sort_values("pp"))]
-    facts_of = {
-        int(rank): {"pp_ranks": [int(member) for member in part.index]} for _, part in groups for rank in part.index
-    }
+    facts_of = {rank: {"pp_ranks": ranks} for ranks in _groups(coordinates, "pp", other_axes) for rank in ranks}
     strides = {axis: _stride(coordinates, axis) for axis in sizes}
     return {"mesh": _mesh(sizes, strides, ops), "world_size": len(coordinates)}, facts_of
 
 
 def _stride(coordinates: pd.DataFrame, axis: str) -> int:
     """Distance in ranks of two neighbours on an axis; 0 where it has one member."""
-    other_axes = [name for name in coordinates.columns if name != axis]
-    for _, part in (
-        coordinates.sort_values(axis).groupby(other_axes) if other_axes else [((), coordinates.sort_values(axis))]
-    ):
-        if len(part) > 1:
-            return int(part.index[1]) - int(part.index[0])
-    return 0
+    groups = _groups(coordinates, axis, [name for name in coordinates.columns if name != axis])
+    return next((ranks[1] - ranks[0] for ranks in groups if len(ranks) > 1), 0)
+
+
+def _groups(coordinates: pd.DataFrame, axis: str, other_axes: list[str]) -> list[list[int]]:
+    """The ranks of each group along an axis, in order: those with the same coordinates on the others."""
+    ordered = coordinates.sort_values(axis)
+    return [part.index.tolist() for _, part in ordered.groupby(other_axes)] if other_axes else [ordered.index.tolist()]
 
 
 def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:

@@ -32,7 +32,6 @@ from pptrace.ingest.otlp.spans import (
     rank_of,
     run_id_of,
 )
-from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import PARALLEL, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
@@ -130,9 +129,7 @@ def _distinct_spans(columns: SpanColumns) -> tuple[list[str], EventColumns]:
         is_duplicate[1:] &= column[order][1:] == column[order][:-1]
     is_duplicate[:1] = False
     is_left[order[is_duplicate]] = False
-    none = np.full(len(name), -1, dtype=np.int64)
-    category = np.full(len(name), Category.ANNOTATION, dtype=np.int8)
-    spans = EventColumns(category, name, start, end - start, none.astype(np.int32), resource, none)
+    spans = EventColumns.of(Category.ANNOTATION, name, start, end, lane=resource)
     return list(names), spans.select(is_left)
 
 
@@ -168,7 +165,6 @@ def _trace(
         rank=rank,
         producer=f"OpenTelemetry ({service})" if service else "OpenTelemetry",
         events=ordered.without_comm_args,
-        memory=empty_table(MEMORY),
         metadata={**facts, **notes, **one_clock_of(resources)},
         distributed=distributed_of(resources[0], rank),
         warnings=ordered.warnings,

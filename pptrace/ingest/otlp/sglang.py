@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.ingest.common.rank_names import rank_of_value
 from pptrace.ingest.ops.build import Tables
 from pptrace.ingest.otlp.spans import Attributes, SpanColumns
 from pptrace.model.tables import Int64, ops_table
@@ -161,11 +162,11 @@ def forwards_of_batches(columns: SpanColumns) -> Tables | None:
         if columns.name[index] != code:
             continue
         thread = _thread_above(parent, index_of, columns)
-        if thread is None or type(thread.get("pp_rank")) is not int:
+        ranks = {axis: rank_of_value((thread or {}).get(f"{axis}_rank")) for axis in _AXES}
+        if ranks["pp"] is None:
             num_lost += 1
             continue
-        ranks = [rank if type(rank := thread.get(f"{axis}_rank")) is int else 0 for axis in _AXES]
-        found.append((*ranks, columns.start_ns[index], columns.end_ns[index], trace))
+        found.append((*(rank or 0 for rank in ranks.values()), columns.start_ns[index], columns.end_ns[index], trace))
     if not found:
         return None
     spans = pd.DataFrame(found, columns=[*_AXES, "start_ns", "end_ns", "request"])

@@ -12,9 +12,8 @@ message of its correlation. A call and what it launched have the same correlatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,11 +21,13 @@ import numpy as np
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.codes import Codes, RangeCodes
+from pptrace.ingest.common.json_texts import LIMIT_NS, Integers
 from pptrace.ingest.common.sort_events import EventColumns
 from pptrace.ingest.rocpd.reader import Process, copy_name, streams_of, traces_of
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, Trace
 
 _GPU = 2
+_Time = Annotated[int, msgspec.Meta(ge=-LIMIT_NS, le=LIMIT_NS)]
 _EXPECTED = "expected what 'rocprofv3 --output-format json' writes; copy it anew or record again"
 
 
@@ -48,8 +49,8 @@ class _Dispatch(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, frozen=True):
-    start_timestamp: int
-    end_timestamp: int
+    start_timestamp: _Time
+    end_timestamp: _Time
     kind: int = -1
     operation: int = -1
     thread_id: int = -1
@@ -130,9 +131,8 @@ def _events_of(process: _Process) -> Process:
     kinds = process.strings.buffer_records
 
     def name_of(record: _Record) -> str:
-        with suppress(IndexError):
-            return kinds[record.kind].operations[record.operation]
-        return ""
+        is_known = 0 <= record.kind < len(kinds) and 0 <= record.operation < len(kinds[record.kind].operations)
+        return kinds[record.kind].operations[record.operation] if is_known else ""
 
     def message_of(record: _Record) -> bytes:
         return messages.get(record.correlation_id.internal, name_of(record)).encode("utf-8", "replace")
@@ -162,33 +162,20 @@ def _columns(records: Sequence[_Record], category: Category, names: Any) -> Even
     """The columns of records of one kind; where they ran on no device, their thread."""
     is_work = category > Category.HOST_LIMIT
     has_launch = is_work or category is Category.RUNTIME
-    start, end, thread, stream, queue, correlation = (
-        np.array(
-            [
-                (
-                    row.start_timestamp,
-                    row.end_timestamp,
-                    row.thread_id,
-                    row.stream_id.handle,
-                    row.dispatch_info.queue_id.handle,
-                    row.correlation_id.internal if has_launch and row.correlation_id.internal > 0 else -1,
-                )
-                for row in records
-            ],
-            dtype=np.int64,
-        )
-        .reshape(-1, 6)
-        .T
+    times = [(row.start_timestamp, row.end_timestamp) for row in records]
+    start, end = np.array(times, dtype=np.int64).reshape(-1, 2).T
+    stream, queue, thread, correlation = map(
+        Integers(),  # they are unsigned, the largest one for none
+        (
+            [row.stream_id.handle for row in records],
+            [row.dispatch_info.queue_id.handle for row in records],
+            [row.thread_id for row in records],
+            [row.correlation_id.internal if has_launch else -1 for row in records],
+        ),
     )
-    return EventColumns(
-        np.full(len(records), category, dtype=np.int8),
-        np.array(names, dtype=np.int32),
-        start,
-        end - start,
-        np.full(len(records), -1, dtype=np.int32),
-        streams_of(stream, queue) if is_work else thread,
-        correlation,
-    )
+    correlation[correlation <= 0] = -1
+    lane = streams_of(stream, queue) if is_work else thread
+    return EventColumns.of(category, np.array(names, dtype=np.int32), start, end, -1, lane, correlation)
 
 
 def _devices(agents: Sequence[int], devices: dict[int, int]) -> Any:

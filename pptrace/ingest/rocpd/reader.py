@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.errors import TraceError
@@ -32,9 +31,10 @@ from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import NONE, Database, as_integers
 from pptrace.ingest.nsight.ranks import RANK_VARIABLES
-from pptrace.model.tables import MEMORY, Int64, empty_table
+from pptrace.model.tables import Int64
 from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
 from pptrace.model.wording import counted
+from pptrace.slices import first_like
 
 REGIONS, KERNELS, COPIES, EVENTS = "rocpd_region", "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_event"
 _TABLE = re.compile(rf"({REGIONS}|{KERNELS}|{COPIES}|rocpd_info_process)((?:_[0-9a-fA-F]+)*)")
@@ -64,7 +64,7 @@ def read_tables(db: Database, suffix: str, names: Codes, warnings: list[str]) ->
 
 
 class _EventTable(Struct, frozen=True):
-    """``rocpd_event``: by id, sorted, the stack and the category of each event."""
+    """``rocpd_event``: the stack and the category of each event."""
 
     id: Int64
     stack: Int64
@@ -78,22 +78,18 @@ class _EventTable(Struct, frozen=True):
             none = np.zeros(0, dtype=np.int64)
             return cls(none, none, none, {})
         key, stack, category = keyed(db, table, ("stack_id", "category_id"))
-        order = np.argsort(key, kind="stable")
         source = (f"rocpd_info_category{suffix}", "name")
         if not db.has(source[0], "id", "name"):
             source = (f"rocpd_string{suffix}", "string")
         categories = db.texts(*source, [number for number in np.unique(category).tolist() if number != NONE])
-        return cls(key[order], stack[order], category[order], categories)
+        return cls(key, stack, category, categories)
 
-    def rows_of(self, ids: Int64) -> npt.NDArray[np.intp]:
+    def rows_of(self, ids: Int64) -> Int64:
         """The row of each event, -1 where there is none."""
-        if not len(self.id):
-            return np.full(len(ids), -1, dtype=np.intp)
-        at = np.minimum(np.searchsorted(self.id, ids), len(self.id) - 1)
-        return np.where(self.id[at] == ids, at, -1)
+        return first_like([ids], [self.id])
 
-    def of_rows(self, column: Int64, rows: npt.NDArray[np.intp]) -> Int64:
-        return np.where(rows >= 0, column[np.maximum(rows, 0)], NONE) if len(column) else np.full(len(rows), NONE)
+    def of_rows(self, column: Int64, rows: Int64) -> Int64:
+        return np.append(column, NONE)[rows]
 
 
 def _columns(
@@ -122,17 +118,13 @@ def _columns(
 def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
     """The process, thread, device, queue and stream of the track of each row."""
     table = f"rocpd_track{suffix}"
-    if not db.has(table, "id"):
-        return {name: np.full(len(track), NONE) for name in _PLACES}
-    present = [name for name in _PLACES if db.has(table, name)]
-    key, *columns = keyed(db, table, present)
-    if not len(key):
-        return {name: np.full(len(track), NONE) for name in _PLACES}
-    order = np.argsort(key, kind="stable")
-    at = np.minimum(np.searchsorted(key[order], track), len(key) - 1)
-    is_known = key[order][at] == track
-    found = {name: np.where(is_known, column[order][at], NONE) for name, column in zip(present, columns, strict=True)}
-    return {name: found.get(name, np.full(len(track), NONE)) for name in _PLACES}
+    places = {name: np.full(len(track), NONE) for name in _PLACES}
+    if db.has(table, "id"):
+        present = [name for name in _PLACES if db.has(table, name)]
+        key, *columns = keyed(db, table, present)
+        row = first_like([track], [key])
+        places |= {name: np.append(column, NONE)[row] for name, column in zip(present, columns, strict=True)}
+    return places
 
 
 def keyed(db: Database, table: str, columns: Sequence[str]) -> tuple[Int64, ...]:
@@ -170,16 +162,8 @@ def _regions(db: Database, suffix: str, names: Codes, events: _EventTable, warni
     category[np.isin(name, list(codes_of_texts.torch_ops)) & (category == Category.ANNOTATION)] = Category.CPU_OP
     is_call = category == Category.RUNTIME
     correlation = np.where(is_call, _positive(events.of_rows(events.stack, row)), -1)
-    return EventColumns(
-        category,
-        name,
-        columns["start"],
-        columns["end"] - columns["start"],
-        np.full(len(kinds), -1, dtype=np.int32),
-        np.where(columns["tid"] == NONE, -1, columns["tid"]),
-        correlation,
-        np.where(columns["pid"] == NONE, -1, columns["pid"]),
-    )
+    thread, process = (np.where(columns[name] == NONE, -1, columns[name]) for name in ("tid", "pid"))
+    return EventColumns.of(category, name, columns["start"], columns["end"], -1, thread, correlation, process)
 
 
 def _messages(db: Database, suffix: str, kinds: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -219,11 +203,11 @@ def _work(
         name = db.text_codes(symbols, column, columns["kernel_id"], names)
         agent = columns["agent_id"]
     agents, of_agent = np.unique(agent, return_inverse=True)
-    return EventColumns(
-        np.full(len(name), Category.MEMCPY if is_copy else Category.KERNEL, dtype=np.int8),
+    return EventColumns.of(
+        Category.MEMCPY if is_copy else Category.KERNEL,
         name,
         columns["start"],
-        columns["end"] - columns["start"],
+        columns["end"],
         np.array([devices.get(key, -1) for key in agents.tolist()], dtype=np.int32)[of_agent],
         streams_of(columns["stream_id"], columns["queue_id"]),
         _positive(events.of_rows(events.stack, events.rows_of(columns["event_id"]))),
@@ -300,7 +284,6 @@ def traces_of(
                 rank=process.rank,
                 producer=producer,
                 events=ordered.without_comm_args,
-                memory=empty_table(MEMORY),
                 metadata=process.facts,
                 warnings=(*(() if traces else warnings), *ordered.warnings),
                 damage=ordered.damage_with(is_cut=bool(damage)),

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.codes import Codes, RangeCodes
@@ -20,6 +19,7 @@ from pptrace.ingest.common.sqlite import NONE, Database
 from pptrace.ingest.rocpd.reader import Process, copy_name, keyed, traces_of
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Trace
+from pptrace.slices import first_like
 
 _COPY = re.compile(r"Copy(Host|Device)To(Host|Device)")
 _STRING = ("rocpd_string", "string")
@@ -55,7 +55,7 @@ def read_rpd(path: Path) -> tuple[Trace, ...]:
 def _calls(db: Database, names: Codes) -> tuple[Int64, EventColumns]:
     """The ids of the calls and ranges of the host, and these."""
     ids, start, end, pid, tid, name, args = keyed(db, _CALLS, _COLUMNS[_CALLS])
-    category, device = np.full(len(ids), Category.RUNTIME, dtype=np.int8), np.full(len(ids), -1, dtype=np.int32)
+    category = np.full(len(ids), Category.RUNTIME, dtype=np.int8)
     code = db.text_codes(*_STRING, name, names)
     ranges = RangeCodes(names)
     marked = np.flatnonzero(code == names.get("UserMarker", -1))
@@ -64,15 +64,15 @@ def _calls(db: Database, names: Codes) -> tuple[Int64, EventColumns]:
     category[marked] = Category.ANNOTATION
     category[np.isin(code, list(ranges.torch_ops))] = Category.CPU_OP
     launch = np.where(category == Category.RUNTIME, ids, -1)
-    return ids, EventColumns(category, code, start, end - start, device, tid, launch, pid)
+    return ids, EventColumns.of(category, code, start, end, -1, tid, launch, pid)
 
 
 def _work(db: Database, names: Codes, calls: Int64, pids: Int64) -> EventColumns:
     """Kernels, copies and fills, of the process of the call that launched them, else of the first one."""
     ids, start, end, gpu, queue, name, kind = keyed(db, _OPS, _COLUMNS[_OPS])
     launched, by = db.integers(_LAUNCHES, _COLUMNS[_LAUNCHES])
-    launch = np.append(by, -1)[_rows(launched, ids)]
-    pid = np.append(pids, pids[:1] if len(pids) else -1)[_rows(calls, launch)]
+    launch = np.append(by, -1)[first_like([ids], [launched])]
+    pid = np.append(pids, pids[:1] if len(pids) else -1)[first_like([launch], [calls])]
     category = np.full(len(ids), Category.KERNEL, dtype=np.int8)
     code = db.text_codes(*_STRING, name, names)
     for key, text in db.texts(*_STRING, np.unique(kind).tolist()).items():
@@ -84,13 +84,4 @@ def _work(db: Database, names: Codes, calls: Int64, pids: Int64) -> EventColumns
         elif "Barrier" in text or "Marker" in text:
             category[rows] = Category.DEVICE_SYNC
     device = np.where(gpu == NONE, -1, gpu).astype(np.int32)
-    return EventColumns(category, code, start, end - start, device, queue, launch, pid)
-
-
-def _rows(ids: Int64, wanted: Int64) -> npt.NDArray[np.intp]:
-    """The row of each id, -1 where there is none."""
-    if not len(ids):
-        return np.full(len(wanted), -1, dtype=np.intp)
-    order = np.argsort(ids, kind="stable")
-    at = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
-    return np.where(ids[at] == wanted, at, -1)
+    return EventColumns.of(category, code, start, end, device, queue, launch, pid)

@@ -25,7 +25,6 @@ from pptrace.ingest.common.json_texts import LIMIT_NS
 from pptrace.ingest.common.sort_events import EventColumns, joined_columns, sorted_events
 from pptrace.ingest.formats import XPLANE_SUFFIX
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
-from pptrace.model.tables import MEMORY, empty_table
 from pptrace.model.traces import HOST_NAME, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.model.wording import as_ranges, counted
 
@@ -55,11 +54,9 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
         TraceError: the file cannot be read, is no XPlane file, or has no event of a host or a device.
     """
     with ByteSource(path) as source:
-        data = bytearray()
-        while piece := source.read():
-            data += piece
+        data = b"".join(iter(source.read, b""))
         damage = source.damage
-    space = read_space(bytes(data), _STATS)
+    space = read_space(data, _STATS)
     damage = damage or space.damage
     names = Codes()
     planes = (plane for plane in space.planes if plane.name == _HOST)
@@ -96,7 +93,6 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
                 rank=rank if parts else None,
                 producer="JAX (XPlane)",
                 events=ordered.without_comm_args,
-                memory=empty_table(MEMORY),
                 metadata=facts,
                 warnings=(*(warnings if is_first else ()), *ordered.warnings),
                 damage=ordered.damage_with(is_cut=bool(damage) and is_first),

@@ -7,7 +7,6 @@ Live records become traces of marks, so that their figures are those of any trac
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -28,12 +27,13 @@ from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.slow_rank import PAST_STEPS, OpTimesByKind, SlowRank, SlowRanks, op_times
 from pptrace.errors import PptraceError, TraceError
 from pptrace.hang_diagnosis.calls import rank_text
+from pptrace.ingest.common.json_texts import object_in
+from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.live_records.codec import Flag, LiveStep, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.marks import METADATA_KEY
-from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
+from pptrace.model.known import all_known
 from pptrace.model.traces import Category, Events, InputFormat, Trace
-from pptrace.regular import read_regular
 from pptrace.workflow.analyse import measure
 
 _NUMBER = re.compile(r" (step|handle|seq)=(\d+)", re.ASCII)
@@ -60,7 +60,6 @@ def trace_of(rank: int, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> 
         thread=np.zeros(num, dtype=np.int64),
         correlation=host,
         names=tuple(number),
-        comm_args=empty_table(COMM_ARGS),
     )
     return Trace(
         path="",
@@ -68,10 +67,7 @@ def trace_of(rank: int, facts: Mapping[str, Any], steps: Sequence[LiveStep]) -> 
         rank=rank,
         producer=METADATA_KEY,
         events=events,
-        memory=empty_table(MEMORY),
         metadata=facts,
-        distributed={},
-        warnings=(),
     )
 
 
@@ -247,7 +243,7 @@ class LiveRun(Struct):
         """Line where records end before their ranks do, as on a full disk; None where nothing says so, after the last poll."""
         last = {rank: file.last_step for rank, file in self.files.items()}
         cut = [rank for rank, file in self.files.items() if file.is_cut]
-        ranks, seen = _read_run(self.run_dir).get("ranks"), {}
+        ranks, seen = object_in(self.run_dir / RUN_FILE).get("ranks"), {}
         for entry in ranks if isinstance(ranks, list) else ():
             rank, steps = (entry.get("rank"), entry.get("steps_seen")) if isinstance(entry, dict) else (None, None)
             if isinstance(rank, int) and isinstance(steps, int) and steps > last.get(rank, steps) + 1:
@@ -321,14 +317,14 @@ def _rank(rank: int, head: StepHead, report: RankStep | None) -> LiveRank:
     known = LiveRank(rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
     if report is None:
         return known
-    waits = [comm.wait_ns for comm in report.comms]
+    waits = all_known(comm.wait_ns for comm in report.comms)
     return replace(
         known,
         compute_ns=report.compute_ns,
         exposed_comm_ns=report.exposed_comm_ns,
         bubble_ns=report.bubble_ns,
         not_compute_ns=report.not_compute_ns,
-        wait_ns=None if None in waits else sum(ns for ns in waits if ns is not None),
+        wait_ns=None if waits is None else sum(waits),
     )
 
 
@@ -360,7 +356,7 @@ def require_live(run_dir: Path) -> None:
 
 def status_of(run_dir: Path) -> str | None:
     """The status that run.json has, ``killed`` where it is out of date; None where there is none."""
-    run = _read_run(run_dir)
+    run = object_in(run_dir / RUN_FILE)
     status = run.get("status")
     if status == "running" and _is_killed(run, run_dir):
         return "killed"
@@ -371,26 +367,15 @@ _QUIET_S = 30.0
 
 
 def _is_killed(run: Mapping[str, Any], run_dir: Path) -> bool:
-    """Return whether the launcher, which would have written how the run ended, is a process of this host that is no more, and no
-    rank writes any longer.
-    """
+    """Return whether the launcher was a process of this host and is no more, and no rank writes any longer."""
     host, pid = run.get("host"), run.get("pid")
     if os.name != "posix" or not isinstance(pid, int) or not str(host).startswith(f"{socket.gethostname()}-"):
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        written = (path.stat().st_mtime for path in (run_dir / "run.json", *live_files(run_dir).values()))
+        written = (path.stat().st_mtime for path in (run_dir / RUN_FILE, *live_files(run_dir).values()))
         return max(written) < time.time() - _QUIET_S
     except (OSError, OverflowError):  # somebody else's, or no number of a process
         return False
     return False
-
-
-def _read_run(run_dir: Path) -> dict[str, Any]:
-    """run.json; {} where it cannot be read."""
-    try:
-        run = json.loads(read_regular(run_dir / "run.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return run if isinstance(run, dict) else {}

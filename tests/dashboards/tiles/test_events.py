@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dashboards.app import create_app
-from pptrace.model.traces import Category, Events, no_events
+from pptrace.model.traces import Category, Events
 from pptrace.report.tiles.bars import Place, bar_at
 from pptrace.report.tiles.cut import Range
 from pptrace.report.tiles.details import details
@@ -49,7 +49,6 @@ def events_at(*rows: tuple[Category, str, int, int, int, int]) -> Events:
         thread=column([-1 if device else at for at, device in zip(place, on_device, strict=True)]),
         correlation=column([-1] * len(rows)),
         names=names,
-        comm_args=no_events().comm_args,
     )
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.ingest import read_traces
 from pptrace.ingest.ascend.reader import read_ascend
 from pptrace.ingest.formats import detect
 from pptrace.ingest.inputs.resolve import open_inputs
@@ -31,6 +30,7 @@ from tests.ingest.ascend.ascend_files import (
     task,
     write_rank,
 )
+from tests.support.read import read_traces
 
 
 def _rows(events: Events, name: str) -> list[int]:

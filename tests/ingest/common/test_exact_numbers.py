@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.ingest import read_kineto
 from pptrace.ingest.common.json_texts import ABSURD, LIMIT_NS, MISSING, Integers, nanoseconds
 from tests.support.extent import ALL
+from tests.support.read import read_kineto
 
 REAL = [
     "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",

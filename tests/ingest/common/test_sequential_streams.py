@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.ingest.common.device_times import with_sequential_streams
-from pptrace.model.traces import Category, Events, InputFormat, Trace, no_events
+from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
@@ -39,9 +39,8 @@ def trace_of(work: Work, correlations: list[int] | None = None, category: int = 
         none,
         np.arange(size) if correlations is None else np.array(correlations),
         ("kernel",),
-        no_events().comm_args,
     )
-    return Trace("rank0.json", InputFormat.KINETO, 0, "", events, no_events().comm_args)
+    return Trace("rank0.json", InputFormat.KINETO, 0, "", events)
 
 
 def durations_of(trace: Trace) -> list[int]:

@@ -84,6 +84,13 @@ def test_a_rank_that_hangs_is_named_with_what_the_others_did(tmp_path: Path) -> 
     assert [line for info in report.inputs for line in info.warnings] == []
 
 
+def test_members_that_are_no_ranks_are_not_known(tmp_path: Path) -> None:
+    path = dump(tmp_path / "nccl_trace_rank_1", [entry("nccl:send 0->1", 1, "completed")], as_json=True)
+    path.write_text(path.read_text().replace('"[1, 3]"', f"[1, {10**30}]"))
+    (trace,) = read_file(path, InputFormat.OPLOG)
+    assert trace.comms["peer"].tolist() == [1], "within the group"
+
+
 def test_messages_that_wait_name_their_peer(tmp_path: Path) -> None:
     path = dump(tmp_path / "nccl_trace_rank_3", [entry("nccl:recv 1<-0", 7, "scheduled")])
     (trace,) = read_file(path, InputFormat.OPLOG)

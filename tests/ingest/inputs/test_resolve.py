@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from pptrace.errors import TraceError, UsageError
-from pptrace.ingest import detect, open_inputs, read_traces
+from pptrace.ingest import open_inputs
 from pptrace.ingest.common.byte_source import first_bytes, unreadable
+from pptrace.ingest.formats import detect
 from pptrace.ingest.inputs import resolve
 from pptrace.model.traces import InputFormat
+from tests.support.read import read_traces
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pptrace.ingest import ReadResult, open_inputs, read_traces
+from pptrace.ingest import ReadResult, open_inputs
 from pptrace.ingest.job import read_job
+from tests.support.read import read_traces
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

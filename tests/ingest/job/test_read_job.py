@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.ingest import InputFile, JobProgress, OpenedInputs, ReadResult, open_inputs, read_traces
+from pptrace.ingest import JobProgress, ReadResult, open_inputs
+from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job import read_in_processes, read_job
 from pptrace.model.traces import InputFormat
+from tests.support.read import read_traces
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -195,17 +197,18 @@ def test_a_reader_process_that_dies_is_replaced_by_reading_here(
 _READS_TWO = """
 import multiprocessing, sys, threading
 from pathlib import Path
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest import open_inputs, read_each
 from pptrace.ingest.job import read_job
+from pptrace.workflow.rank_store import recognise_trace
 read_job._LARGE_BYTES = 100
 ways, get = [], multiprocessing.get_context
 multiprocessing.get_context = lambda way: ways.append(way) or get(way)
 over = threading.Event()
 if sys.argv[2] == "threads":
     threading.Thread(target=over.wait).start()
-result = read_traces(open_inputs([Path(sys.argv[1])]), 2)
+result = read_each(open_inputs([Path(sys.argv[1])]), recognise_trace, 2)
 over.set()
-print(*ways, [len(trace.events) for trace in result.traces], multiprocessing.active_children())
+print(*ways, [rank.info.num_events for rank in result.traces], multiprocessing.active_children())
 """
 
 

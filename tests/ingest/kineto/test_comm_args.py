@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.ingest.kineto.reader import read_kineto
+from tests.support.read import read_kineto
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

@@ -16,9 +16,9 @@ import pytest
 import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
 from pptrace.ingest.kineto.decode_pool import NUM_SLOTS, SLOT_BYTES, DecodePool, WorkerError
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.traces import Trace
 from tests.support.extent import ALL
+from tests.support.read import read_kineto
 
 Write = Callable[..., Path]
 CORES = 3
@@ -202,7 +202,7 @@ def test_a_helper_takes_no_more_blocks_than_it_has_room_for_and_none_that_is_too
         assert not pool.offer(memoryview(b"{" * (SLOT_BYTES + 1)))
         accepted = [pool.offer(memoryview(b'{"ph": "X"}' + b" " * 99)) for _ in range(NUM_SLOTS)]
         assert accepted == [True] * NUM_SLOTS
-        ((collected, _),) = pool.results()
+        ((collected, *_),) = pool.results()
         assert collected.num_events == NUM_SLOTS
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import TraceError
-from pptrace.ingest import read_kineto
 from pptrace.ingest.kineto.reader import read_ranks
 from pptrace.model.tables import COMM_ARGS, MEMORY
 from pptrace.model.traces import Category, Events, InputFormat
 from pptrace.report.recording import damage_in
 from tests.support.extent import by_turns
+from tests.support.read import read_kineto
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
-from pptrace.ingest import read_kineto
 from pptrace.ingest.kineto.salvage import repaired_text
 from pptrace.model.traces import Trace
 from tests.support.extent import ALL, by_turns
+from tests.support.read import read_kineto
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

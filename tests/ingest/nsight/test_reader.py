@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest import open_inputs
 from pptrace.ingest.common.sqlite import NONE, Database
 from pptrace.ingest.common.sqlite_pages import PageReader
 from pptrace.ingest.nsight.reader import STREAM_MAGIC, read_nsight
@@ -38,6 +38,7 @@ from tests.ingest.nsight_files import (
     Report,
     write_report,
 )
+from tests.support.read import read_traces
 from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, record
 
 generations = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda item: item.version)

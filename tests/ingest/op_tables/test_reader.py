@@ -20,7 +20,6 @@ from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.json_texts import to_ns
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.inputs.resolve import open_inputs
-from pptrace.ingest.job.read_job import read_traces
 from pptrace.ingest.op_tables.files import read_frame
 from pptrace.model.traces import InputFormat
 from pptrace.report import to_files
@@ -31,6 +30,7 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.support.extent import ALL
+from tests.support.read import read_traces
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 Columns = dict[str, list[Any]]
@@ -727,6 +727,23 @@ def test_memory_of_a_primus_dump_is_that_of_its_iterations(tmp_path: Path) -> No
     report = load([primus(tmp_path / "dump", simulated("1f1b", 2, 4), ids=True, jitter_ms=0.05)]).report
     peaks = [(rank.peak_memory_bytes, rank.peak_memory_kind) for step in report.steps for rank in step.ranks]
     assert peaks == [(2 << 30, "device_reserved")] * 4
+
+
+@pytest.mark.parametrize("number", ["Infinity", "NaN", "1" + "0" * 30, "1" + "0" * 400, '"x"'])
+def test_numbers_of_a_primus_dump_that_cannot_be_are_left_out_or_named(tmp_path: Path, number: str) -> None:
+    directory = primus(tmp_path / "dump", simulated("1f1b", 2, 4), ids=True)
+    path = directory / "pp_rank_0.json"
+    whole = json.loads(path.read_text())
+    (expected,) = read_file(path, InputFormat.OPLOG)
+    for name in ("memory", "total", "fwd_minibatch", "fwd_start"):
+        odd = ["@", *whole["1"][name][1:]] if isinstance(whole["1"][name], list) else "@"
+        path.write_text(json.dumps({**whole, "1": {**whole["1"], name: odd}}).replace('"@"', number))
+        if name == "fwd_start":
+            with pytest.raises(TraceError, match="iteration 1: 'fwd_start' is no list of times"):
+                read_file(path, InputFormat.OPLOG)
+        else:
+            (trace,) = read_file(path, InputFormat.OPLOG)
+            assert len(trace.ops) == len(expected.ops)
 
 
 def test_files_of_a_primus_dump_given_by_name_lie_as_those_of_the_directory(tmp_path: Path) -> None:

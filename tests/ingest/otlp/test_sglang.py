@@ -138,8 +138,10 @@ def test_an_empty_pipeline_ends_a_step(tmp_path: Path) -> None:
 def test_a_forward_without_its_thread_is_left_out_and_counted(tmp_path: Path) -> None:
     spans = serve(BATCHES)
     spans.add("pp_forward", "f" * 32, "9" * 16, 5 * MS, 6 * MS)
+    thread = spans.add("Scheduler (host:ab12cd34 | pid:99)", "f" * 32, "", 0, 9 * MS, pp_rank=10**30)
+    spans.add("pp_forward", "f" * 32, thread, 5 * MS, 6 * MS)
     traces = read_otlp(spans.write(tmp_path / "spans.json"))
-    assert traces[0].warnings == ("left out 1 forward whose thread is not in the file",)
+    assert traces[0].warnings == ("left out 2 forwards whose thread is not in the file",)
     assert len(traces[0].ops) == len(BATCHES)
 
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pptrace.errors import TraceError
@@ -93,6 +94,22 @@ def test_the_json_of_the_same_recording_gives_the_same_events(tmp_path: Path) ->
         read_json(path)
     with pytest.raises(TraceError, match="no kernel, copy, call or range; expected"):
         read_json(write_json(path, Recording()))
+
+
+def test_numbers_beyond_those_of_arrays_are_no_times_and_no_places(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "rank3.json", STEP)
+    document = json.loads(path.read_text())
+    calls = document["rocprofiler-sdk-tool"][0]["buffer_records"]["hip_api"]
+    calls[0]["thread_id"], calls[0]["correlation_id"] = 2**64 - 1, {"internal": 2**64 - 1}
+    del calls[0]["kind"]
+    path.write_text(json.dumps(document))
+    (trace,) = read_json(path)
+    (call,) = np.flatnonzero((trace.events.category == Category.RUNTIME) & (trace.events.thread == -1))
+    assert trace.events.names[trace.events.name_id[call]] == "", "and no other call's name"
+    calls[0]["end_timestamp"] = 10**30
+    path.write_text(json.dumps(document))
+    with pytest.raises(TraceError, match=r"damaged or truncated JSON of rocprofv3 .*; expected"):
+        read_json(path)
 
 
 def test_a_database_of_rocmprofiledata_gives_the_same_events(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.device import CLASSES, WorkClass
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
@@ -18,6 +17,7 @@ from pptrace.recognise.pieces import pieces_of
 from tests.support.damages import damaged, exchanged, other_names, repeated_correlation, unnamed
 from tests.support.extent import by_turns
 from tests.support.programs import SAMPLES
+from tests.support.read import read_kineto
 from tests.support.synthetic import Event, make_trace
 
 NAMES = {

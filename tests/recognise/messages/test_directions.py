@@ -7,10 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest import open_inputs
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from tests.support.extent import by_turns
+from tests.support.read import read_traces
 from tests.support.synthetic import record
 
 SHAPES = [("1f1b", 3, 4, 1), ("interleaved-1f1b", 2, 4, 2), ("interleaved-1f1b", 4, 4, 2), ("dualpipe-v", 2, 6, 2)]

@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pptrace.ingest.kineto.event_columns import UNKNOWN, ShapeArgs, flops_of
-from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.device import CLASSES, WorkClass
 from pptrace.recognise.rank import recognise_rank
 from tests.support.programs import SAMPLES
+from tests.support.read import read_kineto
 
 SHAPE = (2, 4, 16, 8)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pptrace.clock import Clock
 from pptrace.clock.result import ClockMethod
-from pptrace.model.tables import COMMS, MEMORY, empty_table
+from pptrace.model.tables import COMMS, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.graph import graph_of
@@ -59,7 +59,7 @@ def taken_out(events: Sequence[Events], comms: pd.DataFrame, removed: float) -> 
 
 
 def trace_of(events: Events) -> Trace:
-    return Trace("trace", InputFormat.KINETO, 0, "", events, empty_table(MEMORY))
+    return Trace("trace", InputFormat.KINETO, 0, "", events)
 
 
 def times_by_name(events: Events) -> dict[tuple[str, int], np.ndarray]:
