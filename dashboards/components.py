@@ -9,8 +9,8 @@ from typing import Any
 from dash import dcc, html
 
 from pptrace.hang_diagnosis.calls import rank_text
+from pptrace.model.report_table import ReportTable
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
-from pptrace.report.tables import ReportTable
 from pptrace.report.tiles.inline import InlineTimeline
 
 Node = Any

@@ -15,7 +15,8 @@ from dashboards.exports import picture_files, table_files
 from dashboards.store import Loaded, Store
 from pptrace.analysis.report import Report
 from pptrace.errors import PptraceError
-from pptrace.report.tables import ReportTable, warning_lines
+from pptrace.model.report_table import ReportTable
+from pptrace.report.tables import warning_lines
 
 _log = logging.getLogger(__name__)
 _NO_OPTIONS: Mapping[str, object] = {}

@@ -15,6 +15,7 @@ from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no
 from dashboards.store import Loaded, Store
 from pptrace.analysis.links.show import collectives_table, late_ranks_table, links_table, sizes_table
 from pptrace.analysis.report import Report
+from pptrace.model.report_table import Amount
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
     OfLink,
@@ -24,7 +25,6 @@ from pptrace.report.charts.communication import (
     link_matrix,
     link_rates,
 )
-from pptrace.report.tables import Amount
 from pptrace.report.tables.communication import comm_totals_table, comms_table
 
 _FEW_RANKS = 16

@@ -15,11 +15,11 @@ from dashboards.parts import chart, data_table, empty, guarded, waiting, with_fi
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.compare.result import REMAINDER, PartChange
+from pptrace.model.report_table import Amount, ReportTable
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.changes import causes_of_both, changes_of_parts
 from pptrace.report.summary_figures import waterfall
-from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
 
 _NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."

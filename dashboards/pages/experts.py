@@ -10,6 +10,7 @@ from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
 from pptrace.analysis.experts.show import expert_tables, gain_of_equal_rows, late_in_most_steps
 from pptrace.analysis.experts.types import TrafficMatrix
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.experts import (
     MOST_RANKS,
     late_steps_chart,
@@ -19,7 +20,6 @@ from pptrace.report.charts.experts import (
     rows_chart,
     traffic_map,
 )
-from pptrace.report.tables import Amount
 
 _NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
 _NO_ROWS = "The calls of experts do not tell how many rows they carry."

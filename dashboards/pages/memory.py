@@ -9,6 +9,7 @@ from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
 from pptrace.analysis.memory.show import measured_kinds, memory_table
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.memory import (
     MOST_RANKS,
     in_flight_chart,
@@ -17,7 +18,6 @@ from pptrace.report.charts.memory import (
     shown_ranks,
     unseen_parts,
 )
-from pptrace.report.tables import Amount
 
 _NEITHER = "Neither measured nor predicted; the reasons are below."
 _NOT_TIMED = "Not recorded: pptrace run --memory records every allocation."

@@ -19,8 +19,8 @@ from pptrace.analysis.stages.show import stage_tables, stages_table
 from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table
 from pptrace.analysis.whatif.frameworks import paste_options
 from pptrace.api.wishes import Wishes
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.stages import group_lines, stage_points, stage_work_chart, stages_chart
-from pptrace.report.tables import Amount
 from pptrace.report.whatif import span_words
 
 _MOST_LINES = 12

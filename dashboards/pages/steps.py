@@ -9,9 +9,9 @@ from dashboards.components import Node, panel, tile
 from dashboards.parts import body_of_step, chart, choose_step_on, data_table, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.analysis.whole_run import StepSeries
+from pptrace.model.report_table import Amount
 from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.steps import steps_chart
-from pptrace.report.tables import Amount
 from pptrace.report.tables.step_series import NO_LENGTH, differences_table, length_of, step_line, steps_table
 
 _FOR_OUTLIERS, _FOR_CHANGES = 5, 10

@@ -151,7 +151,7 @@ def _print(report: Report, show_all: bool = False) -> None:
     """Print the text report. Tables have a fixed width when the output is no terminal, so that lines are not broken."""
     from rich.console import Console
 
-    from pptrace.report.tables import Amount
+    from pptrace.model.report_table import Amount
     from pptrace.report.text import print_report
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)

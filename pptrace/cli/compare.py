@@ -111,7 +111,7 @@ def _print(comparison: Comparison, show_all: bool) -> None:
     """Print the comparison. Tables have a fixed width when the output is no terminal, so that lines are not broken."""
     from rich.console import Console
 
-    from pptrace.report.tables import Amount
+    from pptrace.model.report_table import Amount
     from pptrace.report.text import print_comparison
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)

@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pptrace.model import units
-from pptrace.model.report_table import ReportTable
-from pptrace.report.tables import Bar, Cell
+from pptrace.model.report_table import Bar, Cell, ReportTable
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.actions import Action, Key
 from pptrace.schedule.needs import needs_of

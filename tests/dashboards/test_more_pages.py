@@ -39,7 +39,7 @@ from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
-from pptrace.report.tables import ReportTable
+from pptrace.model.report_table import ReportTable
 from pptrace.report.to_files import write_csv
 from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.analyse import analyse
