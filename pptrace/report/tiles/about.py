@@ -27,7 +27,7 @@ def describe(
     bars: Bars, spans: Mapping[int, tuple[int, int]], first_step: int | None, *, has_pipeline: bool
 ) -> dict[str, Any]:
     """Describe bars to the browser; ``spans`` are start and end of each step on the run's clock, ns."""
-    layout, tables = bars.layout, bars.measured.tables
+    layout, tables = bars.layout, bars.measured
     colours = {
         "transfer": COMMUNICATION,
         "either": OTHER,
@@ -73,7 +73,7 @@ def describe(
 
 def _lanes(bars: Bars, name: str) -> dict[str, Any]:
     """The lanes of a table, how many tracks of each overlap, and the texts of its codes."""
-    table, num_ranks = bars.measured.tables[name], len(bars.layout.rows)
+    table, num_ranks = bars.measured[name], len(bars.layout.rows)
     return {
         "lanes": table.lanes,
         "depths": {table.lanes[lane]: depth for lane, depth in table.tracks.depths.items()},
@@ -84,16 +84,16 @@ def _lanes(bars: Bars, name: str) -> dict[str, Any]:
 
 def _seen(picture: Picture, name: str, lanes: tuple[int, ...]) -> list[str]:
     """The phases, or the states of ranks that compute in no op, that the run has."""
-    table = picture.tables[BACK]
+    table = picture[BACK]
     is_meant = np.repeat(np.isin(table.tracks.lane, lanes), np.diff(table.tracks.ptr))
     return [table.texts[name][code] for code in np.unique(table.tracks.group[is_meant]).tolist()]
 
 
 def _palette(picture: Picture) -> dict[str, list[tuple[str, str]]]:
     """(fill, ink on it) of each kind of op, for each chunk."""
-    chunks = picture.tables[OPS].tracks.columns["chunk"]
+    chunks = picture[OPS].tracks.columns["chunk"]
     num_chunks = max(int(chunks.max()) + 1 if len(chunks) else 1, 1)
-    seen = picture.tables[OPS].texts["kind"]
+    seen = picture[OPS].texts["kind"]
     colours = {**dict.fromkeys(seen, OTHER), **KIND_COLOURS}
     if UNLABELLED in seen:
         colours |= {UNLABELLED: COMPUTE, OP_CLASSES[-1]: COMPUTE}

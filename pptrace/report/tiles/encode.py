@@ -46,7 +46,7 @@ def rank_tile(
     sections: dict[str, dict[str, Any]] = {}
     arrays, is_whole = {}, True
     for name in TABLES:
-        table = picture.tables[name]
+        table = picture[name]
         wanted = table.tracks.tracks_of(ranks)
         tile = cut(table.tracks, table.levels, wanted, time)
         is_whole = is_whole and not len(tile.cell_track)
@@ -60,7 +60,7 @@ def rank_tile(
         arrays[name] = tile_arrays(name, table, tile, (details or {}).get(name, ()))
         if details:  # nobody is asked for the longest bar of a cell
             arrays[name]["cellLongest"] = np.zeros_like(arrays[name]["cellLongest"])
-    sections[OPS]["kinds"] = picture.tables[OPS].texts["kind"]
+    sections[OPS]["kinds"] = picture[OPS].texts["kind"]
     return encode(sections, arrays), is_whole
 
 
@@ -87,7 +87,7 @@ def memory_samples_tile(memory: MemoryTracks, ranks: Sequence[int], time: Range)
 
 def group_tile(picture: Picture, groups: Sequence[tuple[str, Sequence[int]]], time: Range) -> bytes:
     """The tile of groups of ranks: of each, the shares of its ranks' time in each class of ops by bucket."""
-    table = picture.tables[OPS]
+    table = picture[OPS]
     tracks = table.tracks
     counts, shares = [], []
     for _, ranks in groups:

@@ -31,9 +31,9 @@ def journey(timeline: Timeline, source: str, step: int, rank: int, microbatch: i
     planned = timeline.picture(PLANNED, step)
     plan = timeline.schedule.plan_of(step)
     times = {} if planned is None else _times(planned, ranks, step, microbatch)
-    hops = [*_ops(picture.tables[OPS], ranks, step, microbatch, times)]
+    hops = [*_ops(picture[OPS], ranks, step, microbatch, times)]
     if source == MEASURED:
-        hops += _messages(picture.tables[COMMS], ranks, step, microbatch, times, plan)
+        hops += _messages(picture[COMMS], ranks, step, microbatch, times, plan)
     for hop in hops:
         hop["rank"] = timeline.layout.rows[hop["at"]].rank
     return sorted(
@@ -71,7 +71,7 @@ def _candidates(table: Table, ranks: list[int], step: int, microbatch: int) -> A
 
 def _times(planned: Picture, ranks: list[int], step: int, microbatch: int) -> dict[Key, tuple[int, int]]:
     """Start and end of each op of a microbatch in the plan."""
-    table = planned.tables[OPS]
+    table = planned[OPS]
     tracks = table.tracks
     times = {}
     for row, parts in _of_microbatch(table, _candidates(table, ranks, step, microbatch), microbatch):

@@ -44,10 +44,8 @@ class Table(Struct, frozen=True, dict=True):
         return make_pyramid(self.tracks)
 
 
-class Picture(Struct, frozen=True):
-    """All tables of one source (measured, planned, simulated) on the run's time, from its origin."""
-
-    tables: Mapping[str, Table]
+Picture = Mapping[str, Table]
+"""All tables of one source (measured, planned, simulated) on the run's time, from its origin."""
 
 
 def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
@@ -161,13 +159,11 @@ def phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, A
 def measured_picture(analysis: Analysis, ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
     """Everything that was measured, as tracks; ``ops`` may have more rows than those of the analysis."""
     data = analysis.data
-    return Picture(
-        {
-            OPS: ops_table(ops, position, origin_ns),
-            COMMS: comms_table(data.comms, position, origin_ns),
-            BACK: _back_table(analysis, position, origin_ns),
-        }
-    )
+    return {
+        OPS: ops_table(ops, position, origin_ns),
+        COMMS: comms_table(data.comms, position, origin_ns),
+        BACK: _back_table(analysis, position, origin_ns),
+    }
 
 
 def halves_of(pair: str) -> tuple[tuple[str, int, int | None], ...]:

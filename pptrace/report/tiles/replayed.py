@@ -9,11 +9,11 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS as COMMS_SCHEMA
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, empty_table
 from pptrace.model.tables import OPS as OPS_SCHEMA
 from pptrace.report.tiles.kept import Bars
-from pptrace.report.tiles.measured import BACK, COMMS, OPS, Picture, Table, comms_table, ops_table
-from pptrace.report.tiles.tracks import Array, Tracks, make_tracks
+from pptrace.report.tiles.measured import BACK, COMMS, OPS, Picture, Table, back_table, comms_table, ops_table
+from pptrace.report.tiles.tracks import Array, Tracks
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay_table import replay_table
@@ -41,7 +41,7 @@ def replayed_picture(
     """
     plan = plan.compute_only()
     table = plan.table
-    position, ops = bars.layout.position, bars.measured.tables[OPS]
+    position, ops = bars.layout.position, bars.measured[OPS]
     latency = bars.message_ns.get(windows[0].step, 0) if source == SIMULATED else 0
     durations = []
     for window in windows:
@@ -58,15 +58,11 @@ def replayed_picture(
 
 def replayed_ops_alone(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
     """A picture of ops of the ranks that have a row, with nothing else."""
-    no_comms = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in COMMS_SCHEMA.items()})
-    none = np.empty(0, dtype=np.int64)
-    return Picture(
-        {
-            OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
-            COMMS: comms_table(no_comms, position, origin_ns),
-            BACK: Table(make_tracks(none, none, none, none, none), ("phases", "bubbles", "gaps"), {}),
-        }
-    )
+    return {
+        OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
+        COMMS: comms_table(empty_table(COMMS_SCHEMA), position, origin_ns),
+        BACK: back_table([]),
+    }
 
 
 def rows_of_step(tracks: Tracks, ranks: Sequence[int], step: int, lanes: Sequence[int]) -> Array:

@@ -56,7 +56,7 @@ def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: in
     an axis behind it), or a part of the name of an event; several with commas. ``unknown`` are words that mean nothing.
     """
     wanted, kinds, unknown, by_length = _read(text[:_MOST_CHARACTERS])
-    tables = timeline.measured.tables
+    tables = timeline.measured
     names_of_kinds = (*tables[OPS].texts["kind"], *tables[COMMS].texts["kind"], *tables[COMMS].texts["axis"])
     known_kinds = {name.lower() for name in names_of_kinds}
     strange = sorted(kind for kind in kinds if kind not in known_kinds)
@@ -100,7 +100,7 @@ def _named(timeline: Timeline, name: str, ranks: Sequence[int], wanted: dict[str
     """The bars that a name stands for: of the legend, of lanes, of the events of some ranks."""
     if len(name) < _LEAST_LETTERS:
         return
-    tables = [(key, timeline.measured.tables[key]) for key in (OPS, COMMS, BACK)]
+    tables = [(key, timeline.measured[key]) for key in (OPS, COMMS, BACK)]
     for key, table in [*tables, *((EVENTS, timeline.events.of(at).table) for at in ranks)]:
         fits = _are_named(key, table, name) & _of_fields(timeline, table, wanted)
         if key == BACK and (axis := name.removeprefix(_EXPOSED).strip()) in _axes(timeline) and axis != name:
@@ -111,12 +111,12 @@ def _named(timeline: Timeline, name: str, ranks: Sequence[int], wanted: dict[str
 
 
 def _axes(timeline: Timeline) -> tuple[str, ...]:
-    return tuple(timeline.measured.tables[COMMS].texts["axis"])
+    return tuple(timeline.measured[COMMS].texts["axis"])
 
 
 def _are_of_axis(timeline: Timeline, table: Table, rows: Array, axis: str) -> Array:
     """Mark those rows in whose time something of their rank was transferred on an axis."""
-    comms = timeline.measured.tables[COMMS].tracks
+    comms = timeline.measured[COMMS].tracks
     moves = comms.columns["axis"] == _axes(timeline).index(axis)
     rank = np.repeat(comms.rank, np.diff(comms.ptr))
     start = comms.start + comms.columns["before"]

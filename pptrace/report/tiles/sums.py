@@ -59,9 +59,9 @@ def sums_of(
     if picture is None:
         raise LookupError(source)
     parts = [
-        ("Ops", _of_ops(picture.tables[OPS], ranks, begin, end)),
-        ("Without compute in an op", _of_states(picture.tables[BACK], ranks, begin, end)),
-        ("Communication", _of_comms(picture.tables[COMMS], ranks, begin, end)),
+        ("Ops", _of_ops(picture[OPS], ranks, begin, end)),
+        ("Without compute in an op", _of_states(picture[BACK], ranks, begin, end)),
+        ("Communication", _of_comms(picture[COMMS], ranks, begin, end)),
     ]
     if source == MEASURED:
         parts += _of_events(timeline, [at for at in opened if at in ranks], begin, end)
@@ -98,8 +98,6 @@ def _of_ops(table: Table, ranks: Sequence[int], begin: int, end: int) -> list[Su
 
 
 def _of_states(table: Table, ranks: Sequence[int], begin: int, end: int) -> list[Sum]:
-    if "bubbles" not in table.texts:
-        return []
     inside = _inside(table, ranks, begin, end, [code for code in range(len(table.lanes)) if code != PHASES])
     return inside.sums(table.texts["bubbles"], table.tracks.group[inside.rows])
 

@@ -147,7 +147,7 @@ class Timeline:
         self._analysis = None if self.is_light else analysis
         self.events = EventStore(self._analysis, self.layout.position, self.origin_ns)
         if self.is_light and is_new:  # what was kept is in no other table
-            ops = self.measured.tables[OPS]
+            ops = self.measured[OPS]
             self.report = with_ops_of_tracks(analysis.report, ops, self.layout.position, self.origin_ns)
         self._lock = threading.Lock()
         self._replayed: OrderedDict[tuple[str, int], Picture | None] = OrderedDict()
@@ -194,7 +194,7 @@ class Timeline:
         picture = self.picture(source, step)
         if picture is None or rank not in self.layout.position:
             raise LookupError(f"{source} {name} {rank}")
-        return picture.tables[name]
+        return picture[name]
 
     def has_change(self, source: str) -> bool:
         """Return whether a change is kept."""
@@ -280,7 +280,7 @@ def bars_of(analysis: Analysis) -> Bars:
     origin_ns = min((int(table["start_ns"].min()) for table in (ops, data.comms) if len(table)), default=0)
     layout = layout_of(_ranks(ops, data.comms), analysis.mesh, stages_of_ranks(ops))
     measured = measured_picture(analysis, ops, layout.position, origin_ns)
-    for table in measured.tables.values():
+    for table in measured.values():
         table.levels  # noqa: B018  made now, not by the first who asks
     memory = memory_tracks(data.memory, layout.position, origin_ns)
     return Bars(origin_ns, layout, measured, memory, message_times(data.comms))

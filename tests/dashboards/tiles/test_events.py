@@ -94,7 +94,7 @@ def test_the_lanes_of_a_rank_hold_its_events_on_the_clock_of_its_ops(timeline: T
     assert [lane["name"] for lane in known["lanes"]][:2] == ["stream 7", "stream 7 ranges"]
     tracks = events.table.tracks
     assert sum(lane["count"] for lane in known["lanes"]) == len(tracks)
-    ops = timeline.measured.tables["ops"].tracks
+    ops = timeline.measured["ops"].tracks
     first = ops.ptr[ops.of_rank[0][0]]
     of_stream = tracks.lane[np.searchsorted(tracks.ptr, np.arange(len(tracks)), side="right") - 1] == 0
     assert np.abs(tracks.start[of_stream] - ops.start[first]).min() <= 1
@@ -182,7 +182,7 @@ def test_sums_of_a_range_are_the_parts_of_bars_in_it(timeline: Timeline) -> None
         parts = [half.get(name, 0) for half in halves]
         if name[0] in titles[:3] or all(parts):  # of others only the largest names are listed
             assert sum(parts) == pytest.approx(ns, abs=2), name
-    back = timeline.measured.tables["back"]
+    back = timeline.measured["back"]
     gaps = sum(
         int(
             np.clip(back.tracks.start[rows] + back.tracks.length[rows], begin, end).sum()
