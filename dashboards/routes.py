@@ -20,7 +20,7 @@ from pptrace.report.tiles.bars import Place, aligned_at, bar_at
 from pptrace.report.tiles.changed import CHANGED
 from pptrace.report.tiles.cut import NUM_BUCKETS, Range
 from pptrace.report.tiles.details import details
-from pptrace.report.tiles.events import EVENTS
+from pptrace.report.tiles.events import EVENTS, describe_lanes, events_tile
 from pptrace.report.tiles.journey import journey
 from pptrace.report.tiles.replayed import PLANNED, SIMULATED
 from pptrace.report.tiles.scripts import script, style
@@ -61,9 +61,9 @@ _ROUTES: Mapping[str, Callable[..., Any]] = {
     f"sums/{_STEP}/<int(signed=True):begin>/<int(signed=True):end>": lambda timeline, source, step, begin, end: sums_of(
         timeline, source, step, _chosen(timeline), _opened(timeline), begin, max(end, begin)
     ),
-    "lanes/<token>/<int:at>": lambda timeline, at: timeline.events.of(at).describe(),
-    f"events/<token>/<int:at>/{_RANGE}": lambda timeline, at, shift, index: timeline.events.of(at).tile(
-        _range(shift, index)
+    "lanes/<token>/<int:at>": lambda timeline, at: describe_lanes(timeline.events.of(at)),
+    f"events/<token>/<int:at>/{_RANGE}": lambda timeline, at, shift, index: events_tile(
+        timeline.events.of(at), _range(shift, index)
     ),
     "event/<token>/<int(signed=True):rank>/<int:row>": lambda timeline, rank, row: details(
         timeline, MEASURED, 0, EVENTS, row, rank

@@ -101,7 +101,7 @@ def _named(timeline: Timeline, name: str, ranks: Sequence[int], wanted: dict[str
     if len(name) < _LEAST_LETTERS:
         return
     tables = [(key, timeline.measured[key]) for key in (OPS, COMMS, BACK)]
-    for key, table in [*tables, *((EVENTS, timeline.events.of(at).table) for at in ranks)]:
+    for key, table in [*tables, *((EVENTS, timeline.events.of(at)) for at in ranks)]:
         fits = _are_named(key, table, name) & _of_fields(timeline, table, wanted)
         if key == BACK and (axis := name.removeprefix(_EXPOSED).strip()) in _axes(timeline) and axis != name:
             fits = _are_named(key, table, _EXPOSED) & _of_fields(timeline, table, wanted)

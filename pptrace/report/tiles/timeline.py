@@ -190,7 +190,7 @@ class Timeline:
             LookupError: there is no such picture, table or rank.
         """
         if name == EVENTS and source == MEASURED:
-            return self.events.of(self.layout.position[rank]).table
+            return self.events.of(self.layout.position[rank])
         picture = self.picture(source, step)
         if picture is None or rank not in self.layout.position:
             raise LookupError(f"{source} {name} {rank}")
