@@ -89,14 +89,12 @@ def group_tile(picture: Picture, groups: Sequence[tuple[str, Sequence[int]]], ti
     """The tile of groups of ranks: of each, the shares of its ranks' time in each class of ops by bucket."""
     table = picture[OPS]
     tracks = table.tracks
-    counts, shares = [], []
+    shares = []
     for _, ranks in groups:
         wanted = tracks.tracks_of(ranks)
-        count, busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == _COMPUTE_LANE], time)
-        counts.append(count)
+        busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == _COMPUTE_LANE], time)
         shares.append(shares_of(busy, len(ranks) << time.shift))
-    arrays = {"counts": np.concatenate(counts).astype(np.int32), "shares": np.concatenate(shares).reshape(-1)}
-    return encode({"groups": {"num": len(counts)}}, {"groups": arrays})
+    return encode({"groups": {"num": len(shares)}}, {"groups": {"shares": np.concatenate(shares).reshape(-1)}})
 
 
 def tile_arrays(name: str, table: Table, tile: Tile, details: Sequence[str] = ()) -> dict[str, Array]:

@@ -612,8 +612,7 @@
   };
 
   const drawGroups = (ctx, view, part, c) => {
-    const { counts, shares } = part.sections.groups;
-    const numGroups = part.sections.groups.num;
+    const { shares, num: numGroups } = part.sections.groups;
     const levels = numGroups > 32 ? 12 : 32;
     if (!part.tile.strips) {
       const canvas = document.createElement("canvas");
