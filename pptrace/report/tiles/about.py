@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.report.colours import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY, OTHER, PART_COLOURS, ink, shade
+from pptrace.report.colours import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY, OTHER, ink, shade
 from pptrace.report.tiles.bubbles import MEANINGS
 from pptrace.report.tiles.cut import NUM_BUCKETS
 from pptrace.report.tiles.details import OP_NAMES
@@ -28,21 +28,11 @@ def describe(
 ) -> dict[str, Any]:
     """Describe bars to the browser; ``spans`` are start and end of each step on the run's clock, ns."""
     layout, tables = bars.layout, bars.measured
-    colours = {
-        "transfer": COMMUNICATION,
-        "either": OTHER,
-        "other": OTHER,
-        "host": PART_COLOURS["host"],
-        "memory": MEMORY,
-    }
     steps = [(step, low - bars.origin_ns, high - bars.origin_ns) for step, (low, high) in sorted(spans.items())]
     return {
         "span": bars.span_ns,
         "numBars": {name: len(tables[name].tracks) for name in TABLES},
-        "ranks": [
-            {"rank": row.rank, "pipeline": row.pipeline, "place": row.pp_rank, "stages": row.stages}
-            for row in layout.rows
-        ],
+        "ranks": [{"rank": row.rank, "stages": row.stages} for row in layout.rows],
         "orders": {name: [[label, at] for label, at in groups] for name, groups in layout.orders.items()},
         "block": BLOCK,
         "buckets": NUM_BUCKETS,
@@ -54,7 +44,7 @@ def describe(
         "opClasses": OP_CLASSES,
         "phases": _seen(bars.measured, "phases", (PHASES,)),
         "causes": _seen(bars.measured, "bubbles", (BUBBLES, GAPS)),
-        "colours": {**KIND_COLOURS, **colours},
+        "colours": {"transfer": COMMUNICATION, "either": OTHER, "other": OTHER, "memory": MEMORY},
         "kindNames": OP_NAMES,
         "states": MEANINGS,
         "hasPipeline": has_pipeline,
