@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.report.tiles.cut import Range, Tile, cut, cut_together, shares_of
-from pptrace.report.tiles.measured import COMMS, OPS, TABLES, Picture, Table
+from pptrace.report.tiles.measured import COMMS, COMPUTE_LANE, OPS, TABLES, Picture, Table
 from pptrace.report.tiles.memory import MemoryTracks, most_of_buckets, samples_of
 from pptrace.report.tiles.tracks import Array
 
@@ -31,7 +31,6 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
     COMMS: ("axis", "direction", "bytes", "step"),
 }
 """Columns of details, of pages that ask nobody."""
-_COMPUTE_LANE = 0
 _MOST_SAMPLES = 6_000
 """A tile of memory of a page with up to this number of events has each of them."""
 
@@ -92,7 +91,7 @@ def group_tile(picture: Picture, groups: Sequence[tuple[str, Sequence[int]]], ti
     shares = []
     for _, ranks in groups:
         wanted = tracks.tracks_of(ranks)
-        busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == _COMPUTE_LANE], time)
+        busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == COMPUTE_LANE], time)
         shares.append(shares_of(busy, len(ranks) << time.shift))
     return encode({"groups": {"num": len(shares)}}, {"groups": {"shares": np.concatenate(shares).reshape(-1)}})
 

@@ -26,7 +26,7 @@ COMM_CLASSES = ("wait", "transfer", "either")
 """``either``: another side is not in the traces, so that nothing tells waiting from transfer."""
 OPS, COMMS, BACK = "ops", "comms", "back"
 TABLES = (OPS, COMMS, BACK)
-_COMPUTE, _RANGES, _STEPS = 0, 1, 2
+COMPUTE_LANE, _RANGES, _STEPS = 0, 1, 2
 STEP_RANGES = "steps"
 """Lane of the ranges of whole steps, which is not drawn."""
 PHASES, BUBBLES, GAPS = 0, 1, 2
@@ -53,7 +53,7 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
     rows = slice_of(ops)
     coded = {name: rows.codes(name) for name in ("kind", "phase", "pair", "source", "clock")}
     kind, kinds = coded["kind"]
-    lanes = {**dict.fromkeys((*COMPUTE_KINDS, COMPUTE), _COMPUTE), "STEP": _STEPS}
+    lanes = {**dict.fromkeys((*COMPUTE_KINDS, COMPUTE), COMPUTE_LANE), "STEP": _STEPS}
     lane_of = np.array([lanes.get(name, _RANGES) for name in kinds], dtype=np.int64)
     classes = {name: code for code, name in enumerate(OP_CLASSES)}
     class_of = np.array([classes.get(name, len(OP_CLASSES) - 1) for name in kinds], dtype=np.int64)

@@ -12,7 +12,17 @@ from pptrace.model.tables import COMMS as COMMS_SCHEMA
 from pptrace.model.tables import COMPUTE_KINDS, empty_table
 from pptrace.model.tables import OPS as OPS_SCHEMA
 from pptrace.report.tiles.kept import Bars
-from pptrace.report.tiles.measured import BACK, COMMS, OPS, Picture, Table, back_table, comms_table, ops_table
+from pptrace.report.tiles.measured import (
+    BACK,
+    COMMS,
+    COMPUTE_LANE,
+    OPS,
+    Picture,
+    Table,
+    back_table,
+    comms_table,
+    ops_table,
+)
 from pptrace.report.tiles.tracks import Array, Tracks
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
@@ -21,7 +31,6 @@ from pptrace.simulator import IDEAL, Costs
 from pptrace.timeline.windows import StepWindow
 
 PLANNED, SIMULATED = "planned", "simulated"
-_COMPUTE_LANE = 0
 
 
 def replayed_picture(
@@ -78,7 +87,7 @@ def rows_of_step(tracks: Tracks, ranks: Sequence[int], step: int, lanes: Sequenc
 def _costs(ops: Table, ranks: Sequence[int], step: int, *, by_stage: bool) -> Costs:
     """Mean costs of a window; a kind that was not measured has its ideal proportion to the others."""
     tracks = ops.tracks
-    rows = rows_of_step(tracks, ranks, step, (_COMPUTE_LANE,))
+    rows = rows_of_step(tracks, ranks, step, (COMPUTE_LANE,))
     kind, stage = tracks.columns["kind"][rows].astype(np.int64), tracks.columns["stage"][rows].astype(np.int64)
     length = tracks.length[rows].astype(np.int64)
     names = ops.texts["kind"]

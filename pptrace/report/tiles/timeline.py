@@ -32,7 +32,7 @@ from pptrace.report.tiles.encode import group_tile, memory_tile, rank_tile
 from pptrace.report.tiles.events import EVENTS, EventStore
 from pptrace.report.tiles.kept import Bars
 from pptrace.report.tiles.layout import layout_of
-from pptrace.report.tiles.measured import OPS, Picture, Table, measured_picture
+from pptrace.report.tiles.measured import COMPUTE_LANE, OPS, Picture, Table, measured_picture
 from pptrace.report.tiles.memory import memory_tracks
 from pptrace.report.tiles.replayed import PLANNED, SIMULATED, replayed_picture
 from pptrace.report.tiles.tracks import Array
@@ -66,7 +66,6 @@ def message_times(comms: pd.DataFrame) -> dict[int, int]:
     return {step: round(median) for step, median in medians.items()}
 
 
-_COMPUTE_LANE = 0
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch"), ("kind", "phase", "pair")
 
 
@@ -105,7 +104,7 @@ def with_ops_of_tracks(report: Report, ops: Table, position: Mapping[int, int], 
 def _slice_of(rows: Slice, ops: Table, at: int, origin_ns: int) -> Slice:
     """The rows of a rank as views of its track, where that has them in their order; else a compact copy."""
     tracks = ops.tracks
-    compute = [track for track in tracks.tracks_of([at]).tolist() if tracks.lane[track] == _COMPUTE_LANE]
+    compute = [track for track in tracks.tracks_of([at]).tolist() if tracks.lane[track] == COMPUTE_LANE]
     if len(compute) == 1:
         own = slice(int(tracks.ptr[compute[0]]), int(tracks.ptr[compute[0] + 1]))
         start = _Times(origin_ns, tracks.start[own])
@@ -278,7 +277,8 @@ def bars_of(analysis: Analysis) -> Bars:
     """All that was measured as tracks, with their mipmaps."""
     data, ops = analysis.data, ops_with_compute(analysis.data)
     origin_ns = min((int(table["start_ns"].min()) for table in (ops, data.comms) if len(table)), default=0)
-    layout = layout_of(_ranks(ops, data.comms), analysis.mesh, stages_of_ranks(ops))
+    ranks = {*pd.unique(ops["rank"]).tolist(), *pd.unique(data.comms["rank"]).tolist()}
+    layout = layout_of(ranks, analysis.mesh, stages_of_ranks(ops))
     measured = measured_picture(analysis, ops, layout.position, origin_ns)
     for table in measured.values():
         table.levels  # noqa: B018  made now, not by the first who asks
@@ -301,10 +301,6 @@ def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
             cache.popitem(last=False)
     cache.move_to_end(key)
     return cache[key]
-
-
-def _ranks(ops: pd.DataFrame, comms: pd.DataFrame) -> set[int]:
-    return set(pd.unique(ops["rank"]).tolist()) | set(pd.unique(comms["rank"]).tolist())
 
 
 def stages_of_ranks(ops: pd.DataFrame) -> Mapping[int, tuple[int, ...]]:
