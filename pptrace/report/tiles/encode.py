@@ -17,7 +17,7 @@ import numpy as np
 from pptrace.report.tiles.cut import Range, Tile, cut, cut_together, shares_of
 from pptrace.report.tiles.measured import COMMS, COMPUTE_LANE, OPS, TABLES, Picture, Table
 from pptrace.report.tiles.memory import MemoryTracks, most_of_buckets, samples_of
-from pptrace.report.tiles.tracks import Array
+from pptrace.report.tiles.tracks import Array, Tracks
 
 _ALIGNED = 8
 _JS_TYPES = {"i1": "Int8", "u1": "Uint8", "i2": "Int16", "u2": "Uint16", "i4": "Int32", "u4": "Uint32", "f8": "Float64"}
@@ -49,13 +49,7 @@ def rank_tile(
         wanted = table.tracks.tracks_of(ranks)
         tile = cut(table.tracks, table.levels, wanted, time)
         is_whole = is_whole and not len(tile.cell_track)
-        sections[name] = {
-            "rank": table.tracks.rank[wanted].tolist(),
-            "lane": table.tracks.lane[wanted].tolist(),
-            "depth": table.tracks.depth[wanted].tolist(),
-            "earlier": tile.num_earlier,
-            "count": tile.count,
-        }
+        sections[name] = section_of(table.tracks, wanted, tile)
         arrays[name] = tile_arrays(name, table, tile, (details or {}).get(name, ()))
         if details:  # nobody is asked for the longest bar of a cell
             arrays[name]["cellLongest"] = np.zeros_like(arrays[name]["cellLongest"])
@@ -94,6 +88,12 @@ def group_tile(picture: Picture, groups: Sequence[tuple[str, Sequence[int]]], ti
         busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == COMPUTE_LANE], time)
         shares.append(shares_of(busy, len(ranks) << time.shift))
     return encode({"groups": {"num": len(shares)}}, {"groups": {"shares": np.concatenate(shares).reshape(-1)}})
+
+
+def section_of(tracks: Tracks, wanted: Array, tile: Tile) -> dict[str, Any]:
+    """The facts of a tile of the ``wanted`` tracks: where each of them is, and how many bars it has."""
+    places = {name: getattr(tracks, name)[wanted].tolist() for name in ("rank", "lane", "depth")}
+    return places | {"earlier": tile.num_earlier, "count": tile.count}
 
 
 def tile_arrays(name: str, table: Table, tile: Tile, details: Sequence[str] = ()) -> dict[str, Array]:

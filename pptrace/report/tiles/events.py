@@ -14,7 +14,7 @@ from pptrace.errors import PptraceError
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import communication_rows
 from pptrace.report.tiles.cut import Range, cut
-from pptrace.report.tiles.encode import encode, tile_arrays
+from pptrace.report.tiles.encode import encode, section_of, tile_arrays
 from pptrace.report.tiles.measured import Table
 from pptrace.report.tiles.tracks import Array, make_tracks
 from pptrace.workflow.analyse import Analysis
@@ -60,17 +60,11 @@ def describe_lanes(table: Table) -> dict[str, Any]:
 def events_tile(table: Table, time: Range) -> bytes:
     """The tile of all lanes of a rank's events, with the names of those that are bars in it."""
     tracks = table.tracks
-    tile = cut(tracks, table.levels, np.arange(len(tracks.rank)), time)
+    wanted = np.arange(len(tracks.rank))
+    tile = cut(tracks, table.levels, wanted, time)
     arrays = tile_arrays(EVENTS, table, tile)
     codes, names = np.unique(tracks.columns["name"][tile.rows], return_inverse=True)
-    section = {
-        "rank": tracks.rank.tolist(),
-        "lane": tracks.lane.tolist(),
-        "depth": tracks.depth.tolist(),
-        "earlier": tile.num_earlier,
-        "count": tile.count,
-        "names": [table.texts["name"][code] for code in codes.tolist()],
-    }
+    section = section_of(tracks, wanted, tile) | {"names": [table.texts["name"][code] for code in codes.tolist()]}
     return encode({EVENTS: section}, {EVENTS: arrays | {"name": names.astype(np.int32)}})
 
 
