@@ -14,6 +14,7 @@ from dashboards.wishes import wishes_of
 from pptrace.analysis.questions import files_of_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
+from pptrace.report.columns import as_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class TableRequest:
 def _frame(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table of the API, None where it has <NA>."""
     columns = {str(name): [None if value is pd.NA else value for value in table[name].tolist()] for name in table}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return as_rows(columns)
 
 
 def _differences(wanted: TableRequest) -> Iterable[Any]:

@@ -130,7 +130,7 @@ def _sweep(options: EstimateSweepOptions, outputs: Outputs) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from pptrace.report.estimate.columns import as_csv
+    from pptrace.report.columns import as_csv
     from pptrace.report.estimate.sweep import candidate_columns, candidate_table, sweep_lines, sweep_object
     from pptrace.report.text_table import Stripped, render_table
     from pptrace.report.to_json import dump

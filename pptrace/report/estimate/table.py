@@ -8,7 +8,8 @@ from typing import Any
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted, listed
-from pptrace.report.estimate.columns import as_rows, communication_columns, context_object, missing_reasons
+from pptrace.report.columns import as_rows
+from pptrace.report.estimate.columns import communication_columns, context_object, missing_reasons
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, estimated_step, missing_speeds
 from pptrace.simulator.simulation import IDEAL, simulate
 from pptrace.sizes.estimate import Estimate, RankEstimate
