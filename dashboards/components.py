@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dash import dcc, html
+from dash import ClientsideFunction, Dash, dcc, html
 
 from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model.report_table import ReportTable
@@ -15,6 +15,12 @@ from pptrace.report.tiles.inline import InlineTimeline
 
 Node = Any
 """A Dash component, or text."""
+
+
+def in_browser(app: Dash, script: str, function: str, *parts: Any, **options: Any) -> None:
+    """Let the browser answer a callback: ``function`` of what a ``script`` gives to ``window.dash_clientside``."""
+    clientside: Any = app.clientside_callback
+    clientside(ClientsideFunction(script, function), *parts, **options)
 
 
 def panel(title: str, *children: Node, note: str = "", id: str = "") -> Node:
