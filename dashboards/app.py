@@ -13,6 +13,7 @@ from dashboards import more_pages
 from dashboards.address import keep_step, keeper, query_of, step_of
 from dashboards.answers import Answers
 from dashboards.components import Node, fact
+from dashboards.exports import whole_run
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.routes import add_metrics, add_routes, address_of_asset
@@ -118,7 +119,7 @@ def _shell() -> Node:
     opening = html.Div(id="opening", role="status")
     skip = html.A("Skip to the page", href="#page", className="skip")
     return html.Div(
-        [dcc.Location(id="location"), keeper("step"), skip, header, facts, opening, page, more_pages.whole_run()],
+        [dcc.Location(id="location"), keeper("step"), skip, header, facts, opening, page, whole_run()],
         id="app",
     )
 
@@ -142,13 +143,12 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
             for entry in loaded.steps
         ]
         wanted = step_of(query_of(search))
-        if wanted is not None and loaded.step(wanted):
+        if loaded.step(wanted):
             chosen: Any = no_update if wanted == step else wanted
         else:
             # Pages begin with the step that the first sentence speaks of.
             typical = None if loaded.analysis is None else loaded.analysis.report.typical_step
-            is_known = step is not None and loaded.step(step)
-            chosen = no_update if is_known else None if typical is None else typical.step
+            chosen = no_update if loaded.step(step) else None if typical is None else typical.step
         box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""
         return loaded.title, _facts(loaded), options, chosen, box, files
 

@@ -11,11 +11,8 @@ from dashboards import exports
 from dashboards.address import NOTHING, Query
 from dashboards.answers import Answers
 from dashboards.components import Node
-from dashboards.exports import whole_run
 from dashboards.pages import bubbles, communication, compare, experts, hang, live, memory, problem, stages, steps
 from dashboards.store import Loaded, Store
-
-__all__ = ["PAGES", "layout", "register", "whole_run"]
 
 
 @dataclass(frozen=True, slots=True)

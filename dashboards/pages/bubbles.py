@@ -42,7 +42,7 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
 def body(loaded: Loaded, number: int | None) -> list[Node]:
     """The parts and causes of the chosen step, and to what its bubble is charged."""
     assert loaded.analysis is not None
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         return [no_steps("No steps in these traces, so no bubbles", loaded.analysis.report)]
     if not step.has_pipeline:

@@ -73,7 +73,7 @@ def of_step(loaded: Loaded, number: int | None) -> list[Node]:
     """Communication of the chosen step; without steps that of the whole traces."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         if any(entry.comms for entry in report.device):
             return [data_table(comm_totals_table(report, Amount.WHOLE), "comm-totals")]

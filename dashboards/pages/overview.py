@@ -54,7 +54,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     """The page below the header; without steps, the tables of whole traces."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         return [
             *_run_problem(loaded, report),

@@ -34,7 +34,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     """The page with one step chosen."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         advice = "pptrace run records steps, and pptrace.mark marks those of any program."
         return [no_steps("No steps in these traces", report, advice)]
