@@ -18,7 +18,6 @@ from pptrace.analysis.report import Report
 from pptrace.model.report_table import Amount
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
-    OfLink,
     axes_of_links,
     comms_chart,
     is_by_stage,
@@ -30,9 +29,9 @@ from pptrace.report.tables.communication import comm_totals_table, comms_table
 _FEW_RANKS = 16
 """Most ranks that have a row each below the means."""
 _MATRICES = (
-    ("Bytes from rank to rank", OfLink.BYTES, "the size of messages"),
-    ("Transfer time from rank to rank", OfLink.TRANSFER, "how long transfers took"),
-    ("Late senders", OfLink.LATE_SENDER, "any receiver that waited"),
+    ("Bytes from rank to rank", "bytes", "the size of messages"),
+    ("Transfer time from rank to rank", "transfer", "how long transfers took"),
+    ("Late senders", "late sender", "any receiver that waited"),
 )
 _NO_LINKS = (
     "No message of this run is known from both ends: the traces have no messages, name no peers, or lack the ranks on the other "
