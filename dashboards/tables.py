@@ -11,6 +11,7 @@ from msgspec import structs
 
 from dashboards.answers import Answers
 from dashboards.wishes import wishes_of
+from pptrace.analysis.op_costs import op_costs
 from pptrace.analysis.questions import files_of_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
@@ -133,7 +134,7 @@ TABLES: Mapping[str, Table] = {
         "predictions of other schedules, splits, links",
     ),
     "comm-totals": Table(_comm_totals, "communication of whole traces by rank, axis and kind"),
-    "stages": Table(lambda wanted: wanted.answers.stages(), "what an op costs in each stage, by kind"),
+    "stages": Table(lambda wanted: wanted.answers.of_data(op_costs), "what an op costs in each stage, by kind"),
     **{name: _of_answers(*table) for name, table in files_of_answers().items()},
     "expert-traffic": Table(
         lambda wanted: () if (matrix := wanted.answers.run().analysis.expert_traffic) is None else matrix.pairs(),

@@ -470,10 +470,10 @@ def test_stragglers_are_shown_where_the_ops_of_a_run_are_not_kept(monkeypatch: p
     store = Store([SAMPLES / "faults_pp2_dp2"])
     answers = Answers(store)
 
-    def let_go() -> None:
+    def let_go(_make: object) -> None:
         raise PptraceError("this run has so many ops")
 
-    monkeypatch.setattr(answers, "stages", let_go)
+    monkeypatch.setattr(answers, "of_data", let_go)
     page = stages.layout(store.get(), answers)
     assert "stages-failed" in ids(page)
     assert "Stragglers" in text(page)
