@@ -30,9 +30,7 @@ def sums_of(
     Raises:
         LookupError: there is no such source.
     """
-    picture = timeline.picture(source, step)
-    if picture is None:
-        raise LookupError(source)
+    picture = timeline.require_picture(source, step)
     parts = [
         ("Ops", _of_ops(picture[OPS], ranks, begin, end)),
         ("Without compute in an op", _of_states(picture[BACK], ranks, begin, end)),

@@ -151,7 +151,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._replayed: OrderedDict[tuple[str, int], Picture | None] = OrderedDict()
         self._changes: OrderedDict[str, Simulation] = OrderedDict()
-        self._critical: OrderedDict[int, pd.DataFrame | None] = OrderedDict()
+        self._critical: OrderedDict[int, pd.DataFrame] = OrderedDict()
 
     @cached_property
     def spans(self) -> Mapping[int, tuple[int, int]]:
@@ -224,15 +224,13 @@ class Timeline:
 
     def slack(self, step: int) -> pd.DataFrame | None:
         """The ops of a step with ``slack_ns`` and ``on_path`` (1, 0), −1 where unknown; None where the run's ops are not kept."""
-        if self._analysis is None:
-            return None
-        with self._lock:
-            return _kept(self._critical, step, lambda: self._slack_of(step))
-
-    def _slack_of(self, step: int) -> pd.DataFrame | None:
         analysis = self._analysis
         if analysis is None:
             return None
+        with self._lock:
+            return _kept(self._critical, step, lambda: self._slack_of(step, analysis))
+
+    def _slack_of(self, step: int, analysis: Analysis) -> pd.DataFrame:
         data = analysis.data
         of_step = data.ops["step"] == step
         ops = data.ops[of_step].reset_index(drop=True)
@@ -247,7 +245,7 @@ class Timeline:
         Raises:
             LookupError: there is no such source, order or block.
         """
-        picture = self._picture_or_error(source, step)
+        picture = self.require_picture(source, step)
         return rank_tile(picture, self.layout.blocks(order)[block], time)[0]
 
     def memory_tile(self, order: str, block: int, time: Range) -> bytes:
@@ -264,9 +262,14 @@ class Timeline:
         Raises:
             LookupError: there is no such source or order.
         """
-        return group_tile(self._picture_or_error(source, step), self.layout.orders[order], time)
+        return group_tile(self.require_picture(source, step), self.layout.orders[order], time)
 
-    def _picture_or_error(self, source: str, step: int) -> Picture:
+    def require_picture(self, source: str, step: int) -> Picture:
+        """The bars of a source.
+
+        Raises:
+            LookupError: the step has no plan, or there is no such source.
+        """
         picture = self.picture(source, step)
         if picture is None:
             raise LookupError(source)
