@@ -20,7 +20,7 @@ from pptrace.errors import PptraceError
 from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
-from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
+from pptrace.report.estimate.table import headline, tables, verdict_lines
 from pptrace.report.simulation_text import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.report.tiles.inline import inline_simulation
@@ -195,21 +195,16 @@ def _needs(form: OnPaper) -> list[Node]:
     run = form.estimate()
     if run is None:
         return []
-    flops = None if run.speeds is None else run.speeds.flops_per_ns
-    lines = [
-        "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
-        step_line(run.estimate, run.step, run.speeds),
-        unused_line(run.unused_links),
-        context_line(run.estimate, run.link_speeds, flops),
-    ]
+    facts = (run.link_speeds, run.limit_bytes)
+    lines = verdict_lines(run.estimate, run.step, run.speeds, *facts, run.unused_links)
     verdict = panel(
         "What it needs",
-        *(html.P(line) for line in lines if line),
+        *map(html.P, lines),
         html.P(["The same on the command line: ", html.Code(form.command)], className="note"),
         note=headline(run.estimate),
         id="plan-needs",
     )
-    shown = tables(run.estimate, run.link_speeds, run.limit_bytes)
+    shown = tables(run.estimate, *facts)
     files = (table_files(f"plan-{table.key}", form.options) for table in shown)
     return [verdict, *(with_files(report_table(table), links) for table, links in zip(shown, files, strict=True))]
 

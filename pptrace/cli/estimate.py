@@ -82,24 +82,16 @@ def _show(run: EstimatedRun, outputs: Outputs) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
+    from pptrace.report.estimate.table import headline, tables, verdict_lines
     from pptrace.report.text_table import Stripped, render_table
 
     outputs.write({"--csv": run.to_csv, "--json": run.to_json})
     if outputs.take_stdout:
         return
-    console, lines = report_console(), [Text(headline(run.estimate), style="bold")]
-    if run.limit_bytes is not None:
-        lines.append(Text(fit_line(run.estimate, run.limit_bytes)))
-    if step := step_line(run.estimate, run.step, run.speeds):
-        lines.append(Text(step))
-    if unused := unused_line(run.unused_links):
-        lines.append(Text(unused))
-    flops = None if run.speeds is None else run.speeds.flops_per_ns
-    if context := context_line(run.estimate, run.link_speeds, flops):
-        lines.append(Text(context))
-    shown = [render_table(table, console.width) for table in tables(run.estimate, run.link_speeds, run.limit_bytes)]
-    console.print(Stripped(Group(*lines, *shown)))
+    console, facts = report_console(), (run.link_speeds, run.limit_bytes)
+    lines = map(Text, verdict_lines(run.estimate, run.step, run.speeds, *facts, run.unused_links))
+    shown = [render_table(table, console.width) for table in tables(run.estimate, *facts)]
+    console.print(Stripped(Group(Text(headline(run.estimate), style="bold"), *lines, *shown)))
 
 
 def _sweep(options: EstimateSweepOptions, outputs: Outputs) -> None:

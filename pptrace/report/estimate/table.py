@@ -125,6 +125,24 @@ def tables(estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: i
     return [rank_table(estimate, limit_bytes), *([] if sent is None else [sent])]
 
 
+def verdict_lines(
+    estimate: Estimate,
+    step: EstimatedStep | None,
+    speeds: Speeds | None,
+    bytes_per_ns: Mapping[str, float],
+    limit_bytes: int | None,
+    unused: Sequence[str],
+) -> list[str]:
+    """Lines on whether it fits, the predicted step, speeds of ``unused`` links, and the context."""
+    lines = (
+        "" if limit_bytes is None else fit_line(estimate, limit_bytes),
+        step_line(estimate, step, speeds),
+        unused_line(unused),
+        context_line(estimate, bytes_per_ns, None if speeds is None else speeds.flops_per_ns),
+    )
+    return [line for line in lines if line]
+
+
 def step_line(estimate: Estimate, step: EstimatedStep | None, speeds: Speeds | None) -> str:
     """The predicted step, and what it rests on; without speeds the bubble alone, "" where FLOPs are not known."""
     if estimate.tokens is None:
