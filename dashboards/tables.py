@@ -85,18 +85,6 @@ def _phases(wanted: TableRequest) -> Iterable[Any]:
             yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | structs.asdict(phase)
 
 
-def _of_report(path: str) -> Callable[[TableRequest], Iterable[Any]]:
-    """The rows that a report has at a path of attributes; none where it lacks a part of it."""
-
-    def rows(wanted: TableRequest) -> Iterable[Any]:
-        value: Any = wanted.report
-        for name in path.split("."):
-            value = None if value is None else getattr(value, name)
-        return value or ()
-
-    return rows
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table by its rows; ``meaning`` is one line, ``is_of_step`` whether a step is chosen."""
@@ -117,7 +105,7 @@ TABLES: Mapping[str, Table] = {
         "every rank of every step: compute, exposed communication, bubble",
     ),
     "step-differences": Table(_differences, "outliers and changes of level: what those steps have more of"),
-    "findings": Table(_of_report("findings"), "what stands out, with what it costs a step"),
+    "findings": Table(lambda wanted: wanted.report.findings, "what stands out, with what it costs a step"),
     "waterfall": Table(
         lambda wanted: ({"part": name, "ns": ns} for name, ns in (wanted.the_step().parts or {}).items()),
         "parts of a step, which sum to its length",

@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
-from dashboards.components import Node, inline_picture, lines, panel, report_table, still_picture
+from dashboards.components import Node, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import fill_in_parts, made_in_parts, of_parts, waiting, with_files
@@ -184,7 +184,9 @@ def _plan(form: OnPaper) -> list[Node]:
         f"{counted(int(max(step.ranks.peak_inflight_microbatches)), 'activation')} of a chunk on a rank"
     )
     note += f" · {timeline.lacks}" if timeline.lacks else ""
-    drawn = panel(form.schedule, inline_picture(timeline, "plan-timeline"), note=note, id="plan-drawn")
+    data: dict[str, Any] = {"data-tiles": timeline.data}
+    picture = html.Div(id="plan-timeline", className="timeline", **data)
+    drawn = panel(form.schedule, picture, note=note, id="plan-drawn")
     idle = idle_table(step.simulation, units.milliseconds, "ms")
     tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
     return [with_files(drawn, table_files("plan-ops", form.options)), *tables]

@@ -62,11 +62,12 @@ def replayed_picture(
         _ops_of(plan, ranks_of(window, plan, mesh), window, replays.start[index], replays.end[index])
         for index, window in enumerate(windows)
     ]
-    return replayed_ops_alone(pd.concat(parts, ignore_index=True), position, bars.origin_ns)
+    return picture_of_ops(parts, position, bars.origin_ns)
 
 
-def replayed_ops_alone(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
-    """A picture of ops of the ranks that have a row, with nothing else."""
+def picture_of_ops(parts: Sequence[pd.DataFrame], position: Mapping[int, int], origin_ns: int) -> Picture:
+    """A picture of the ops of each pipeline, of ranks that have a row, with nothing else."""
+    ops = pd.concat(parts, ignore_index=True)
     return {
         OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
         COMMS: comms_table(empty_table(COMMS_SCHEMA), position, origin_ns),
