@@ -8,8 +8,7 @@ from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 from msgspec.structs import replace
 
-from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper
-from dashboards.answers import Answers
+from dashboards.address import Query, choice_of, keep_fields, keeper
 from dashboards.components import Node
 from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
@@ -39,7 +38,7 @@ _NO_LINKS = (
 )
 
 
-def layout(loaded: Loaded, _answers: Answers, query: Query = NOTHING) -> Node:
+def layout(loaded: Loaded, _answers: object, query: Query) -> Node:
     axes = [] if loaded.analysis is None else axes_of_links(loaded.analysis.report)
     choice = dcc.RadioItems(
         id="link-axis",
@@ -54,7 +53,7 @@ def layout(loaded: Loaded, _answers: Answers, query: Query = NOTHING) -> Node:
     )
 
 
-def register(app: Dash, store: Store, _answers: Answers) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     body_of_step(app, store, "communication", of_step)
 
     @app.callback(Output("links-body", "children"), Input("link-axis", "value"))

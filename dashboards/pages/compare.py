@@ -27,7 +27,7 @@ _NO_PIPELINE = "This run has no pipeline; the parts below are those that any ste
 _NOT_OF_BOTH = "Not known of both runs: the warnings below say why."
 
 
-def layout(_loaded: Loaded, answers: Answers) -> Node:
+def layout(_loaded: Loaded, answers: Answers, *_: object) -> Node:
     if answers.other is None:
         return empty(
             "One run alone",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dash import html
 
-from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
@@ -32,7 +31,7 @@ _OF_GROUP = "× its group: over the mean of the ranks that share these experts"
 _OF_OTHERS = "× others: how long its experts take, over what others take for as many rows"
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
+def layout(loaded: Loaded, *_: object) -> Node:
     return html.Div(guarded(lambda: body(loaded), "Experts", "experts-failed"), id="experts-body")
 
 

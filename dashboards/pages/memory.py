@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dash import html
 
-from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
@@ -23,7 +22,7 @@ _NEITHER = "Neither measured nor predicted; the reasons are below."
 _NOT_TIMED = "Not recorded: pptrace run --memory records every allocation."
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
+def layout(loaded: Loaded, *_: object) -> Node:
     return html.Div(guarded(lambda: body(loaded), "Memory", "memory-failed"), id="memory-body")
 
 

@@ -41,11 +41,11 @@ _ELSEWHERE: Mapping[str, str] = {
 _NOTES = {"phases": "F/B: forwards and backwards of the phase"}
 
 
-def layout() -> Node:
+def layout(*_: object) -> Node:
     return html.Div(id="overview-body")
 
 
-def register(app: Dash, store: Store) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     body_of_step(app, store, "overview", body)
     choose_step_on(app, "overview-steps")
 

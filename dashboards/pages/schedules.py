@@ -14,7 +14,7 @@ from dashboards.components import Node, lines, panel, report_table, still_pictur
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import fill_in_parts, made_in_parts, of_parts, waiting, with_files
-from dashboards.store import Loaded, Store
+from dashboards.store import Loaded
 from pptrace.api.options import Option, Value
 from pptrace.errors import PptraceError
 from pptrace.model import units
@@ -42,7 +42,7 @@ _OF_PLAN = "p ranks, m microbatches, v chunks a rank; F, B: all layers of a rank
 _SEVERAL = "Several values each (2,4,8 or 1..8:x2), for what fits; what is empty here is as above"
 
 
-def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
+def layout(loaded: Loaded, _answers: object, query: Query = NOTHING) -> Node:
     """The page, with the schedule and sizes of the address, or those of the run, where it has them."""
     name, *values = _of_run(loaded)
     of_run = dict(zip(PLAN, values, strict=True))
@@ -96,7 +96,7 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
     return plan.name, plan.pp, plan.num_microbatches, plan.num_chunks, 1.0, 2.0, 0.0
 
 
-def register(app: Dash, _store: Store) -> None:
+def register(app: Dash, *_: object) -> None:
     _show(app, "plan-body", [*PLAN, *SIZES], body)
     _show(app, "plan-fits", [*PLAN, *SIZES, *SEVERAL], what_fits)
     _show(app, "plan-curves", list(PLAN), throughput)

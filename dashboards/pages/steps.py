@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dash import Dash, html
 
-from dashboards.answers import Answers
 from dashboards.components import Node, panel, tile
 from dashboards.parts import body_of_step, chart, choose_step_on, data_table, no_steps
 from dashboards.store import Loaded, Store
@@ -21,11 +20,11 @@ _FOR_OUTLIERS, _FOR_CHANGES = 5, 10
 _SPANS = "the whole length of one of them is not known"
 
 
-def layout(_loaded: Loaded, _answers: Answers) -> Node:
+def layout(*_: object) -> Node:
     return html.Div(id="steps-body")
 
 
-def register(app: Dash, store: Store, _answers: Answers) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     body_of_step(app, store, "steps", body)
     choose_step_on(app, "steps-chart")
 
