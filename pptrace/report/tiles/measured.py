@@ -62,23 +62,19 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
     columns |= {name: codes for name, (codes, _) in coded.items()}
     tracks = make_tracks(
         _positions(rows["rank"], position),
-        _of_codes(lane_of, kind),
+        lane_of[kind],
         start,
         rows["end_ns"] - rows["start_ns"],
-        _of_codes(class_of, kind),
+        class_of[kind],
         columns=columns,
     )
     return Table(tracks, ("compute", "ranges", STEP_RANGES), {name: texts for name, (_, texts) in coded.items()})
 
 
-def _of_codes(values: Array, codes: Array) -> Array:
-    return values[codes] if len(values) else codes
-
-
 def _positions(ranks: Array, position: Mapping[int, int]) -> Array:
     known = np.array(sorted(position), dtype=np.int64)
     of_known = np.array([position[rank] for rank in known.tolist()], dtype=np.int64)
-    return of_known[np.searchsorted(known, ranks)] if len(known) else np.zeros(len(ranks), dtype=np.int64)
+    return of_known[np.searchsorted(known, ranks)]
 
 
 def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
@@ -87,12 +83,8 @@ def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int
     kind, kinds = rows.codes("kind")
     axis, axes = rows.codes("axis")
     direction, directions = rows.codes("direction")
-    is_message = np.array([name in MESSAGES for name in kinds], dtype=np.bool_)
-    is_send = np.array([name == "send" for name in kinds], dtype=np.bool_)
-    lane = axis + 2
-    if len(rows):
-        of_pipeline = is_message[kind] & np.array([name == "pp" for name in axes])[axis]
-        lane = np.where(of_pipeline, is_send[kind].astype(np.int64), lane)
+    is_message, is_send = np.isin(kinds, MESSAGES)[kind], np.isin(kinds, "send")[kind]
+    lane = np.where(is_message & np.isin(axes, "pp")[axis], is_send.astype(np.int64), axis + 2)
     start, end = rows["start_ns"], rows["end_ns"]
     transfer_start = np.clip(rows["transfer_start_ns"], start, end)
     transfer_end = np.clip(rows["transfer_end_ns"], transfer_start, end)

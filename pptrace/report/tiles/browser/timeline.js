@@ -718,7 +718,7 @@
     }
 
     merged(hit, local, more) {
-      if (hit.cell !== undefined) return [...local, ...more.map(([name, value]) => [name, value])];
+      if (hit.cell !== undefined) return [...local, ...more];
       const [title, ...rest] = more;
       const from = local.find(([name]) => name === "from");
       const moved = local.find(([name]) => name === "drawn");
