@@ -102,7 +102,8 @@ class Store:
             fingerprint = _fingerprint(self._paths)
             if self._loaded is None or fingerprint != self._fingerprint:
                 self._timeline = None
-                loaded = replace(_load(self._paths, self._note, self._as_recorded), token=_token_of(fingerprint))
+                token = blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
+                loaded = replace(_load(self._paths, self._note, self._as_recorded), token=token)
                 if loaded.analysis is not None and loaded.analysis.num_ops > MOST_KEPT_OPS:
                     timeline = _timeline_of(loaded.analysis, loaded.store)
                     self._timeline = loaded.token, timeline
@@ -142,10 +143,6 @@ def _timeline_of(analysis: Analysis, store: RunStore | None) -> Timeline:
     if store is not None:
         store.write(ENTRY, pack_bars(timeline.bars))
     return timeline
-
-
-def _token_of(fingerprint: Fingerprint) -> str:
-    return blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
 
 
 def _load(paths: tuple[Path, ...], on_progress: OnProgress, as_recorded: bool) -> Loaded:
