@@ -15,7 +15,6 @@ import ipaddress
 import secrets
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
 from math import ceil
@@ -38,12 +37,7 @@ _IPV6_BITS = 64
 """Bits of an IPv6 address that its owner does not choose."""
 
 
-@dataclass(slots=True)
-class _Guesser:
-    """Times of an address's last wrong secrets, and the time until which it waits, s."""
-
-    wrong_s: list[float] = field(default_factory=list)
-    waits_until_s: float = 0.0
+_NO_GUESSES: tuple[list[float], float] = ([], 0.0)
 
 
 class Guesses:
@@ -51,25 +45,24 @@ class Guesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._guessers: OrderedDict[str, _Guesser] = OrderedDict()
+        self._guessers: OrderedDict[str, tuple[list[float], float]] = OrderedDict()
+        """Times of the last wrong secrets of each address, and the time until which it waits, s."""
 
     def wait_s(self, address: str | None) -> int:
         """Seconds for which no secret of this address is looked at; 0 where it is."""
         with self._lock:
-            guesser = self._guessers.get(_network(address))
-            return 0 if guesser is None else max(0, ceil(guesser.waits_until_s - monotonic()))
+            _, until_s = self._guessers.get(_network(address), _NO_GUESSES)
+            return max(0, ceil(until_s - monotonic()))
 
     def count(self, address: str | None) -> None:
         """Count a wrong secret of this address."""
         now_s, network = monotonic(), _network(address)
         with self._lock:
-            guesser = self._guessers.setdefault(network, _Guesser())
-            self._guessers.move_to_end(network)
-            guesser.wrong_s = [*(at_s for at_s in guesser.wrong_s if now_s - at_s < _WITHIN_S), now_s][
-                -2 * MOST_WRONG :
-            ]
-            if (num_more := len(guesser.wrong_s) - MOST_WRONG) >= 0:
-                guesser.waits_until_s = now_s + min(2**num_more, MOST_WAIT_S)
+            before_s, until_s = self._guessers.pop(network, _NO_GUESSES)
+            wrong_s = [*(at_s for at_s in before_s if now_s - at_s < _WITHIN_S), now_s][-2 * MOST_WRONG :]
+            if (num_more := len(wrong_s) - MOST_WRONG) >= 0:
+                until_s = now_s + min(2**num_more, MOST_WAIT_S)
+            self._guessers[network] = wrong_s, until_s
             while len(self._guessers) > _MOST_ADDRESSES:
                 self._guessers.popitem(last=False)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import parse_qsl
 
-from dash import ClientsideFunction, Dash, Input, Output, dcc
+from dash import Dash, Input, Output, dcc
 
-from dashboards.components import Node
+from dashboards.components import Node, in_browser
 
 Query = Mapping[str, str]
 """Texts by name; of a name that an address has twice the first one."""
@@ -57,21 +56,12 @@ def keeper(page: str) -> Node:
 
 def keep_fields(app: Dash, page: str, *fields: str) -> None:
     """Keep the fields of a page in its address once one is changed, by the last part of their ids (``assets/address.js``)."""
-    clientside: Any = app.clientside_callback
-    clientside(
-        ClientsideFunction("pptraceAddress", "keepFields"),
-        Output(f"{page}-address", "data"),
-        *(Input(field, "value") for field in fields),
-        prevent_initial_call=True,
-    )
+    values = (Input(field, "value") for field in fields)
+    to = Output(f"{page}-address", "data")
+    in_browser(app, "pptraceAddress", "keepFields", to, *values, prevent_initial_call=True)
 
 
 def keep_step(app: Dash) -> None:
     """Keep the chosen step in the address of every page."""
-    clientside: Any = app.clientside_callback
-    clientside(
-        ClientsideFunction("pptraceAddress", "keepStep"),
-        Output("step-address", "data"),
-        Input("step", "value"),
-        Input("location", "pathname"),
-    )
+    of_page = Input("step", "value"), Input("location", "pathname")
+    in_browser(app, "pptraceAddress", "keepStep", Output("step-address", "data"), *of_page)

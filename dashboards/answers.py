@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
 import pptrace
 from dashboards.predicting import Predicting
 from dashboards.store import Loaded, Store
-from pptrace.analysis.op_costs import OpCost, OpSample, op_costs, op_samples
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
@@ -182,23 +182,14 @@ class Answers:
             store.write(_WHY, Packed(reason, {}))
         return reason
 
-    def stages(self) -> Sequence[OpCost]:
-        """The costs of ops by stage and kind.
+    def of_data(self, make: Callable[[AlignedRun], Answer]) -> Answer:
+        """Apply a function to the run's tables, and keep what it makes of them.
 
         Raises:
             PptraceError: the run's ops are not kept.
         """
         run = self.whole_run()
-        return self._keep("stages", lambda: op_costs(run.analysis.data))
-
-    def stage_samples(self) -> Sequence[OpSample]:
-        """Samples of the costs of ops by stage and kind.
-
-        Raises:
-            PptraceError: the run's ops are not kept.
-        """
-        run = self.whole_run()
-        return self._keep("stage samples", lambda: op_samples(run.analysis.data))
+        return self._keep(make, lambda: make(run.analysis.data))
 
     def comparison(self) -> RunComparison:
         """Compare the run with the other one.

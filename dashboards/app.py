@@ -3,30 +3,66 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from dashboards import more_pages
-from dashboards.address import keep_step, keeper, query_of, step_of
+from dashboards import exports
+from dashboards.address import NOTHING, Query, keep_step, keeper, query_of, step_of
 from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
-from dashboards.pages import overview, problem, schedules, timeline
+from dashboards.pages import (
+    bubbles,
+    communication,
+    compare,
+    experts,
+    hang,
+    live,
+    memory,
+    overview,
+    problem,
+    schedules,
+    stages,
+    steps,
+    timeline,
+)
 from dashboards.routes import add_metrics, add_routes, address_of_asset
 from dashboards.store import Loaded, Store
 from pptrace.model.units import counted, milliseconds, uncertainty
 from pptrace.report.recording import damage_in, name_of, place_of
 from pptrace.report.tables import warning_lines
 
-_PAGES = (
-    ("/", "Overview"),
-    ("/timeline", "Timeline"),
-    *((path, page.name) for path, page in more_pages.PAGES.items()),
-    ("/schedules", "Schedules"),
-)
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page by its name in the header. Its layout takes what is loaded, the answers, and the query of the address.
+
+    ``needs_report``: without an analysis the reason is shown in its place.
+    """
+
+    name: str
+    layout: Callable[..., Node]
+    needs_report: bool = True
+
+
+PAGES: Mapping[str, Page] = {
+    "/": Page("Overview", overview.layout),
+    "/timeline": Page("Timeline", timeline.layout),
+    "/steps": Page("Steps", steps.layout),
+    "/bubbles": Page("Bubbles", bubbles.layout),
+    "/communication": Page("Communication", communication.layout),
+    "/memory": Page("Memory", memory.layout),
+    "/stages": Page("Stages", stages.layout),
+    "/experts": Page("Experts", experts.layout),
+    "/compare": Page("Compare", compare.layout),
+    "/live": Page("Live", live.layout, needs_report=False),
+    "/hang": Page("Hang", hang.layout, needs_report=False),
+    "/schedules": Page("Schedules", schedules.layout, needs_report=False),
+}
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}<link rel="stylesheet" href="timeline.css"></head>
@@ -74,10 +110,9 @@ def create_app(
     answers = Answers(store, second, is_secret=secret is not None)
     app.layout = _shell()
     _register(app, store, answers)
-    more_pages.register(app, store, answers)
-    overview.register(app, store)
-    timeline.register(app)
-    schedules.register(app, store)
+    for page in (overview, timeline, steps, bubbles, communication, stages, compare, live, schedules):
+        page.register(app, store, answers)
+    exports.register(app, answers)
     keep_step(app)
     add_routes(app.server, store, answers)
     add_metrics(app.server, store, are_wanted=has_metrics)
@@ -92,7 +127,7 @@ def begin_reading(app: Dash) -> None:
 
 
 def _shell() -> Node:
-    steps = html.Label(
+    choice = html.Label(
         [html.Span("Step"), dcc.Dropdown(id="step", clearable=False, searchable=False, options=[])],
         id="step-box",
         className="step-box hidden",
@@ -100,8 +135,8 @@ def _shell() -> Node:
     header = html.Header(
         [
             html.H1([html.Span("pptrace", className="brand"), html.Span(id="run-title", className="run-title")]),
-            html.Nav([dcc.Link(name, href=path, id=f"to-{name.lower()}") for path, name in _PAGES]),
-            steps,
+            html.Nav([dcc.Link(page.name, href=path, id=f"to-{page.name.lower()}") for path, page in PAGES.items()]),
+            choice,
         ]
     )
     loading: Any = {"page": "children", "overview-body": "children"}
@@ -118,7 +153,7 @@ def _shell() -> Node:
     opening = html.Div(id="opening", role="status")
     skip = html.A("Skip to the page", href="#page", className="skip")
     return html.Div(
-        [dcc.Location(id="location"), keeper("step"), skip, header, facts, opening, page, more_pages.whole_run()],
+        [dcc.Location(id="location"), keeper("step"), skip, header, facts, opening, page, exports.whole_run()],
         id="app",
     )
 
@@ -142,35 +177,35 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
             for entry in loaded.steps
         ]
         wanted = step_of(query_of(search))
-        if wanted is not None and loaded.step(wanted):
+        if loaded.step(wanted):
             chosen: Any = no_update if wanted == step else wanted
         else:
             # Pages begin with the step that the first sentence speaks of.
             typical = None if loaded.analysis is None else loaded.analysis.report.typical_step
-            is_known = step is not None and loaded.step(step)
-            chosen = no_update if is_known else None if typical is None else typical.step
+            chosen = no_update if loaded.step(step) else None if typical is None else typical.step
         box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""
         return loaded.title, _facts(loaded), options, chosen, box, files
 
     @app.callback(
         Output("page", "children"),
-        *(Output(f"to-{name.lower()}", "className") for _, name in _PAGES),
+        *(Output(f"to-{page.name.lower()}", "className") for page in PAGES.values()),
         Input("location", "pathname"),
         State("location", "search"),
     )
     def show(path: str, search: str | None) -> Any:
-        loaded, query = store.get(), query_of(search)
         current = path or "/"
-        marks = tuple("here" if path == current else "" for path, _ in _PAGES)
-        if current not in dict(_PAGES):
-            return problem.no_page(current), *marks
-        if current == "/schedules":
-            return schedules.layout(loaded, query), *marks
-        if current in more_pages.PAGES:
-            return more_pages.layout(current, loaded, answers, query), *marks
-        if loaded.analysis is None:
-            return problem.layout(loaded), *marks
-        return timeline.layout() if current == "/timeline" else overview.layout(), *marks
+        marks = ("here" if path == current else "" for path in PAGES)
+        return page_at(current, store.get(), answers, query_of(search)), *marks
+
+
+def page_at(path: str, loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
+    """The page of an address."""
+    page = PAGES.get(path)
+    if page is None:
+        return problem.no_page(path)
+    if page.needs_report and loaded.analysis is None:
+        return problem.layout(loaded)
+    return page.layout(loaded, answers, query)
 
 
 def _facts(loaded: Loaded) -> list[Node]:

@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dash import dcc, html
+from dash import ClientsideFunction, Dash, dcc, html
 
 from pptrace.hang_diagnosis.calls import rank_text
+from pptrace.model.report_table import ReportTable
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
-from pptrace.report.tables import ReportTable
-from pptrace.report.tiles.inline import InlineTimeline
 
 Node = Any
 """A Dash component, or text."""
+
+
+def in_browser(app: Dash, script: str, function: str, *parts: Any, **options: Any) -> None:
+    """Let the browser answer a callback: ``function`` of what a ``script`` gives to ``window.dash_clientside``."""
+    clientside: Any = app.clientside_callback
+    clientside(ClientsideFunction(script, function), *parts, **options)
 
 
 def panel(title: str, *children: Node, note: str = "", id: str = "") -> Node:
@@ -99,12 +104,6 @@ def graph(figure: Any, id: str) -> Node:
 def still_picture(figure: Any, id: str) -> Node:
     """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
     return html.Div(graph(figure, id), className="still", style={"minHeight": f"{figure.layout.height}px"})
-
-
-def inline_picture(timeline: InlineTimeline, id: str) -> Node:
-    """A timeline that holds its tiles; ``timeline.js`` draws it."""
-    data: dict[str, Any] = {"data-tiles": timeline.data}
-    return html.Div(id=id, className="timeline", **data)
 
 
 def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:

@@ -21,7 +21,6 @@ from dashboards.wishes import wishes_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.to_files import csv_of, json_of
 
-_NO_OPTIONS: Mapping[str, object] = {}
 _TYPES = {"csv": "text/csv", "json": "application/json"}
 _WHOLE: Mapping[str, tuple[str, Callable[[Answers], str]]] = {
     "report.html": ("text/html", lambda answers: answers.run().to_html()),
@@ -72,10 +71,10 @@ def _download(text: str, name: str, mime: str) -> Response:
     return Response(text, mimetype=mime, headers=headers)
 
 
-def table_files(name: str, options: Mapping[str, object] = _NO_OPTIONS) -> Node:
+def table_files(name: str, options: Mapping[str, object] | None = None) -> Node:
     """Links to the CSV and the JSON of a table."""
     assert name in TABLES or name in PAPER_TABLES
-    query = urlencode({key: value for key, value in options.items() if value not in (None, "")})
+    query = urlencode({key: value for key, value in (options or {}).items() if value not in (None, "")})
     links = [
         _link(kind.upper(), f"{name}.{kind}", f"this table as {kind.upper()}, unrounded", query) for kind in _TYPES
     ]

@@ -18,7 +18,8 @@ from pptrace.api.options import Option, options_of
 from pptrace.api.simulate import SimulatedStep, SimulateOptions, simulate
 from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.errors import PptraceError, UsageError
-from pptrace.report.estimate.columns import as_rows, communication_columns, rank_columns
+from pptrace.report.columns import as_rows
+from pptrace.report.estimate.columns import communication_columns, rank_columns
 from pptrace.report.estimate.sweep import candidate_columns
 from pptrace.report.sweep.layout import sweep_columns
 from pptrace.schedule import registry
@@ -96,7 +97,7 @@ class OnPaper:
         """
         if not self.has_model:
             return None
-        self._require_size()
+        _require_size(self)
         sizes = values_of(SIZES, self.sizes)
         return estimate(self.schedule, pp=self.pp, microbatches=self.microbatches, chunks=self.chunks, **sizes)
 
@@ -134,16 +135,13 @@ class OnPaper:
         Raises:
             PptraceError: the schedule has no such plan, or it is too large for a page.
         """
-        self._require_size()
+        _require_size(self)
         entry = registry.get(self.schedule)
         parts = 1 if entry.bidirectional else self.chunks or entry.default_chunks
         sizes = {"pp": self.pp, "microbatches": self.microbatches, "chunks": self.chunks}
         return simulate(
             self.schedule, **sizes, forward=self.forward / parts, backward=self.backward / parts, p2p=self.p2p
         )
-
-    def _require_size(self) -> None:
-        _require_size(self)
 
     def bubbles(self, most_s: float = math.inf) -> Sweep:
         """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks: what there is of them after so many
@@ -263,8 +261,7 @@ def _idle(form: OnPaper) -> Rows:
 
 
 def _rows(sweep: Sweep | None) -> Rows:
-    columns = {} if sweep is None else sweep_columns(sweep)
-    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return [] if sweep is None else as_rows(sweep_columns(sweep))
 
 
 def _needs(form: OnPaper) -> Rows:

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 from msgspec.structs import replace
 
-from dashboards.components import Node, graph, lines, panel, report_table
+from dashboards.components import Node, graph, in_browser, lines, panel, report_table
 from dashboards.exports import picture_files, table_files
 from dashboards.store import Loaded, Store
 from pptrace.analysis.report import Report
 from pptrace.errors import PptraceError
-from pptrace.report.tables import ReportTable, warning_lines
+from pptrace.model.report_table import ReportTable
+from pptrace.report.tables import warning_lines
 
 _log = logging.getLogger(__name__)
-_NO_OPTIONS: Mapping[str, object] = {}
 _MOST_HEIGHT = 640
 """px of a picture, as the style of pictures has it."""
 MOST_ROWS = 400
@@ -37,7 +37,7 @@ def chart(title: str, figure: Any | None, id: str, why_not: str, note: str = "")
     return with_files(panel(title, box, note=note), picture_files(id))
 
 
-def data_table(content: ReportTable, file: str, note: str = "", options: Mapping[str, object] = _NO_OPTIONS) -> Node:
+def data_table(content: ReportTable, file: str, note: str = "", options: Mapping[str, object] | None = None) -> Node:
     """A table of the report in a panel with the files of all its rows."""
     return with_files(report_table(shortened(content), note), table_files(file, options))
 
@@ -154,13 +154,8 @@ def body_of_step(app: Dash, store: Store, page: str, make: Callable[[Loaded, int
 
 def choose_step_on(app: Dash, picture: str) -> None:
     """Choose the step that is clicked on a picture of steps (``assets/controls.js``)."""
-    clientside: Any = app.clientside_callback
-    clientside(
-        ClientsideFunction("pptrace", "clickedStep"),
-        Output("step", "value", allow_duplicate=True),
-        Input(picture, "clickData"),
-        prevent_initial_call=True,
-    )
+    step = Output("step", "value", allow_duplicate=True)
+    in_browser(app, "pptrace", "clickedStep", step, Input(picture, "clickData"), prevent_initial_call=True)
 
 
 def reasons_panel(reasons: Sequence[str], id: str) -> list[Node]:

@@ -20,7 +20,7 @@ from pptrace.report.tiles.bars import Place, aligned_at, bar_at
 from pptrace.report.tiles.changed import CHANGED
 from pptrace.report.tiles.cut import NUM_BUCKETS, Range
 from pptrace.report.tiles.details import details
-from pptrace.report.tiles.events import EVENTS
+from pptrace.report.tiles.events import EVENTS, describe_lanes, events_tile
 from pptrace.report.tiles.journey import journey
 from pptrace.report.tiles.replayed import PLANNED, SIMULATED
 from pptrace.report.tiles.scripts import script, style
@@ -38,18 +38,11 @@ _BYTES = "application/octet-stream"
 
 
 _STEP = "<token>/<source>/<int(signed=True):step>"
-_RANGE = "<int:shift>/<int(signed=True):index>"
 _PLACE = "<table>/<int(signed=True):rank>/<int:lane>/<int(signed=True):start_ns>"
 _ROUTES: Mapping[str, Callable[..., Any]] = {
-    f"tile/{_STEP}/<order>/<int:block>/<int:shift>/<int:index>": lambda timeline, shift, index, **of: timeline.tile(
-        **of, time=_range(shift, index)
-    ),
-    f"groups/{_STEP}/<order>/<int:shift>/<int:index>": lambda timeline, shift, index, **of: timeline.group_tile(
-        **of, time=_range(shift, index)
-    ),
-    "memory/<token>/<order>/<int:block>/<int:shift>/<int:index>": lambda timeline, order, block, shift, index: (
-        timeline.memory_tile(order, block, _range(shift, index))
-    ),
+    f"tile/{_STEP}/<order>/<int:block>/<int:shift>/<int:index>": Timeline.tile,
+    f"groups/{_STEP}/<order>/<int:shift>/<int:index>": Timeline.group_tile,
+    "memory/<token>/<order>/<int:block>/<int:shift>/<int:index>": Timeline.memory_tile,
     "critical/<token>/<int(signed=True):step>": lambda timeline, step: _critical(timeline, step),
     f"journey/{_STEP}/<int(signed=True):rank>/<int:microbatch>": journey,
     f"bar/{_STEP}/<table>/<int:row>": details,
@@ -61,15 +54,17 @@ _ROUTES: Mapping[str, Callable[..., Any]] = {
     f"sums/{_STEP}/<int(signed=True):begin>/<int(signed=True):end>": lambda timeline, source, step, begin, end: sums_of(
         timeline, source, step, _chosen(timeline), _opened(timeline), begin, max(end, begin)
     ),
-    "lanes/<token>/<int:at>": lambda timeline, at: timeline.events.of(at).describe(),
-    f"events/<token>/<int:at>/{_RANGE}": lambda timeline, at, shift, index: timeline.events.of(at).tile(
-        _range(shift, index)
+    "lanes/<token>/<int:at>": lambda timeline, at: describe_lanes(timeline.events.of(at)),
+    "events/<token>/<int:at>/<int:shift>/<int(signed=True):index>": lambda timeline, at, time: events_tile(
+        timeline.events.of(at), time
     ),
     "event/<token>/<int(signed=True):rank>/<int:row>": lambda timeline, rank, row: details(
         timeline, MEASURED, 0, EVENTS, row, rank
     ),
 }
-"""Answer what is asked of the timeline: bytes of a tile, or values of JSON. A LookupError is answered as not found."""
+"""Answer what is asked of the timeline: bytes of the tile of a ``time``, or values of JSON. A LookupError is answered as not
+found.
+"""
 
 
 _ASSETS: Mapping[str, tuple[str, Callable[[], str]]] = {
@@ -104,6 +99,8 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
                 if source.startswith(CHANGED) and not timeline.has_change(source):
                     # It was let go of, or made by a server that has ended since.
                     _change(timeline, answers, dict(parse_qsl(source.removeprefix(CHANGED))))
+                if "shift" in parts:
+                    parts["time"] = _range(parts.pop("shift"), parts.pop("index"))
                 content = make(timeline, **parts)
             except LookupError:
                 abort(404)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from pptrace.ingest.job.packing import DAMAGE
 from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
-from pptrace.regular import read_regular
 from pptrace.report.tiles.kept import ENTRY, pack_bars, unpack_bars
 from pptrace.report.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.workflow.analyse import Analysis
@@ -69,7 +67,7 @@ class Loaded:
     def steps(self) -> tuple[StepReport, ...]:
         return self.analysis.report.steps if self.analysis else ()
 
-    def step(self, number: int) -> StepReport | None:
+    def step(self, number: int | None) -> StepReport | None:
         return next((step for step in self.steps if step.step == number), None)
 
 
@@ -104,7 +102,8 @@ class Store:
             fingerprint = _fingerprint(self._paths)
             if self._loaded is None or fingerprint != self._fingerprint:
                 self._timeline = None
-                loaded = replace(_load(self._paths, self._note, self._as_recorded), token=_token_of(fingerprint))
+                token = blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
+                loaded = replace(_load(self._paths, self._note, self._as_recorded), token=token)
                 if loaded.analysis is not None and loaded.analysis.num_ops > MOST_KEPT_OPS:
                     timeline = _timeline_of(loaded.analysis, loaded.store)
                     self._timeline = loaded.token, timeline
@@ -146,12 +145,8 @@ def _timeline_of(analysis: Analysis, store: RunStore | None) -> Timeline:
     return timeline
 
 
-def _token_of(fingerprint: Fingerprint) -> str:
-    return blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
-
-
 def _load(paths: tuple[Path, ...], on_progress: OnProgress, as_recorded: bool) -> Loaded:
-    run = read_run(paths)
+    run: Mapping[str, Any] = next(filter(None, map(run_of, paths)), {})
     try:
         opened = reopen(paths, on_progress=on_progress, as_recorded=as_recorded)
         return Loaded(paths, analysis=opened.analysis, run=run, store=opened.store)
@@ -161,19 +156,6 @@ def _load(paths: tuple[Path, ...], on_progress: OnProgress, as_recorded: bool) -
         _log.exception("analysing %s failed", ", ".join(map(str, paths)))
         problem = f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)"
         return Loaded(paths, error=problem, run=run, files=_describe_files(paths))
-
-
-def read_run(paths: Sequence[Path]) -> Mapping[str, Any]:
-    """Read the first run.json among the paths; {} where none can be read."""
-    for path in paths:
-        file = path if path.name == "run.json" else path / "run.json"
-        try:
-            run = json.loads(read_regular(file))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(run, dict):
-            return run
-    return {}
 
 
 def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:

@@ -11,9 +11,11 @@ from msgspec import structs
 
 from dashboards.answers import Answers
 from dashboards.wishes import wishes_of
+from pptrace.analysis.op_costs import op_costs
 from pptrace.analysis.questions import files_of_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
+from pptrace.report.columns import as_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class TableRequest:
 def _frame(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table of the API, None where it has <NA>."""
     columns = {str(name): [None if value is pd.NA else value for value in table[name].tolist()] for name in table}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return as_rows(columns)
 
 
 def _differences(wanted: TableRequest) -> Iterable[Any]:
@@ -83,18 +85,6 @@ def _phases(wanted: TableRequest) -> Iterable[Any]:
             yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | structs.asdict(phase)
 
 
-def _of_report(path: str) -> Callable[[TableRequest], Iterable[Any]]:
-    """The rows that a report has at a path of attributes; none where it lacks a part of it."""
-
-    def rows(wanted: TableRequest) -> Iterable[Any]:
-        value: Any = wanted.report
-        for name in path.split("."):
-            value = None if value is None else getattr(value, name)
-        return value or ()
-
-    return rows
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table by its rows; ``meaning`` is one line, ``is_of_step`` whether a step is chosen."""
@@ -115,7 +105,7 @@ TABLES: Mapping[str, Table] = {
         "every rank of every step: compute, exposed communication, bubble",
     ),
     "step-differences": Table(_differences, "outliers and changes of level: what those steps have more of"),
-    "findings": Table(_of_report("findings"), "what stands out, with what it costs a step"),
+    "findings": Table(lambda wanted: wanted.report.findings, "what stands out, with what it costs a step"),
     "waterfall": Table(
         lambda wanted: ({"part": name, "ns": ns} for name, ns in (wanted.the_step().parts or {}).items()),
         "parts of a step, which sum to its length",
@@ -132,7 +122,7 @@ TABLES: Mapping[str, Table] = {
         "predictions of other schedules, splits, links",
     ),
     "comm-totals": Table(_comm_totals, "communication of whole traces by rank, axis and kind"),
-    "stages": Table(lambda wanted: wanted.answers.stages(), "what an op costs in each stage, by kind"),
+    "stages": Table(lambda wanted: wanted.answers.of_data(op_costs), "what an op costs in each stage, by kind"),
     **{name: _of_answers(*table) for name, table in files_of_answers().items()},
     "expert-traffic": Table(
         lambda wanted: () if (matrix := wanted.answers.run().analysis.expert_traffic) is None else matrix.pairs(),

@@ -68,6 +68,24 @@ def test_the_help_of_the_command_line_imports_no_tables() -> None:
     assert {"numpy", "pandas", "pptrace.ingest"}.isdisjoint(ended.stdout.split())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "schedule show 1f1b",
+        "simulate 1f1b",
+        "estimate 1f1b --layers 2 --hidden 8 --heads 2 --sequence 8 --vocabulary 8",
+    ],
+)
+def test_a_schedule_on_paper_needs_no_tables(command: str) -> None:
+    """pandas takes as long to import as all else of these commands."""
+    arguments = [*command.split(), "--pp", "2", "--microbatches", "4"]
+    program = f"import sys; from pptrace.cli.main import cli; cli.main({arguments}, standalone_mode=False); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    imported = ended.stdout.splitlines()[-1].split()
+    assert "pptrace.schedule.registry" in imported
+    assert "pandas" not in imported
+
+
 def test_the_html_page_is_written_without_dash_and_plotly() -> None:
     program = (
         "import sys, pptrace; page = pptrace.load('sample_traces/1f1b_p4').to_html(); "

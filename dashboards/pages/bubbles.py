@@ -10,9 +10,9 @@ from dashboards.components import Node
 from dashboards.pages import predictions, try_change
 from dashboards.parts import body_of_step, chart, data_table, empty, no_steps
 from dashboards.store import Loaded, Store
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.steps import blame_chart, causes_chart
 from pptrace.report.summary_figures import waterfall
-from pptrace.report.tables import Amount
 from pptrace.report.tables.ranks import bounds_table
 from pptrace.report.tables.waterfall import blame_table, causes_table
 
@@ -42,7 +42,7 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
 def body(loaded: Loaded, number: int | None) -> list[Node]:
     """The parts and causes of the chosen step, and to what its bubble is charged."""
     assert loaded.analysis is not None
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         return [no_steps("No steps in these traces, so no bubbles", loaded.analysis.report)]
     if not step.has_pipeline:

@@ -8,31 +8,29 @@ from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 from msgspec.structs import replace
 
-from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper
-from dashboards.answers import Answers
+from dashboards.address import Query, choice_of, keep_fields, keeper
 from dashboards.components import Node
 from dashboards.parts import body_of_step, chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.analysis.links.show import collectives_table, late_ranks_table, links_table, sizes_table
 from pptrace.analysis.report import Report
+from pptrace.model.report_table import Amount
 from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
-    OfLink,
     axes_of_links,
     comms_chart,
     is_by_stage,
     link_matrix,
     link_rates,
 )
-from pptrace.report.tables import Amount
 from pptrace.report.tables.communication import comm_totals_table, comms_table
 
 _FEW_RANKS = 16
 """Most ranks that have a row each below the means."""
 _MATRICES = (
-    ("Bytes from rank to rank", OfLink.BYTES, "the size of messages"),
-    ("Transfer time from rank to rank", OfLink.TRANSFER, "how long transfers took"),
-    ("Late senders", OfLink.LATE_SENDER, "any receiver that waited"),
+    ("Bytes from rank to rank", "bytes", "the size of messages"),
+    ("Transfer time from rank to rank", "transfer", "how long transfers took"),
+    ("Late senders", "late sender", "any receiver that waited"),
 )
 _NO_LINKS = (
     "No message of this run is known from both ends: the traces have no messages, name no peers, or lack the ranks on the other "
@@ -40,7 +38,7 @@ _NO_LINKS = (
 )
 
 
-def layout(loaded: Loaded, _answers: Answers, query: Query = NOTHING) -> Node:
+def layout(loaded: Loaded, _answers: object, query: Query) -> Node:
     axes = [] if loaded.analysis is None else axes_of_links(loaded.analysis.report)
     choice = dcc.RadioItems(
         id="link-axis",
@@ -55,7 +53,7 @@ def layout(loaded: Loaded, _answers: Answers, query: Query = NOTHING) -> Node:
     )
 
 
-def register(app: Dash, store: Store, _answers: Answers) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     body_of_step(app, store, "communication", of_step)
 
     @app.callback(Output("links-body", "children"), Input("link-axis", "value"))
@@ -73,7 +71,7 @@ def of_step(loaded: Loaded, number: int | None) -> list[Node]:
     """Communication of the chosen step; without steps that of the whole traces."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         if any(entry.comms for entry in report.device):
             return [data_table(comm_totals_table(report, Amount.WHOLE), "comm-totals")]

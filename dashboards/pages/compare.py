@@ -15,11 +15,11 @@ from dashboards.parts import chart, data_table, empty, guarded, waiting, with_fi
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.compare.result import REMAINDER, PartChange
+from pptrace.model.report_table import Amount, ReportTable
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.changes import causes_of_both, changes_of_parts
 from pptrace.report.summary_figures import waterfall
-from pptrace.report.tables import Amount, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
 
 _NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."
@@ -27,7 +27,7 @@ _NO_PIPELINE = "This run has no pipeline; the parts below are those that any ste
 _NOT_OF_BOTH = "Not known of both runs: the warnings below say why."
 
 
-def layout(_loaded: Loaded, answers: Answers) -> Node:
+def layout(_loaded: Loaded, answers: Answers, *_: object) -> Node:
     if answers.other is None:
         return empty(
             "One run alone",

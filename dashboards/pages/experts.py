@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dash import html
 
-from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
 from pptrace.analysis.experts.show import expert_tables, gain_of_equal_rows, late_in_most_steps
 from pptrace.analysis.experts.types import TrafficMatrix
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.experts import (
     MOST_RANKS,
     late_steps_chart,
@@ -19,7 +19,6 @@ from pptrace.report.charts.experts import (
     rows_chart,
     traffic_map,
 )
-from pptrace.report.tables import Amount
 
 _NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
 _NO_ROWS = "The calls of experts do not tell how many rows they carry."
@@ -32,7 +31,7 @@ _OF_GROUP = "× its group: over the mean of the ranks that share these experts"
 _OF_OTHERS = "× others: how long its experts take, over what others take for as many rows"
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
+def layout(loaded: Loaded, *_: object) -> Node:
     return html.Div(guarded(lambda: body(loaded), "Experts", "experts-failed"), id="experts-body")
 
 

@@ -17,7 +17,7 @@ _ADVICE = (
 )
 
 
-def layout(_loaded: Loaded, answers: Answers) -> Node:
+def layout(_loaded: Loaded, answers: Answers, *_: object) -> Node:
     return html.Div(guarded(lambda: body(answers), "Nothing is known of a hang", "no-hang"), id="hang-body")
 
 

@@ -8,11 +8,10 @@ from typing import Any
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
-from dashboards.answers import Answers
 from dashboards.components import Node, lines, tile
 from dashboards.live import LiveSteps, LiveWindow
 from dashboards.parts import chart, empty, guarded
-from dashboards.store import Loaded, Store
+from dashboards.store import Store
 from pptrace.analysis.slow_rank import SlowRank
 from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.live import live_paces_chart, live_ranks_chart, live_steps_chart
@@ -31,7 +30,7 @@ _ADVICE = (
 )
 
 
-def layout(_loaded: Loaded, _answers: Answers) -> Node:
+def layout(*_: object) -> Node:
     return html.Div(
         [
             dcc.Interval(id="live-tick", interval=_EVERY_MS),
@@ -41,7 +40,7 @@ def layout(_loaded: Loaded, _answers: Answers) -> Node:
     )
 
 
-def register(app: Dash, store: Store, _answers: Answers) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     live: LiveSteps = store.live
 
     @app.callback(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dash import html
 
-from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, reasons_panel
 from dashboards.store import Loaded
 from pptrace.analysis.memory.show import measured_kinds, memory_table
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.memory import (
     MOST_RANKS,
     in_flight_chart,
@@ -17,13 +17,12 @@ from pptrace.report.charts.memory import (
     shown_ranks,
     unseen_parts,
 )
-from pptrace.report.tables import Amount
 
 _NEITHER = "Neither measured nor predicted; the reasons are below."
 _NOT_TIMED = "Not recorded: pptrace run --memory records every allocation."
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
+def layout(loaded: Loaded, *_: object) -> Node:
     return html.Div(guarded(lambda: body(loaded), "Memory", "memory-failed"), id="memory-body")
 
 

@@ -17,19 +17,13 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import doubt_of_gain, verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
+from pptrace.model.report_table import Amount, ReportTable
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.recording import audit_line, recording_line
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn, overview, waterfall
-from pptrace.report.tables import (
-    Amount,
-    ReportTable,
-    tables_of_run,
-    tables_of_step,
-    unknown_line,
-    warning_lines,
-)
+from pptrace.report.tables import tables_of_run, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.step_series import length_of
 from pptrace.report.verdict_bar import bar_of
 
@@ -47,11 +41,11 @@ _ELSEWHERE: Mapping[str, str] = {
 _NOTES = {"phases": "F/B: forwards and backwards of the phase"}
 
 
-def layout() -> Node:
+def layout(*_: object) -> Node:
     return html.Div(id="overview-body")
 
 
-def register(app: Dash, store: Store) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     body_of_step(app, store, "overview", body)
     choose_step_on(app, "overview-steps")
 
@@ -60,7 +54,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     """The page below the header; without steps, the tables of whole traces."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         return [
             *_run_problem(loaded, report),

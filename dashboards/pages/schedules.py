@@ -10,17 +10,17 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
-from dashboards.components import Node, inline_picture, lines, panel, report_table, still_picture
+from dashboards.components import Node, lines, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import COSTS, PLAN, SEVERAL, SIZES, OnPaper, on_paper
 from dashboards.parts import fill_in_parts, made_in_parts, of_parts, waiting, with_files
-from dashboards.store import Loaded, Store
+from dashboards.store import Loaded
 from pptrace.api.options import Option, Value
 from pptrace.errors import PptraceError
 from pptrace.model import units
 from pptrace.model.wording import counted
 from pptrace.report.estimate.sweep import candidate_table, sweep_lines
-from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
+from pptrace.report.estimate.table import headline, tables, verdict_lines
 from pptrace.report.simulation_text import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.report.tiles.inline import inline_simulation
@@ -42,7 +42,7 @@ _OF_PLAN = "p ranks, m microbatches, v chunks a rank; F, B: all layers of a rank
 _SEVERAL = "Several values each (2,4,8 or 1..8:x2), for what fits; what is empty here is as above"
 
 
-def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
+def layout(loaded: Loaded, _answers: object, query: Query = NOTHING) -> Node:
     """The page, with the schedule and sizes of the address, or those of the run, where it has them."""
     name, *values = _of_run(loaded)
     of_run = dict(zip(PLAN, values, strict=True))
@@ -96,7 +96,7 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
     return plan.name, plan.pp, plan.num_microbatches, plan.num_chunks, 1.0, 2.0, 0.0
 
 
-def register(app: Dash, _store: Store) -> None:
+def register(app: Dash, *_: object) -> None:
     _show(app, "plan-body", [*PLAN, *SIZES], body)
     _show(app, "plan-fits", [*PLAN, *SIZES, *SEVERAL], what_fits)
     _show(app, "plan-curves", list(PLAN), throughput)
@@ -184,7 +184,9 @@ def _plan(form: OnPaper) -> list[Node]:
         f"{counted(int(max(step.ranks.peak_inflight_microbatches)), 'activation')} of a chunk on a rank"
     )
     note += f" · {timeline.lacks}" if timeline.lacks else ""
-    drawn = panel(form.schedule, inline_picture(timeline, "plan-timeline"), note=note, id="plan-drawn")
+    data: dict[str, Any] = {"data-tiles": timeline.data}
+    picture = html.Div(id="plan-timeline", className="timeline", **data)
+    drawn = panel(form.schedule, picture, note=note, id="plan-drawn")
     idle = idle_table(step.simulation, units.milliseconds, "ms")
     tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
     return [with_files(drawn, table_files("plan-ops", form.options)), *tables]
@@ -195,21 +197,16 @@ def _needs(form: OnPaper) -> list[Node]:
     run = form.estimate()
     if run is None:
         return []
-    flops = None if run.speeds is None else run.speeds.flops_per_ns
-    lines = [
-        "" if run.limit_bytes is None else fit_line(run.estimate, run.limit_bytes),
-        step_line(run.estimate, run.step, run.speeds),
-        unused_line(run.unused_links),
-        context_line(run.estimate, run.link_speeds, flops),
-    ]
+    facts = (run.link_speeds, run.limit_bytes)
+    lines = verdict_lines(run.estimate, run.step, run.speeds, *facts, run.unused_links)
     verdict = panel(
         "What it needs",
-        *(html.P(line) for line in lines if line),
+        *map(html.P, lines),
         html.P(["The same on the command line: ", html.Code(form.command)], className="note"),
         note=headline(run.estimate),
         id="plan-needs",
     )
-    shown = tables(run.estimate, run.link_speeds, run.limit_bytes)
+    shown = tables(run.estimate, *facts)
     files = (table_files(f"plan-{table.key}", form.options) for table in shown)
     return [verdict, *(with_files(report_table(table), links) for table, links in zip(shown, files, strict=True))]
 

@@ -13,14 +13,14 @@ from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
-from pptrace.analysis.op_costs import OpSample
+from pptrace.analysis.op_costs import OpSample, op_costs, op_samples
 from pptrace.analysis.report import Report
 from pptrace.analysis.stages.show import stage_tables, stages_table
 from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table
 from pptrace.analysis.whatif.frameworks import paste_options
 from pptrace.api.wishes import Wishes
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.stages import group_lines, stage_points, stage_work_chart, stages_chart
-from pptrace.report.tables import Amount
 from pptrace.report.whatif import span_words
 
 _MOST_LINES = 12
@@ -37,13 +37,13 @@ def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
 def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]:
     """The page; it is of all steps."""
     assert loaded.analysis is not None
-    costs = answers.stages()
+    costs = answers.of_data(op_costs)
     if not costs:
         title, report = "No stages in these traces", loaded.analysis.report
         if not report.steps:
             return [no_steps(title, report)]
         return [empty(title, "The steps have no ops of a pipeline whose stages are known.", "no-stages")]
-    samples = answers.stage_samples()
+    samples = answers.of_data(op_samples)
     points = stage_points(samples)
     note = "bars: the median op; whiskers: eight in ten ops"
     if points is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dash import Dash, html
 
-from dashboards.answers import Answers
 from dashboards.components import Node, panel, tile
 from dashboards.parts import body_of_step, chart, choose_step_on, data_table, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.analysis.whole_run import StepSeries
+from pptrace.model.report_table import Amount
 from pptrace.model.units import counted, milliseconds
 from pptrace.report.charts.steps import steps_chart
-from pptrace.report.tables import Amount
 from pptrace.report.tables.step_series import NO_LENGTH, differences_table, length_of, step_line, steps_table
 
 _FOR_OUTLIERS, _FOR_CHANGES = 5, 10
@@ -21,11 +20,11 @@ _FOR_OUTLIERS, _FOR_CHANGES = 5, 10
 _SPANS = "the whole length of one of them is not known"
 
 
-def layout(_loaded: Loaded, _answers: Answers) -> Node:
+def layout(*_: object) -> Node:
     return html.Div(id="steps-body")
 
 
-def register(app: Dash, store: Store, _answers: Answers) -> None:
+def register(app: Dash, store: Store, *_: object) -> None:
     body_of_step(app, store, "steps", body)
     choose_step_on(app, "steps-chart")
 
@@ -34,7 +33,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     """The page with one step chosen."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
-    step = loaded.step(number) if number is not None else None
+    step = loaded.step(number)
     if step is None:
         advice = "pptrace run records steps, and pptrace.mark marks those of any program."
         return [no_steps("No steps in these traces", report, advice)]

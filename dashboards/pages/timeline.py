@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dash import Dash, Input, Output, dcc, html
 
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
-
-from dashboards.components import Node
+from dashboards.components import Node, in_browser
 
 
-def layout() -> Node:
+def layout(*_: object) -> Node:
     return html.Section(
         [html.Div(id="timeline", className="timeline"), dcc.Store(id="timeline-step")], className="panel timeline-panel"
     )
 
 
-def register(app: Dash) -> None:
-    choose: Any = ClientsideFunction("pptraceTimeline", "chooseStep")
-    clientside: Any = app.clientside_callback
-    clientside(choose, Output("timeline-step", "data"), Input("step", "value"), Input("step", "options"))
+def register(app: Dash, *_: object) -> None:
+    of_header = Input("step", "value"), Input("step", "options")
+    in_browser(app, "pptraceTimeline", "chooseStep", Output("timeline-step", "data"), *of_header)

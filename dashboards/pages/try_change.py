@@ -11,13 +11,13 @@ from math import log2
 from typing import Any
 from urllib.parse import urlencode
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 from flask import request
 
 from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
 from dashboards.answers import Answers
-from dashboards.components import Node, panel
+from dashboards.components import Node, in_browser, panel
 from dashboards.exports import table_files
 from dashboards.fields import words_of
 from dashboards.parts import data_table, guarded, waiting, with_files
@@ -165,11 +165,10 @@ def register(app: Dash, answers: Answers) -> None:
         return guarded(lambda: verified(answers, form), "This was not run", "verify-refused")
 
     keep_fields(app, "try", *map(field, FIELDS))
-    slide: Any = app.clientside_callback
     for name in (*_WHOLE, *_TIMES, "split"):
         function = "slideSplit" if name == "split" else "slideTimes" if name in _TIMES else "slideWhole"
-        slide(
-            ClientsideFunction("pptrace", function),
+        in_browser(
+            *(app, "pptrace", function),
             Output(field(name), "value"),
             Output(_slider(name), "value"),
             Input(_slider(name), "value"),

@@ -130,7 +130,8 @@ class EstimatedRun(ExportsJson):
         Raises:
             PptraceError: the file cannot be written.
         """
-        from pptrace.report.estimate.columns import as_csv, rank_columns
+        from pptrace.report.columns import as_csv
+        from pptrace.report.estimate.columns import rank_columns
 
         return text_or_file(as_csv(rank_columns(self.estimate)), path)
 

@@ -24,17 +24,17 @@ class HangReport(ExportsJson):
     @property
     def verdict(self) -> str | None:
         """``missing``, ``cycle``, ``mismatch`` or ``late``; None where there is no verdict, and :attr:`reason` says why."""
-        return None if self._hang is None else str(self._hang["verdict"])
+        return None if self.result.hang is None else str(self.result.hang["verdict"])
 
     @property
     def detail(self) -> str:
         """One sentence: who is to blame and who only waits; "" without a verdict."""
-        return "" if self._hang is None else str(self._hang["detail"])
+        return "" if self.result.hang is None else str(self.result.hang["detail"])
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks to blame, () without a verdict."""
-        return () if self._hang is None else tuple(self._hang["ranks"])
+        return () if self.result.hang is None else tuple(self.result.hang["ranks"])
 
     @property
     def seen_ranks(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class HangReport(ExportsJson):
     @property
     def edges(self) -> pd.DataFrame:
         """Waits of ranks for others: ``rank``, ``waits_for`` (a rank; one row for each), ``call``, ``group``, ``seq``."""
-        edges: Sequence[Mapping[str, Any]] = () if self._hang is None else self._hang["edges"]
+        edges: Sequence[Mapping[str, Any]] = () if self.result.hang is None else self.result.hang["edges"]
         rows = [(edge, other) for edge in edges for other in edge["waits_for"]]
         return pd.DataFrame(
             {
@@ -68,10 +68,6 @@ class HangReport(ExportsJson):
 
     def _json_object(self) -> dict[str, Any]:
         return hang_object(self.result)
-
-    @property
-    def _hang(self) -> Mapping[str, Any] | None:
-        return self.result.hang
 
     def __str__(self) -> str:
         return hang_text(self.result)

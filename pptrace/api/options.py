@@ -165,34 +165,27 @@ def options_of(question: Any) -> dict[str, Option]:
 
 def takes_options(question: Callable[_P, _Options]) -> Callable[[Callable[[_Options], _Result]], Callable[_P, _Result]]:
     """Give a function of a question's options these as its arguments, with their help in its docstring."""
-
-    def decorate(function: Callable[[_Options], _Result]) -> Callable[_P, _Result]:
-        @wraps(function)
-        def call(*args: Any, **given: Any) -> _Result:
-            bound = signature.bind(*args, **given)
-            return function(question(*bound.args, **bound.kwargs))
-
-        signature = _describe(call, question)
-        return call
-
-    return decorate
+    return lambda function: _taking(function, question)
 
 
 def method_takes_options(
     question: Callable[_P, _Options],
 ) -> Callable[[Callable[[_Self, _Options], _Result]], Callable[Concatenate[_Self, _P], _Result]]:
     """:func:`takes_options` for a method."""
+    return lambda method: _taking(method, question, "self")
 
-    def decorate(method: Callable[[_Self, _Options], _Result]) -> Callable[Concatenate[_Self, _P], _Result]:
-        @wraps(method)
-        def call(self: _Self, /, *args: Any, **given: Any) -> _Result:
-            bound = signature.bind(self, *args, **given)
-            return method(self, question(*bound.args[1:], **bound.kwargs))
 
-        signature = _describe(call, question, "self")
-        return call
+def _taking(function: Callable[..., Any], question: Callable[..., Any], *before: str) -> Callable[..., Any]:
+    """The function with the options of a question as its arguments, behind some others."""
 
-    return decorate
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        bound = signature.bind(*args, **given)
+        others, options = bound.args[: len(before)], bound.args[len(before) :]
+        return function(*others, question(*options, **bound.kwargs))
+
+    signature = _describe(call, question, *before)
+    return call
 
 
 def _describe(function: Any, question: Any, *before: str) -> inspect.Signature:

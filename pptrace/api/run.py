@@ -14,7 +14,8 @@ from pptrace.analysis.experts.types import NO_PAIRS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Waterfall
-from pptrace.api.copies import CommsTable, CopiedTable
+from pptrace.api.comms_table import CommsTable
+from pptrace.api.copies import CopiedTable
 from pptrace.api.files import ExportsOps, FilePath, as_path, reason, text_or_file
 from pptrace.api.options import method_takes_options, require_whole
 from pptrace.api.timeline_picture import TimelinePicture
@@ -322,7 +323,7 @@ class Run(ExportsOps):
 
         from rich.console import Console
 
-        from pptrace.report.tables import Amount
+        from pptrace.model.report_table import Amount
         from pptrace.report.text import print_report
 
         require_whole("width", width, 1, 10_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pptrace.analysis.report import Report
 from pptrace.api.options import Value, option, options_of
 from pptrace.api.run import Run
 from pptrace.cli.options import INPUT_PATH, with_options
-from pptrace.cli.output import Outputs
+from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.progress_bars import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
@@ -148,11 +147,7 @@ def analyze_and_print(paths: Sequence[Path]) -> None:
 
 
 def _print(report: Report, show_all: bool = False) -> None:
-    """Print the text report. Tables have a fixed width when the output is no terminal, so that lines are not broken."""
-    from rich.console import Console
-
-    from pptrace.report.tables import Amount
+    from pptrace.model.report_table import Amount
     from pptrace.report.text import print_report
 
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    print_report(report, console, Amount.WHOLE if show_all else Amount.BRIEF)
+    print_report(report, report_console(), Amount.WHOLE if show_all else Amount.BRIEF)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import click
@@ -13,7 +12,7 @@ from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.compare import RunComparison
 from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH
-from pptrace.cli.output import Outputs
+from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.progress_bars import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import require_path
@@ -66,7 +65,10 @@ def command(
     comparison = RunComparison(compare_sides(_read(a, jobs, as_recorded), _read(b, jobs, as_recorded)))
     outputs.write({"--json": comparison.to_json, "--html": comparison.to_html})
     if not outputs.take_stdout:
-        _print(comparison.result, show_all)
+        from pptrace.model.report_table import Amount
+        from pptrace.report.text import print_comparison
+
+        print_comparison(comparison.result, report_console(), Amount.WHOLE if show_all else Amount.BRIEF)
     return _FAILED if limit is not None and _is_slower(comparison.result, limit) else 0
 
 
@@ -105,14 +107,3 @@ def _is_slower(comparison: Comparison, limit: float) -> bool:
 def _read(path: Path, jobs: int | None, as_recorded: bool) -> list[ComparedRun]:
     with reading_bar() as on_progress:
         return read_side(path, jobs, on_progress, as_recorded=as_recorded)
-
-
-def _print(comparison: Comparison, show_all: bool) -> None:
-    """Print the comparison. Tables have a fixed width when the output is no terminal, so that lines are not broken."""
-    from rich.console import Console
-
-    from pptrace.report.tables import Amount
-    from pptrace.report.text import print_comparison
-
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    print_comparison(comparison, console, Amount.WHOLE if show_all else Amount.BRIEF)

@@ -10,13 +10,12 @@ import click
 from pptrace.api.estimate import EstimatedRun, estimate_as
 from pptrace.api.estimate_options import EstimateOptions
 from pptrace.api.estimate_sweep import SWEPT, EstimateSweepOptions, run_combinations
-from pptrace.api.options import Option, Value, options_of, read_bytes
+from pptrace.api.options import Option, Value, options_of
 from pptrace.api.sweep import EVERY
-from pptrace.cli.options import GIVEN_PATH, plain, with_options
+from pptrace.cli.options import GIVEN_PATH, plain, read_value, with_options
 from pptrace.cli.output import Outputs, option, report_console
 from pptrace.cli.progress_bars import counting_bar
 from pptrace.errors import UsageError
-from pptrace.schedule.layout import read_split
 
 _ONE = options_of(EstimateOptions)
 _SEVERAL = options_of(EstimateSweepOptions)
@@ -46,7 +45,7 @@ def command(schedule: str, sweep: bool, csv_file: str | None, json_file: str | N
     pptrace estimate all --sweep --model config.json --ranks 64 --pp 1..16:x2 --tp 1..8:x2 --global-batch 256 --fits 80GB
     """
     outputs = Outputs({"--csv": csv_file, "--json": json_file})
-    values = {name: _value(_OPTIONS[name], value) for name, value in given.items()}
+    values = {name: read_value(_OPTIONS[name], value, "2,4,12") for name, value in given.items()}
     if sweep:
         _sweep(EstimateSweepOptions(schedule, **values), outputs)
         return
@@ -79,46 +78,20 @@ def _one_value(one: Option, text: Any) -> Any:
         raise UsageError(f"--{one.flag} is {text!r}; expected a whole number{hint}") from None
 
 
-def _value(one: Option, given: Any) -> Any:
-    """The value of an option from what click parsed.
-
-    Raises:
-        UsageError: it is no list of numbers, or no size.
-    """
-    if given is None:
-        return None
-    if one.takes is Value.SPLIT:
-        return read_split(given, f"--{one.flag}")
-    if one.takes is Value.LIST:
-        numbers = given.split(",")
-        if not all(number.isascii() and number.isdigit() for number in numbers):
-            raise UsageError(f"--{one.flag} {given}: expected whole numbers with commas between them, such as 2,4,12")
-        return tuple(map(int, numbers))
-    return read_bytes(f"--{one.flag}", given) if one.takes is Value.SIZE else given
-
-
 def _show(run: EstimatedRun, outputs: Outputs) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from pptrace.report.estimate.table import context_line, fit_line, headline, step_line, tables, unused_line
+    from pptrace.report.estimate.table import headline, tables, verdict_lines
     from pptrace.report.text_table import Stripped, render_table
 
     outputs.write({"--csv": run.to_csv, "--json": run.to_json})
     if outputs.take_stdout:
         return
-    console, lines = report_console(), [Text(headline(run.estimate), style="bold")]
-    if run.limit_bytes is not None:
-        lines.append(Text(fit_line(run.estimate, run.limit_bytes)))
-    if step := step_line(run.estimate, run.step, run.speeds):
-        lines.append(Text(step))
-    if unused := unused_line(run.unused_links):
-        lines.append(Text(unused))
-    flops = None if run.speeds is None else run.speeds.flops_per_ns
-    if context := context_line(run.estimate, run.link_speeds, flops):
-        lines.append(Text(context))
-    shown = [render_table(table, console.width) for table in tables(run.estimate, run.link_speeds, run.limit_bytes)]
-    console.print(Stripped(Group(*lines, *shown)))
+    console, facts = report_console(), (run.link_speeds, run.limit_bytes)
+    lines = map(Text, verdict_lines(run.estimate, run.step, run.speeds, *facts, run.unused_links))
+    shown = [render_table(table, console.width) for table in tables(run.estimate, *facts)]
+    console.print(Stripped(Group(Text(headline(run.estimate), style="bold"), *lines, *shown)))
 
 
 def _sweep(options: EstimateSweepOptions, outputs: Outputs) -> None:
@@ -130,7 +103,7 @@ def _sweep(options: EstimateSweepOptions, outputs: Outputs) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from pptrace.report.estimate.columns import as_csv
+    from pptrace.report.columns import as_csv
     from pptrace.report.estimate.sweep import candidate_columns, candidate_table, sweep_lines, sweep_object
     from pptrace.report.text_table import Stripped, render_table
     from pptrace.report.to_json import dump

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from pptrace.api.options import Option, Value, is_url
+from pptrace.api.options import Option, Value, is_url, read_bytes
+from pptrace.errors import UsageError
+from pptrace.schedule.layout import read_split
 
 
 class _Plain(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
@@ -80,6 +82,26 @@ def plain(text: str) -> str:
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
+
+
+def read_value(one: Option, given: Any, such_as: str) -> Any:
+    """The value of an option from what click parsed; ``such_as`` is an example of a list.
+
+    Raises:
+        UsageError: it is no list of numbers, or no size.
+    """
+    if given is None:
+        return None
+    if one.takes is Value.SPLIT:
+        return read_split(given, f"--{one.flag}")
+    if one.takes is Value.LIST:
+        numbers = given.split(",")
+        if not all(number.isascii() and number.isdigit() for number in numbers):
+            raise UsageError(
+                f"--{one.flag} {given}: expected whole numbers with commas between them, such as {such_as}"
+            )
+        return tuple(map(int, numbers))
+    return read_bytes(f"--{one.flag}", given) if one.takes is Value.SIZE else given
 
 
 def with_options(

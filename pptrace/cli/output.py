@@ -27,7 +27,7 @@ def report_console(width: int = 140) -> Console:
     """A console on stdout; where that is no terminal, of a fixed width, so that tables have the same lines everywhere."""
     from rich.console import Console
 
-    return Console(width=None if Console().is_terminal else width, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else width, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pptrace.ingest import JobProgress, OnProgress
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from pptrace.ingest import JobProgress, OnProgress
 
 
 OnCount = Callable[[int, int], None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import shutil
 import sys
@@ -148,10 +147,10 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
         result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
-    run_file = options.run_dir / "run.json"
-    if options.budget and run_file.is_file():
-        chosen = json.loads(run_file.read_text(encoding="utf-8")).get("profile_ranks")
-        if chosen:
+    if options.budget:
+        from pptrace.workflow.find_hang import run_of
+
+        if chosen := (run_of(options.run_dir) or {}).get("profile_ranks"):
             ranks = ", ".join(map(str, chosen["ranks"]))
             click.echo(f"pptrace: --profile-ranks auto recorded rank {ranks}: {chosen['why']}", err=True)
     if options.live:

@@ -106,7 +106,8 @@ def _sweep(options: SweepOptions, outputs: Outputs) -> None:
     Raises:
         UsageError: no combination has a plan; the outputs, which say why of each, are there.
     """
-    from pptrace.report.sweep.layout import sweep_csv, sweep_object
+    from pptrace.report.columns import as_csv
+    from pptrace.report.sweep.layout import sweep_columns, sweep_object
     from pptrace.report.sweep.table import sweep_text
     from pptrace.report.to_json import dump
     from pptrace.simulator.sweep.run import run_sweep
@@ -119,7 +120,9 @@ def _sweep(options: SweepOptions, outputs: Outputs) -> None:
     grid = grid_of(options, option)
     with counting_bar("simulated") as on_count:
         swept = run_sweep(grid, on_count and (lambda num_done: on_count(num_done, grid.num_points)))
-    outputs.write({"--csv": lambda: sweep_csv(swept), "--json": lambda: dump(sweep_object(swept)), "--html": page})
+    outputs.write(
+        {"--csv": lambda: as_csv(sweep_columns(swept)), "--json": lambda: dump(sweep_object(swept)), "--html": page}
+    )
     if not outputs.take_stdout:
         console = report_console()
         console.print(sweep_text(swept, console.width))

@@ -8,15 +8,14 @@ from typing import Any
 import click
 
 from pptrace.analysis.links.types import Link
-from pptrace.api.options import Option, Value, options_of, read_bytes
+from pptrace.api.options import options_of
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
-from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH, WHOLE, with_options
+from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH, WHOLE, read_value, with_options
 from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.progress_bars import counting_bar, reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
-from pptrace.schedule.layout import read_split
 from pptrace.workflow.load import load
 
 
@@ -49,7 +48,8 @@ def command(
     scenario for each schedule; without options, a table of all sensible changes.
     """
     outputs = Outputs({"--json": json_file, "--csv": csv_file, "--html": html_file})
-    read = {name: _value(option, given[name]) for name, option in options_of(Wishes).items()}
+    read = {name: read_value(one, given[name], "3,2,1,0") for name, one in options_of(Wishes).items()}
+    read["schedules"] = tuple(name for text in given["schedules"] for name in text.split(","))
     wishes = Wishes(**read | {"links": _links(given["links"], jobs, not no_cache)})
     with reading_bar() as on_progress:
         analysis = load(paths, None, step, jobs, on_progress, not no_cache, as_recorded=as_recorded)
@@ -61,30 +61,6 @@ def command(
         console.print(whatif_text(predictions.result, console.width))
     if predictions.result.today is None:
         raise PptraceError(f"nothing is predicted: {predictions.result.warnings[-1]}")
-
-
-def _value(option: Option, given: Any) -> Any:
-    """The value of a wish from what click parsed.
-
-    Raises:
-        UsageError: it is no list of numbers, or no size.
-    """
-    if given is None:
-        return None
-    name = f"--{option.flag}"
-    match option.takes:
-        case Value.NAMES:
-            return tuple(name for text in given for name in (text.split(",") if option.name == "schedules" else [text]))
-        case Value.SPLIT:
-            return read_split(given, name)
-        case Value.LIST:
-            numbers = given.split(",")
-            if not all(number.isascii() and number.isdigit() for number in numbers):
-                raise UsageError(f"{name} {given}: expected whole numbers with commas between them, such as 3,2,1,0")
-            return tuple(map(int, numbers))
-        case Value.SIZE:
-            return read_bytes(name, given)
-    return given
 
 
 def _links(path: Path | None, jobs: int | None, cache: bool) -> tuple[Link, ...]:

@@ -19,21 +19,14 @@ from pptrace.analysis.result import Finding, StepReport
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.calls import rank_text
 from pptrace.model import units
+from pptrace.model.report_table import Amount, Bar, ReportTable
 from pptrace.recognise.infer.locate import UNLABELLED
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, EITHER
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.recording import recording_line
 from pptrace.report.simulation_text import idle_table
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
-from pptrace.report.tables import (
-    Amount,
-    Bar,
-    ReportTable,
-    tables_of_run,
-    tables_of_step,
-    unknown_line,
-    warning_lines,
-)
+from pptrace.report.tables import tables_of_run, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from pptrace.analysis.live_cost import LiveCosts
 from pptrace.analysis.report import Report
-from pptrace.analysis.result import Severity, StepReport
+from pptrace.analysis.result import RankStep, Severity, StepReport
 from pptrace.workflow.live.follow import LiveStepFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -133,11 +134,11 @@ def _steps(steps: Mapping[str, StepReport]) -> Iterator[str]:
 
 
 def _ranks(steps: Mapping[str, StepReport]) -> Iterator[str]:
+    def labels(which: str, rank: RankStep) -> dict[str, object]:
+        return {"step": which, "rank": rank.rank, "stage": "" if rank.stage is None else rank.stage}
+
     parts = [
-        (
-            {"step": which, "rank": rank.rank, "stage": "" if rank.stage is None else rank.stage, "part": part},
-            _seconds(getattr(rank, name)),
-        )
+        (labels(which, rank) | {"part": part}, _seconds(getattr(rank, name)))
         for which, step in steps.items()
         for rank in step.ranks
         for part, name in _RANK_PARTS.items()
@@ -145,12 +146,10 @@ def _ranks(steps: Mapping[str, StepReport]) -> Iterator[str]:
     yield _gauge("rank_part_seconds", "What a rank did in its window of the step; the parts sum to the window.", parts)
     slowest = []
     for which, step in steps.items():
-        known = [(rank.compute_ns, rank) for rank in step.ranks if rank.compute_ns is not None]
+        known = [rank for rank in step.ranks if rank.compute_ns is not None]
         if known:
-            most, rank = max(known, key=lambda entry: entry[0])
-            slowest.append(
-                ({"step": which, "rank": rank.rank, "stage": "" if rank.stage is None else rank.stage}, _seconds(most))
-            )
+            rank = max(known, key=lambda rank: rank.compute_ns or 0)
+            slowest.append((labels(which, rank), _seconds(rank.compute_ns)))
     yield _gauge(
         "slowest_rank_compute_seconds", "Compute of the rank that has most of it, which the labels name.", slowest
     )
@@ -165,18 +164,12 @@ def _communication(steps: Mapping[str, StepReport]) -> Iterator[str]:
     ):
         samples = []
         for which, step in steps.items():
-            name = f"{part}_ns"
-            of_axis: dict[str, list[int] | None] = {}
-            for rank in step.ranks:
-                own: dict[str, list[int | None]] = {}
-                for comm in rank.comms:
-                    own.setdefault(comm.axis, []).append(getattr(comm, name))
-                for one_axis, values in own.items():
-                    known = [value for value in values if value is not None]
-                    so_far = of_axis.setdefault(one_axis, [])
-                    of_axis[one_axis] = None if so_far is None or len(known) < len(values) else [*so_far, sum(known)]
-            for axis, times in of_axis.items():
-                samples.append(({"step": which, "axis": axis}, None if times is None else fmean(times) / _NS))
+            for axis in dict.fromkeys(comm.axis for rank in step.ranks for comm in rank.comms):
+                of_ranks = [
+                    [getattr(comm, f"{part}_ns") for comm in rank.comms if comm.axis == axis] for rank in step.ranks
+                ]
+                sums: list[Any] = [None if None in times else sum(times) for times in of_ranks if times]
+                samples.append(({"step": which, "axis": axis}, None if None in sums else fmean(sums) / _NS))
         yield _gauge(f"communication_{part}_seconds", f"{meaning}, by axis, mean over the ranks that use it.", samples)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
@@ -12,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pptrace.model import units
-from pptrace.model.report_table import ReportTable
-from pptrace.report.tables import Bar, Cell
+from pptrace.model.report_table import Bar, Cell, ReportTable
+from pptrace.report.columns import as_csv
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.actions import Action, Key
 from pptrace.schedule.needs import needs_of
@@ -113,18 +111,12 @@ def _why(part: IdlePart, ended: _Ended, written: Callable[[int], str]) -> str:
     return f"{part.before} waits for {part.other} on rank {rank}, which ends at {written(timed.end)}"
 
 
-EXPLAINED_COLUMNS = ("rank", "from", "to", "runs", "needs", "cause", "why")
-
-
 def explained_csv(explained: Sequence[Sequence[Explained]], written: Callable[[int], str]) -> str:
     """The same as CSV, one row per stretch of time."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(EXPLAINED_COLUMNS)
-    for part in chain.from_iterable(explained):
-        times = written(part.start_ns), written(part.end_ns)
-        writer.writerow((part.rank, *times, part.runs, part.needs, part.cause, part.why))
-    return out.getvalue()
+    parts = [*chain.from_iterable(explained)]
+    times = {"from": [written(part.start_ns) for part in parts], "to": [written(part.end_ns) for part in parts]}
+    words = {name: [getattr(part, name) for part in parts] for name in ("runs", "needs", "cause", "why")}
+    return as_csv({"rank": [part.rank for part in parts], **times, **words})
 
 
 def explained_table(of_rank: Sequence[Explained], written: Callable[[int], str]) -> ReportTable:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pptrace.errors import PptraceError, UsageError
-from pptrace.workflow.live.follow import LiveRank, LiveStepFigures
+from pptrace.workflow.live.follow import LiveStepFigures
 
 _PARTS = ("compute_ns", "bubble_ns", "exposed_comm_ns")
 
@@ -27,16 +27,12 @@ def step_values(step: LiveStepFigures) -> dict[str, float]:
     if step.span_ns:
         values["pptrace/span_ms"] = step.span_ns / 1e6
         for name in _PARTS:
-            if (total := _total(step.ranks, name)) is not None:
-                values[f"pptrace/{name.removesuffix('_ns')}_share"] = total / (step.span_ns * len(step.ranks))
+            times = [getattr(rank, name) for rank in step.ranks]
+            if None not in times:
+                values[f"pptrace/{name.removesuffix('_ns')}_share"] = sum(times) / (step.span_ns * len(step.ranks))
     if step.slowest_rank is not None:
         values["pptrace/slowest_rank"] = step.slowest_rank
     return values
-
-
-def _total(ranks: Sequence[LiveRank], name: str) -> int | None:
-    values = [getattr(rank, name) for rank in ranks]
-    return None if None in values else sum(values)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pptrace.analysis.part_words import IDLE_WORDS, cause_of_part, place_of_part
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.whole_run import OUTSIDE
 from pptrace.model.units import counted, milliseconds, percent
-from pptrace.report.charts.base import QUIET, lay_out, names_axis
+from pptrace.report.charts.base import QUIET, add_lines, lay_out, names_axis
 from pptrace.report.colours import (
     BUBBLE,
     COMMUNICATION,
@@ -191,16 +191,12 @@ def _mark_ideal(figure: go.Figure, step: StepReport, windows: Sequence[RankStep]
         share = step.ranks[0].ideal.own_share  # the window is that of this one rank
     if share is None:
         return
-    x: list[float | None] = []
-    y: list[float | None] = []
     above_and_below = ((-0.47, -_TEXT_HEIGHT), (_TEXT_HEIGHT, 0.47))
-    for row, rank in enumerate(windows):
-        ideal_start = rank.window_ns * (1 - share) / 1e6
-        for begin, end in above_and_below if len(windows) <= _MOST_TEXTS else ((-0.47, 0.47),):
-            x += [ideal_start, ideal_start, None]
-            y += [row + begin, row + end, None]
-    line, name = {"color": IDEAL, "width": 2}, f"Ideal bubble would begin here ({percent(share)})"
-    figure.add_scatter(x=x, y=y, mode="lines", line=line, name=name, hoverinfo="skip")
+    parts = above_and_below if len(windows) <= _MOST_TEXTS else ((-0.47, 0.47),)
+    starts = [rank.window_ns * (1 - share) / 1e6 for rank in windows]
+    lines = [(x, row + begin, x, row + end) for row, x in enumerate(starts) for begin, end in parts]
+    name = f"Ideal bubble would begin here ({percent(share)})"
+    add_lines(figure, lines, line={"color": IDEAL, "width": 2}, name=name)
 
 
 class _Part(NamedTuple):
@@ -301,13 +297,9 @@ def _label_outside_and_connect(figure: go.Figure, parts: Sequence[_Part], positi
         hoverinfo="skip",
         cliponaxis=False,
     )
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for row, part in enumerate(parts[:-1]):
-        end = (part.start + part.value) / 1e6
-        x += [end, end, None]
-        y += [row, row + 1, None]
-    figure.add_scatter(x=x, y=y, mode="lines", line={"color": QUIET, "width": 1, "dash": "dot"}, hoverinfo="skip")
+    ends = [(part.start + part.value) / 1e6 for part in parts[:-1]]
+    lines = [(end, row, end, row + 1) for row, end in enumerate(ends)]
+    add_lines(figure, lines, line={"color": QUIET, "width": 1, "dash": "dot"})
 
 
 STEP_FIGURES: Mapping[str, Callable[[StepReport], go.Figure]] = {"overview": overview, "waterfall": waterfall}

@@ -15,11 +15,11 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity
 from pptrace.hang_diagnosis.calls import lines
 from pptrace.model import units
-from pptrace.model.report_table import more
+from pptrace.model.report_table import Amount, more
 from pptrace.model.schedule_info import PlanSource
 from pptrace.model.wording import as_ranges
 from pptrace.report.recording import audit_line, recording_line
-from pptrace.report.tables import Amount, tables_of, unknown_line, warning_lines
+from pptrace.report.tables import tables_of, unknown_line, warning_lines
 from pptrace.report.text_table import Stripped, render_table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.report.tables import Bar, ReportTable
+from pptrace.model.report_table import Bar, ReportTable
 
 _COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
 _GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░", "either of both": "·"}

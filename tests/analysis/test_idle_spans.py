@@ -17,8 +17,8 @@ from pptrace.analysis.report import RecordingReport, Report
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device_idle import HostIdle
+from pptrace.model.report_table import Amount
 from pptrace.report.summary_figures import overview
-from pptrace.report.tables import Amount
 from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
 from tests.analysis.test_plain_findings import MS, NO_SCHEDULE, findings_of, rank_of, step_of

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pptrace.analysis.result import StepReport
-from pptrace.report.tables import Amount
+from pptrace.model.report_table import Amount
 from pptrace.report.tables.ranks import ranks_table
 from pptrace.report.tables.step_series import steps_table
 from pptrace.workflow.load import load

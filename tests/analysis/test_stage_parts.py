@@ -25,8 +25,8 @@ from pptrace.analysis.stages.show import stage_tables
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StagePart
 from pptrace.api.load import load
 from pptrace.api.run import Run
+from pptrace.model.report_table import Amount
 from pptrace.report.charts.stages import stage_work_chart
-from pptrace.report.tables import Amount
 from pptrace.sizes.flops import op_flops
 from pptrace.sizes.gpt_facts import GptFacts
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times

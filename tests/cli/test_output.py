@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.cli.output import report_console
 from tests.support.extent import ALL
 from tests.support.forked import PROGRAM, start_python
 from tests.support.programs import SAMPLES, one_line, pptrace_here, pptrace_in_shell
@@ -68,6 +69,13 @@ def test_a_page_for_stdout_comes_with_nothing_else() -> None:
     out = pptrace_here("simulate", *SHAPE.split(), "--html", "-").out
     assert out.startswith("<!doctype html>")
     assert out.rstrip().endswith("</html>")
+
+
+def test_a_pipe_has_tables_of_one_width_with_colours_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich takes it for a terminal then, of 80 columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert report_console().width == 140
 
 
 def test_tables_need_a_directory(tmp_path: Path) -> None:

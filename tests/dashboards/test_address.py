@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from dashboards import more_pages
 from dashboards.address import NOTHING, choice_of, number_of, query_of, step_of
 from dashboards.answers import Answers
-from dashboards.app import create_app
+from dashboards.app import create_app, page_at
 from dashboards.pages import schedules
 from dashboards.store import Store
 from tests.support.programs import SAMPLES
@@ -56,8 +55,8 @@ def test_the_fields_of_a_change_are_those_of_the_address_and_so_are_their_slider
     store = Store([SAMPLES / "uneven_p4"])
     loaded, answers = store.get(), Answers(store)
     address = "?schedule=zb-h1&microbatches=8&microbatch_size=0.5&link_speed=64&split=3,3,2,2&chunks=two"
-    shown = values_of(more_pages.layout("/bubbles", loaded, answers, query_of(address)))
-    today = values_of(more_pages.layout("/bubbles", loaded, answers))
+    shown = values_of(page_at("/bubbles", loaded, answers, query_of(address)))
+    today = values_of(page_at("/bubbles", loaded, answers))
     assert (shown["try-schedule"], today["try-schedule"]) == ("zb-h1", "")
     assert (shown["plan-try-microbatches"], shown["plan-try-microbatches-slider"]) == (8, 8)
     assert (shown["plan-try-microbatch_size"], shown["plan-try-microbatch_size-slider"]) == (0.5, -1)
@@ -66,7 +65,7 @@ def test_the_fields_of_a_change_are_those_of_the_address_and_so_are_their_slider
     )
     assert (shown["plan-try-chunks"], shown["plan-try-chunks-slider"]) == (None, 1), "no number, no change"
     assert shown["try-split"] == "3,3,2,2"
-    other = values_of(more_pages.layout("/bubbles", loaded, answers, query_of("?schedule=<script>&split=1,x")))
+    other = values_of(page_at("/bubbles", loaded, answers, query_of("?schedule=<script>&split=1,x")))
     assert other["try-schedule"] == ""
     assert other.get("try-split-slider") == today.get("try-split-slider")
 
@@ -74,9 +73,9 @@ def test_the_fields_of_a_change_are_those_of_the_address_and_so_are_their_slider
 def test_a_schedule_on_paper_is_that_of_the_address_or_of_the_run() -> None:
     loaded = Store([SAMPLES / "zbv_p4"]).get()
     sizes = ("plan-schedule", "plan-pp", "plan-microbatches", "plan-chunks", "plan-p2p")
-    asked = values_of(schedules.layout(loaded, query_of("?schedule=gpipe&pp=3&microbatches=6&p2p=0.25&step=2")))
+    asked = values_of(schedules.layout(loaded, None, query_of("?schedule=gpipe&pp=3&microbatches=6&p2p=0.25&step=2")))
     assert [asked[name] for name in sizes] == ["gpipe", 3, 6, None, 0.25]
-    of_run = values_of(schedules.layout(loaded, query_of("?schedule=none&pp=3")))
+    of_run = values_of(schedules.layout(loaded, None, query_of("?schedule=none&pp=3")))
     assert of_run["plan-schedule"] == "zbv"
     assert (of_run["plan-pp"], of_run["plan-microbatches"]) == (3, 8)
 
@@ -84,9 +83,9 @@ def test_a_schedule_on_paper_is_that_of_the_address_or_of_the_run() -> None:
 def test_layers_of_stages_and_the_axis_of_links_are_those_of_the_address() -> None:
     store = Store([SAMPLES / "mesh_pp2_tp2_cp2_dp2"])
     loaded, answers = store.get(), Answers(store)
-    plain = values_of(more_pages.layout("/communication", loaded, answers))["link-axis"]
-    assert values_of(more_pages.layout("/communication", loaded, answers, {"axis": "none"}))["link-axis"] == plain
-    assert values_of(more_pages.layout("/stages", loaded, answers, {"layers": "2,6"}))["stage-layers"] == "2,6"
+    plain = values_of(page_at("/communication", loaded, answers))["link-axis"]
+    assert values_of(page_at("/communication", loaded, answers, {"axis": "none"}))["link-axis"] == plain
+    assert values_of(page_at("/stages", loaded, answers, {"layers": "2,6"}))["stage-layers"] == "2,6"
 
 
 def test_an_address_without_a_page_says_so() -> None:

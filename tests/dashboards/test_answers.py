@@ -16,6 +16,7 @@ import dashboards.answers
 from dashboards.answers import Answers
 from dashboards.paper import OnPaper
 from dashboards.store import Loaded, Store
+from pptrace.analysis.op_costs import op_costs
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from tests.support.programs import SAMPLES
@@ -122,7 +123,7 @@ def test_a_run_whose_ops_were_let_go_is_not_predicted(small: Path) -> None:
     data = structs.replace(loaded.analysis.data, ops=loaded.analysis.data.ops.iloc[:0])
     light = replace(loaded, analysis=replace(loaded.analysis, data=data, costs=()))
     answers = Answers(Light([small]))
-    for ask in (answers.stages, lambda: answers.whatif(Wishes())):
+    for ask in (lambda: answers.of_data(op_costs), lambda: answers.whatif(Wishes())):
         with pytest.raises(PptraceError, match="so many ops that the dashboard keeps its report alone"):
             ask()
     assert answers.run().report is loaded.analysis.report

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboards import more_pages
+from dashboards import app
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
 from tests.dashboards.hostile import FOLDER, MARKUP, write_hostile
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 Serve = Callable[[Sequence[Path]], str]
 Visiting = Callable[[str], Any]
-PAGES = ("", "timeline", *(path.strip("/") for path in more_pages.PAGES), "schedules")
+PAGES = tuple(path.strip("/") for path in app.PAGES)
 IN_DARK = PAGES if ALL else ("timeline", "schedules")
 """Pages whose colours are tried in the dark too: these have a canvas and tools, charts, maps, fields and tables."""
 FOREIGN = """() => [...document.querySelectorAll('#app :is(img, script, iframe, object), svg a, [href^="javascript"]')]

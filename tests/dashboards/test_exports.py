@@ -144,7 +144,7 @@ def test_very_many_ranks_of_a_schedule_are_all_drawn() -> None:
 
 
 def test_fields_say_in_sight_what_they_are() -> None:
-    page = str(schedules.layout(Loaded((SAMPLES,))))
+    page = str(schedules.layout(Loaded((SAMPLES,)), None))
     assert "p ranks, m microbatches, v chunks a rank" in page
     labels = {one.label for one in (*paper.SIZES.values(), *paper.SEVERAL.values())}
     assert {"microbatch size", "rank memory"} <= labels

@@ -16,9 +16,8 @@ import pytest
 from msgspec import structs
 
 import pptrace
-from dashboards import more_pages
 from dashboards.answers import Answers
-from dashboards.app import create_app
+from dashboards.app import PAGES, create_app, page_at
 from dashboards.pages import (
     bubbles,
     communication,
@@ -39,7 +38,7 @@ from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
-from pptrace.report.tables import ReportTable
+from pptrace.model.report_table import ReportTable
 from pptrace.report.to_files import write_csv
 from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.analyse import analyse
@@ -274,10 +273,10 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
     (tmp_path / "rank0.json.gz").write_bytes(b"no trace")
     store = Store([tmp_path])
     loaded, answers = store.get(), Answers(store)
-    for path, page in more_pages.PAGES.items():
-        found = ids(more_pages.layout(path, loaded, answers))
+    for path, page in PAGES.items():
+        found = ids(page_at(path, loaded, answers))
         assert ("problem" in found) == page.needs_report, path
-    assert "no-hang" in ids(more_pages.layout("/hang", loaded, answers))
+    assert "no-hang" in ids(page_at("/hang", loaded, answers))
 
 
 def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_path: Path) -> None:
@@ -460,7 +459,7 @@ def test_the_overview_leads_to_the_tables_of_other_pages() -> None:
     (box,) = (node for node in nodes(page) if getattr(node, "id", "") == "other-pages")
     links = {node.href: text(item) for item in nodes(box) if type(item).__name__ == "Li" for node in item.children[:1]}
     assert set(links) == {"/steps", "/bubbles", "/communication", "/stages", "/memory"}
-    assert set(links) <= set(more_pages.PAGES)
+    assert set(links) <= set(PAGES)
     assert "Stragglers" in links["/stages"]
     assert "phases" in str(page)
     assert not {"comms", "links", "memory", "stragglers"} & ids(page)
@@ -470,10 +469,10 @@ def test_stragglers_are_shown_where_the_ops_of_a_run_are_not_kept(monkeypatch: p
     store = Store([SAMPLES / "faults_pp2_dp2"])
     answers = Answers(store)
 
-    def let_go() -> None:
+    def let_go(_make: object) -> None:
         raise PptraceError("this run has so many ops")
 
-    monkeypatch.setattr(answers, "stages", let_go)
+    monkeypatch.setattr(answers, "of_data", let_go)
     page = stages.layout(store.get(), answers)
     assert "stages-failed" in ids(page)
     assert "Stragglers" in text(page)

@@ -231,8 +231,8 @@ def test_a_run_in_a_directory_whose_name_is_no_unicode_is_analysed_each_time(
 def test_mipmaps_of_a_timeline_come_back_without_being_made_again(folder: Path) -> None:
     bars, busy = bars_of(load([folder])), np.arange(2 * NUM_CLASSES, dtype=np.float32).reshape(2, NUM_CLASSES)
     level = Level(3, np.array([0, 2]), np.array([0, 8]), np.ones(2, np.int32), np.array([0, 4], np.int32), busy)
-    vars(bars.measured.tables["ops"])["levels"] = (level,)
-    tables = unpack_bars(pack_bars(bars)).measured.tables
+    vars(bars.measured["ops"])["levels"] = (level,)
+    tables = unpack_bars(pack_bars(bars)).measured
     (again,) = tables["ops"].levels
     assert again.shift == 3
     for name in ("ptr", "start", "count", "longest", "busy"):

@@ -27,7 +27,7 @@ DRAWN = f"() => !document.querySelector('.timeline').timeline.isAsked && ({COMPL
 VIEW = "() => { const { timeline } = document.querySelector('.timeline'); return [timeline.t0, timeline.t1, timeline.step]; }"
 PLACE_OF = """([at, kind, microbatch]) => {
   const { timeline } = document.querySelector('.timeline');
-  const part = timeline.parts().find(({ type }) => type === 'tile');
+  const part = timeline.drawn.find(({ type }) => type === 'tile');
   const { ops } = part.sections;
   const bar = ops.start.findIndex((start, bar) => start >= timeline.t0 && ops.rank[ops.track[bar]] === at
     && part.texts.kind[ops.kind[bar]] === kind && ops.microbatch[bar] === microbatch);

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pptrace.model.report_table import Bar
-from pptrace.report.tables import Amount, warning_lines
+from pptrace.model.report_table import Amount, Bar
+from pptrace.report.tables import warning_lines
 from pptrace.report.tables.waterfall import waterfall_table
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

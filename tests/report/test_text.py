@@ -12,7 +12,8 @@ from rich.console import Console
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.report import Report
 from pptrace.analysis.steps.step_series import series_of
-from pptrace.report.tables import Amount, ReportTable, tables_of
+from pptrace.model.report_table import Amount, ReportTable
+from pptrace.report.tables import tables_of
 from pptrace.report.text import print_report
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.registry import build

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -119,6 +119,16 @@ def add_bars(figure: go.Figure, values: Sequence[float | None], name: str = "", 
     figure.add_bar(
         orientation="h", y=list(range(len(values))), x=list(values), name=name or None, marker=marker, **options
     )
+
+
+def add_lines(figure: go.Figure, lines: Iterable[tuple[float, float, float, float]], **options: Any) -> None:
+    """Add lines, each from (x, y) to (x, y), as one trace."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for x0, y0, x1, y1 in lines:
+        x += [x0, x1, None]
+        y += [y0, y1, None]
+    figure.add_scatter(x=x, y=y, mode="lines", hoverinfo="skip", **options)
 
 
 def label_bars(figure: go.Figure, ends: Sequence[float], texts: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from itertools import groupby
 
 import plotly.graph_objects as go
@@ -31,19 +30,12 @@ MOST_ROWS = 48
 _MOST_LINKS = 16
 
 
-class OfLink(StrEnum):
-    """Figures of the messages from one rank to another, for a matrix."""
-
-    BYTES = "bytes"
-    TRANSFER = "transfer"
-    LATE_SENDER = "late sender"
-
-
-_VALUES: Mapping[OfLink, tuple[str, Callable[[int], str], Callable[[Link], int | None]]] = {
-    OfLink.BYTES: ("bytes", units.num_bytes, lambda link: link.bytes),
-    OfLink.TRANSFER: ("ms", lambda ns: f"{units.milliseconds(ns)} ms", lambda link: link.transfer_ns),
-    OfLink.LATE_SENDER: ("ms", lambda ns: f"{units.milliseconds(ns)} ms", lambda link: link.late_sender_ns),
+_VALUES: Mapping[str, tuple[str, Callable[[int], str], Callable[[Link], int | None]]] = {
+    "bytes": ("bytes", units.num_bytes, lambda link: link.bytes),
+    "transfer": ("ms", lambda ns: f"{units.milliseconds(ns)} ms", lambda link: link.transfer_ns),
+    "late sender": ("ms", lambda ns: f"{units.milliseconds(ns)} ms", lambda link: link.late_sender_ns),
 }
+"""Figures of the messages from one rank to another: the unit, how one is written, and what it is of a link."""
 _PARTS = (
     ("wait_ns", "Waiting for the other side", WAIT),
     ("hidden_ns", "Transfer hidden by compute", COMPUTE),
@@ -111,8 +103,9 @@ def axes_of_links(report: Report) -> list[str]:
     return sorted(sums, key=lambda axis: (-costs[axis], -sums[axis], axis))
 
 
-def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
-    """Messages on an axis as a heat map, senders as rows and receivers as columns, over all steps of the report.
+def link_matrix(report: Report, axis: str, what: str) -> go.Figure | None:
+    """The bytes, transfer or late sender of messages on an axis as a heat map, senders as rows and receivers as columns, over all
+    steps of the report.
 
     Of more than :data:`MOST_ROWS` ranks the stages are rows, each with the sum of its links and the name of the largest; where
     stages are not known, the ranks with most. None where there is nothing to show.
@@ -170,7 +163,7 @@ def _names(report: Report, links: Sequence[tuple[Link, int]]) -> dict[int, str]:
     return {rank: f"rank {rank}" for rank in sorted(chosen)}
 
 
-def _hover(members: Sequence[tuple[Link, int]] | None, what: OfLink, text: Callable[[int], str]) -> str:
+def _hover(members: Sequence[tuple[Link, int]] | None, what: str, text: Callable[[int], str]) -> str:
     if not members:
         return ""
     link, amount = max(members, key=lambda entry: entry[1])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.report.charts.base import GRID, QUIET, add_bars, lay_out, names_axis
+from pptrace.report.charts.base import QUIET, add_bars, lay_out, names_axis
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, IDEAL
 from pptrace.workflow.live.follow import LiveStepFigures
 
@@ -115,10 +114,5 @@ def live_ranks_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
     ):
         hover = f"{name}: %{{x:,.2f}} ms<extra></extra>"
         add_bars(figure, [(ns or 0) / 1e6 for ns in values], name, colour=colour, hovertemplate=hover)
-    options: dict[str, Any] = {
-        "barmode": "stack",
-        "bargap": 0.25,
-        "yaxis": names_axis(names),
-        "xaxis": {"gridcolor": GRID},
-    }
-    return lay_out(figure, 110 + 26 * len(names), f"ms of the span of step {step.step}", "", **options)
+    x = f"ms of the span of step {step.step}"
+    return lay_out(figure, 110 + 26 * len(names), x, barmode="stack", bargap=0.25, yaxis=names_axis(names))

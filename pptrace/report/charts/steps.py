@@ -14,7 +14,7 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport, alike_steps
 from pptrace.analysis.whole_run import Cause, StepSeries
 from pptrace.model.units import milliseconds, percent
-from pptrace.report.charts.base import GRID, QUIET, add_bars, label_bars, lay_out, names_axis, plain
+from pptrace.report.charts.base import GRID, QUIET, add_bars, add_lines, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, GAIN, IDEAL, KIND_COLOURS, OTHER, PART_COLOURS
 
 _MOST_MARKERS = 3000
@@ -118,15 +118,10 @@ def _levels(figure: go.Figure, series: StepSeries, numbers: Sequence[int]) -> No
     starts = [min(numbers), *(change.step for change in series.changes), max(numbers)]
     heights = [change.before_ns for change in series.changes[:1]] or [series.median_ns]
     heights += [change.after_ns for change in series.changes]
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for begin, end, height in zip(starts, starts[1:], heights, strict=False):
-        x += [begin - 0.5, end - 0.5 + (end == starts[-1]), None]
-        y += [height / 1e6, height / 1e6, None]
+    stretches = zip(starts, starts[1:], heights, strict=False)
+    lines = [(begin - 0.5, ns / 1e6, end - 0.5 + (end == starts[-1]), ns / 1e6) for begin, end, ns in stretches]
     name = "typical step of each level" if series.changes else f"median {milliseconds(series.median_ns)} ms"
-    figure.add_scatter(
-        x=x, y=y, mode="lines", name=name, line={"color": "#E69F00", "width": 2.5}, hoverinfo="skip",
-    )  # fmt: skip
+    add_lines(figure, lines, name=name, line={"color": "#E69F00", "width": 2.5})
     for change in series.changes:
         figure.add_vline(x=change.step - 0.5, line={"color": QUIET, "width": 1.5, "dash": "dot"})
 

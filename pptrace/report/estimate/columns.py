@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pptrace.model.wording import listed
+from pptrace.report.columns import as_rows
 from pptrace.simulator.estimated_step import EstimatedStep
 from pptrace.sizes.context import causal_scores, hiding_sequences
 from pptrace.sizes.estimate import Estimate, RankEstimate
@@ -53,20 +52,6 @@ def _calls(estimate: Estimate, rank: RankEstimate, bytes_per_ns: Mapping[str, fl
         on_wire, speed = estimate.wire_bytes(axis, kind, calls), bytes_per_ns.get(axis)
         rows.append((*about, calls.bytes, on_wire, None if speed is None else on_wire / speed / 1e6))
     return rows
-
-
-def as_csv(columns: Mapping[str, list[Any]]) -> str:
-    """Columns as CSV, an empty cell for None."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return out.getvalue()
-
-
-def as_rows(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Columns as an object for each row."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def estimate_object(

@@ -8,7 +8,8 @@ from typing import Any
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted
-from pptrace.report.estimate.columns import as_rows, missing_reasons
+from pptrace.report.columns import as_rows
+from pptrace.report.estimate.columns import missing_reasons
 from pptrace.report.estimate.table import excess
 from pptrace.report.sweep.table import by_reason
 from pptrace.simulator.estimated_step import Candidate

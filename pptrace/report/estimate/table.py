@@ -8,7 +8,8 @@ from typing import Any
 from pptrace.model import units
 from pptrace.model.report_table import ReportTable, table_of
 from pptrace.model.wording import counted, listed
-from pptrace.report.estimate.columns import as_rows, communication_columns, context_object, missing_reasons
+from pptrace.report.columns import as_rows
+from pptrace.report.estimate.columns import communication_columns, context_object, missing_reasons
 from pptrace.simulator.estimated_step import EstimatedStep, Speeds, estimated_step, missing_speeds
 from pptrace.simulator.simulation import IDEAL, simulate
 from pptrace.sizes.estimate import Estimate, RankEstimate
@@ -122,6 +123,24 @@ def tables(estimate: Estimate, bytes_per_ns: Mapping[str, float], limit_bytes: i
     """All tables of an estimate."""
     sent = communication_table(estimate, bytes_per_ns)
     return [rank_table(estimate, limit_bytes), *([] if sent is None else [sent])]
+
+
+def verdict_lines(
+    estimate: Estimate,
+    step: EstimatedStep | None,
+    speeds: Speeds | None,
+    bytes_per_ns: Mapping[str, float],
+    limit_bytes: int | None,
+    unused: Sequence[str],
+) -> list[str]:
+    """Lines on whether it fits, the predicted step, speeds of ``unused`` links, and the context."""
+    lines = (
+        "" if limit_bytes is None else fit_line(estimate, limit_bytes),
+        step_line(estimate, step, speeds),
+        unused_line(unused),
+        context_line(estimate, bytes_per_ns, None if speeds is None else speeds.flops_per_ns),
+    )
+    return [line for line in lines if line]
 
 
 def step_line(estimate: Estimate, step: EstimatedStep | None, speeds: Speeds | None) -> str:

@@ -5,13 +5,12 @@ A sweep as columns, one row per point: what CSV, JSON and DataFrame hold.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
+from pptrace.report.columns import as_rows
 from pptrace.simulator.sweep.run import Sweep, SweptPoint, SweptStep
 
 
@@ -100,18 +99,6 @@ def sweep_columns(sweep: Sweep) -> dict[str, list[Any]]:
     return options | found | {"refused": [swept.refused for swept in sweep.points]}
 
 
-def sweep_csv(sweep: Sweep) -> str:
-    """The columns as CSV, an empty cell for None."""
-    columns = sweep_columns(sweep)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return out.getvalue()
-
-
 def sweep_object(sweep: Sweep) -> dict[str, Any]:
     """The points as a JSON object."""
-    columns = sweep_columns(sweep)
-    points = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return {"schema": SWEEP_SCHEMA, "costs_of": str(sweep.grid.costs_of), "points": points}
+    return {"schema": SWEEP_SCHEMA, "costs_of": str(sweep.grid.costs_of), "points": as_rows(sweep_columns(sweep))}

@@ -10,23 +10,11 @@ from __future__ import annotations
 from pptrace.analysis.questions import tables_of_answers
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
-from pptrace.model.report_table import Amount, Bar, Cell, ReportTable
+from pptrace.model.report_table import Amount, ReportTable
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table, host_window_table
 from pptrace.report.tables.ranks import bounds_table, device_host_table, host_table, phases_table, ranks_table
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.tables.waterfall import blame_table, waterfall_table
-
-__all__ = [
-    "Amount",
-    "Bar",
-    "Cell",
-    "ReportTable",
-    "tables_of",
-    "tables_of_run",
-    "tables_of_step",
-    "unknown_line",
-    "warning_lines",
-]
 
 
 def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:

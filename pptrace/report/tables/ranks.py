@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from pptrace.analysis.part_words import IDLE_WORDS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankDevice, RankStep, StepReport
@@ -202,40 +200,40 @@ _MEANING = (
 _MOST_CALLS = 3
 
 
-class _Entry(Struct, frozen=True):
+class _Entry(NamedTuple):
     """One rank's device: its window, ns, and why it was idle in it."""
 
-    rank: int
     window_ns: int
+    idle_ns: int
     of: RankStep | RankDevice
 
     def parts(self) -> tuple[int | None, ...]:
         """Idle time and its parts, ns."""
         host = self.of.host
-        device = self.of.device if isinstance(self.of, RankStep) else self.of.breakdown
-        if host is None:
-            return (device.idle_ns, None, None, None)
-        return (device.idle_ns, host.launch_starved_ns, host.blocking_ns, host.dependency_ns)
+        reasons = (None,) * 3 if host is None else (host.launch_starved_ns, host.blocking_ns, host.dependency_ns)
+        return (self.idle_ns, *reasons)
 
 
 def host_table(step: StepReport, amount: Amount) -> ReportTable:
     """Idle time of the devices in a step by cause."""
-    entries = [_Entry(rank.rank, rank.window_ns, rank) for rank in step.ranks if rank.device.idle_ns is not None]
+    idle = ((rank, rank.device.idle_ns) for rank in step.ranks)
+    entries = [_Entry(rank.window_ns, idle_ns, rank) for rank, idle_ns in idle if idle_ns is not None]
     return _table("host", "Device idle time", entries, amount)
 
 
 def device_host_table(report: Report, amount: Amount) -> ReportTable:
     """Idle time of the devices by cause, from their first work to their last."""
+    idle = ((entry, entry.breakdown.idle_ns) for entry in report.device)
     entries = [
-        _Entry(entry.rank, (entry.breakdown.busy_ns or 0) + entry.breakdown.idle_ns, entry)
-        for entry in report.device
-        if entry.breakdown.idle_ns is not None
+        _Entry((entry.breakdown.busy_ns or 0) + idle_ns, idle_ns, entry)
+        for entry, idle_ns in idle
+        if idle_ns is not None
     ]
     return _table("device-host", f"Device idle time, whole trace{as_recorded(report)}", entries, amount)
 
 
 def _table(key: str, title: str, entries: Sequence[_Entry], amount: Amount) -> ReportTable:
-    labelled = mean_and_extremes(entries, amount, lambda entry: entry.rank, lambda entry: entry.parts()[1] or 0)
+    labelled = mean_and_extremes(entries, amount, lambda entry: entry.of.rank, lambda entry: entry.parts()[1] or 0)
     notes = [_MEANING]
     if labelled and labelled[0][0] == "mean":
         extremes = "those that waited for launches least and most"
@@ -251,7 +249,7 @@ def _table(key: str, title: str, entries: Sequence[_Entry], amount: Amount) -> R
 
 def _costly_calls(entries: Iterable[_Entry]) -> list[str]:
     """A line on the synchronisations for which devices ran dry; none without any."""
-    syncs = [(entry.rank, sync) for entry in entries for sync in entry.of.synchronisations or () if sync.drained_ns]
+    syncs = [(entry.of.rank, sync) for entry in entries for sync in entry.of.synchronisations or () if sync.drained_ns]
     if not syncs:
         return []
     syncs.sort(key=lambda entry: -entry[1].drained_ns)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.report.colours import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY, OTHER, PART_COLOURS, ink, shade
+from pptrace.report.colours import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY, OTHER, ink, shade
 from pptrace.report.tiles.bubbles import MEANINGS
 from pptrace.report.tiles.cut import NUM_BUCKETS
 from pptrace.report.tiles.details import OP_NAMES
@@ -27,22 +27,12 @@ def describe(
     bars: Bars, spans: Mapping[int, tuple[int, int]], first_step: int | None, *, has_pipeline: bool
 ) -> dict[str, Any]:
     """Describe bars to the browser; ``spans`` are start and end of each step on the run's clock, ns."""
-    layout, tables = bars.layout, bars.measured.tables
-    colours = {
-        "transfer": COMMUNICATION,
-        "either": OTHER,
-        "other": OTHER,
-        "host": PART_COLOURS["host"],
-        "memory": MEMORY,
-    }
+    layout, tables = bars.layout, bars.measured
     steps = [(step, low - bars.origin_ns, high - bars.origin_ns) for step, (low, high) in sorted(spans.items())]
     return {
         "span": bars.span_ns,
         "numBars": {name: len(tables[name].tracks) for name in TABLES},
-        "ranks": [
-            {"rank": row.rank, "pipeline": row.pipeline, "place": row.pp_rank, "stages": row.stages}
-            for row in layout.rows
-        ],
+        "ranks": [{"rank": row.rank, "stages": row.stages} for row in layout.rows],
         "orders": {name: [[label, at] for label, at in groups] for name, groups in layout.orders.items()},
         "block": BLOCK,
         "buckets": NUM_BUCKETS,
@@ -54,7 +44,7 @@ def describe(
         "opClasses": OP_CLASSES,
         "phases": _seen(bars.measured, "phases", (PHASES,)),
         "causes": _seen(bars.measured, "bubbles", (BUBBLES, GAPS)),
-        "colours": {**KIND_COLOURS, **colours},
+        "colours": {"transfer": COMMUNICATION, "either": OTHER, "other": OTHER, "memory": MEMORY},
         "kindNames": OP_NAMES,
         "states": MEANINGS,
         "hasPipeline": has_pipeline,
@@ -73,7 +63,7 @@ def describe(
 
 def _lanes(bars: Bars, name: str) -> dict[str, Any]:
     """The lanes of a table, how many tracks of each overlap, and the texts of its codes."""
-    table, num_ranks = bars.measured.tables[name], len(bars.layout.rows)
+    table, num_ranks = bars.measured[name], len(bars.layout.rows)
     return {
         "lanes": table.lanes,
         "depths": {table.lanes[lane]: depth for lane, depth in table.tracks.depths.items()},
@@ -84,16 +74,16 @@ def _lanes(bars: Bars, name: str) -> dict[str, Any]:
 
 def _seen(picture: Picture, name: str, lanes: tuple[int, ...]) -> list[str]:
     """The phases, or the states of ranks that compute in no op, that the run has."""
-    table = picture.tables[BACK]
+    table = picture[BACK]
     is_meant = np.repeat(np.isin(table.tracks.lane, lanes), np.diff(table.tracks.ptr))
     return [table.texts[name][code] for code in np.unique(table.tracks.group[is_meant]).tolist()]
 
 
 def _palette(picture: Picture) -> dict[str, list[tuple[str, str]]]:
     """(fill, ink on it) of each kind of op, for each chunk."""
-    chunks = picture.tables[OPS].tracks.columns["chunk"]
+    chunks = picture[OPS].tracks.columns["chunk"]
     num_chunks = max(int(chunks.max()) + 1 if len(chunks) else 1, 1)
-    seen = picture.tables[OPS].texts["kind"]
+    seen = picture[OPS].texts["kind"]
     colours = {**dict.fromkeys(seen, OTHER), **KIND_COLOURS}
     if UNLABELLED in seen:
         colours |= {UNLABELLED: COMPUTE, OP_CLASSES[-1]: COMPUTE}

@@ -8,7 +8,7 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.report.tiles.measured import Picture
-from pptrace.report.tiles.replayed import ranks_of, replayed_ops_alone
+from pptrace.report.tiles.replayed import picture_of_ops, ranks_of
 from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
 
@@ -29,4 +29,4 @@ def changed_picture(
         ranks = pd.Series(ranks_of(window, simulation.plan, mesh))
         times = {name: ops[name] + window.start_ns for name in ("start_ns", "end_ns")}
         parts.append(ops.assign(rank=ops["rank"].map(ranks), step=window.step, **times))
-    return replayed_ops_alone(pd.concat(parts, ignore_index=True), position, origin_ns)
+    return picture_of_ops(parts, position, origin_ns)

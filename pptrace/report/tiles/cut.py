@@ -74,30 +74,18 @@ def cut(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> 
     return _tile(earlier, rows[is_seen], track[is_seen], cells)
 
 
-class _Cells(Struct, frozen=True):
-    track: Array
-    bucket: Array
-    count: Array
-    longest: Array
-    shares: Array
+_Cells = tuple[Array, Array, Array, Array, Array]
+"""The last five fields of a tile."""
 
 
 def _no_cells() -> _Cells:
     none = np.empty(0, dtype=np.int64)
-    return _Cells(none, none, none, none, np.empty((0, NUM_CLASSES), dtype=np.uint8))
+    return none, none, none, none, np.empty((0, NUM_CLASSES), dtype=np.uint8)
 
 
 def _tile(earlier: tuple[Array, Array], rows: Array, track: Array, cells: _Cells) -> Tile:
-    return Tile(
-        np.concatenate((earlier[0], rows)),
-        np.concatenate((earlier[1], track)),
-        len(earlier[0]),
-        cells.track,
-        cells.bucket,
-        cells.count,
-        cells.longest,
-        cells.shares,
-    )
+    before, of_track = earlier
+    return Tile(np.concatenate((before, rows)), np.concatenate((of_track, track)), len(before), *cells)
 
 
 def _bounds(start: Int64, ptr: Int64, wanted: Array, time: Range) -> tuple[Int64, Int64]:
@@ -141,7 +129,7 @@ def _cells(tracks: Tracks, rows: Array, track: Array, time: Range) -> _Cells:
     runs[key[first]] = longest_of(tracks, rows, of_key, first)
     cells = np.flatnonzero(runs >= 0)
     shares = shares_of(busy[cells], 1 << time.shift)
-    return _Cells(cells // NUM_BUCKETS, cells % NUM_BUCKETS, count[cells], runs[cells], shares)
+    return cells // NUM_BUCKETS, cells % NUM_BUCKETS, count[cells], runs[cells], shares
 
 
 def _busy_of_buckets(
@@ -193,7 +181,7 @@ def _from_level(tracks: Tracks, level: Level, wanted: Array, time: Range, earlie
     key = of_left * NUM_BUCKETS + bucket
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
     cell = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(key))))
-    cells = _Cells(
+    cells = (
         of_left[first],
         bucket[first],
         np.add.reduceat(count, first),
@@ -203,18 +191,16 @@ def _from_level(tracks: Tracks, level: Level, wanted: Array, time: Range, earlie
     return _tile(earlier, *bars, cells)
 
 
-def cut_together(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> tuple[Array, Array]:
-    """(number of bars that begin in each bucket, time of all ``wanted`` tracks by bucket and class, ns), for one row of them."""
+def cut_together(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> Array:
+    """The time of all ``wanted`` tracks by bucket and class, ns, for one row of them."""
     low, high = _bounds(tracks.start, tracks.ptr, wanted, time)
     earlier, _ = _reaching_in(tracks, wanted, low, time)
     level = _level(levels, time.shift) if int((high - low).sum()) > _MOST_ROWS else None
     if level is None:
         rows, _ = _expand(low, high)
-        count = np.bincount((tracks.start[rows] - time.begin) >> time.shift, minlength=NUM_BUCKETS)
-        return count, _spread(tracks, np.concatenate((earlier, rows)), time)
+        return _spread(tracks, np.concatenate((earlier, rows)), time)
     at, _ = _expand(*_bounds(level.start, level.ptr, wanted, time))
     bucket = (level.start[at] - time.begin) >> time.shift
-    count = np.bincount(bucket, level.count[at], NUM_BUCKETS).astype(np.int64)
     longest = level.longest[at].astype(np.int64)
     is_long = tracks.length[longest] >= 1 << time.shift
     alone = busy_by_class(tracks, longest[is_long], np.arange(int(is_long.sum())), int(is_long.sum()))
@@ -223,7 +209,7 @@ def cut_together(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: R
     busy = _spread(tracks, np.concatenate((earlier, longest[is_long])), time)
     for number in range(NUM_CLASSES):
         busy[:, number] += np.bincount(bucket, short[:, number], NUM_BUCKETS)
-    return count, busy
+    return busy
 
 
 def _spread(tracks: Tracks, rows: Array, time: Range) -> Array:

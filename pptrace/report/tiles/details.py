@@ -109,7 +109,7 @@ def _of_work(timeline: Timeline, at: int, start: int, end: int) -> Lines:
 
 def _of_gaps(timeline: Timeline, at: int, start: int, end: int) -> Lines:
     """The time in an op in which its rank did not compute, by what it did."""
-    tracks = timeline.measured.tables[BACK].tracks
+    tracks = timeline.measured[BACK].tracks
     lengths = dict.fromkeys(STATES, 0)
     for track in tracks.of_rank.get(at, ()):
         if tracks.lane[track] == GAPS:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from pptrace.report.tiles.cut import Range, Tile, cut, cut_together, shares_of
-from pptrace.report.tiles.measured import COMMS, OPS, TABLES, Picture, Table
+from pptrace.report.tiles.measured import COMMS, COMPUTE_LANE, OPS, TABLES, Picture, Table
 from pptrace.report.tiles.memory import MemoryTracks, most_of_buckets, samples_of
-from pptrace.report.tiles.tracks import Array
+from pptrace.report.tiles.tracks import Array, Tracks
 
 _ALIGNED = 8
 _JS_TYPES = {"i1": "Int8", "u1": "Uint8", "i2": "Int16", "u2": "Uint16", "i4": "Int32", "u4": "Uint32", "f8": "Float64"}
@@ -31,7 +31,6 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
     COMMS: ("axis", "direction", "bytes", "step"),
 }
 """Columns of details, of pages that ask nobody."""
-_COMPUTE_LANE = 0
 _MOST_SAMPLES = 6_000
 """A tile of memory of a page with up to this number of events has each of them."""
 
@@ -46,21 +45,15 @@ def rank_tile(
     sections: dict[str, dict[str, Any]] = {}
     arrays, is_whole = {}, True
     for name in TABLES:
-        table = picture.tables[name]
+        table = picture[name]
         wanted = table.tracks.tracks_of(ranks)
         tile = cut(table.tracks, table.levels, wanted, time)
         is_whole = is_whole and not len(tile.cell_track)
-        sections[name] = {
-            "rank": table.tracks.rank[wanted].tolist(),
-            "lane": table.tracks.lane[wanted].tolist(),
-            "depth": table.tracks.depth[wanted].tolist(),
-            "earlier": tile.num_earlier,
-            "count": tile.count,
-        }
+        sections[name] = section_of(table.tracks, wanted, tile)
         arrays[name] = tile_arrays(name, table, tile, (details or {}).get(name, ()))
         if details:  # nobody is asked for the longest bar of a cell
             arrays[name]["cellLongest"] = np.zeros_like(arrays[name]["cellLongest"])
-    sections[OPS]["kinds"] = picture.tables[OPS].texts["kind"]
+    sections[OPS]["kinds"] = picture[OPS].texts["kind"]
     return encode(sections, arrays), is_whole
 
 
@@ -87,16 +80,20 @@ def memory_samples_tile(memory: MemoryTracks, ranks: Sequence[int], time: Range)
 
 def group_tile(picture: Picture, groups: Sequence[tuple[str, Sequence[int]]], time: Range) -> bytes:
     """The tile of groups of ranks: of each, the shares of its ranks' time in each class of ops by bucket."""
-    table = picture.tables[OPS]
+    table = picture[OPS]
     tracks = table.tracks
-    counts, shares = [], []
+    shares = []
     for _, ranks in groups:
         wanted = tracks.tracks_of(ranks)
-        count, busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == _COMPUTE_LANE], time)
-        counts.append(count)
+        busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == COMPUTE_LANE], time)
         shares.append(shares_of(busy, len(ranks) << time.shift))
-    arrays = {"counts": np.concatenate(counts).astype(np.int32), "shares": np.concatenate(shares).reshape(-1)}
-    return encode({"groups": {"num": len(counts)}}, {"groups": arrays})
+    return encode({"groups": {"num": len(shares)}}, {"groups": {"shares": np.concatenate(shares).reshape(-1)}})
+
+
+def section_of(tracks: Tracks, wanted: Array, tile: Tile) -> dict[str, Any]:
+    """The facts of a tile of the ``wanted`` tracks: where each of them is, and how many bars it has."""
+    places = {name: getattr(tracks, name)[wanted].tolist() for name in ("rank", "lane", "depth")}
+    return places | {"earlier": tile.num_earlier, "count": tile.count}
 
 
 def tile_arrays(name: str, table: Table, tile: Tile, details: Sequence[str] = ()) -> dict[str, Array]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct
 
 from pptrace.errors import PptraceError
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import communication_rows
 from pptrace.report.tiles.cut import Range, cut
-from pptrace.report.tiles.encode import encode, tile_arrays
+from pptrace.report.tiles.encode import encode, section_of, tile_arrays
 from pptrace.report.tiles.measured import Table
 from pptrace.report.tiles.tracks import Array, make_tracks
 from pptrace.workflow.analyse import Analysis
@@ -52,42 +51,25 @@ _MOST_KEPT = 20_000_000
 """Events that stay in memory; of more, those of the ranks that were looked at last."""
 
 
-class RankEvents(Struct, frozen=True):
-    """The events of a rank as tracks, by the lanes of its streams and threads, whose names ``table.lanes`` has."""
+def describe_lanes(table: Table) -> dict[str, Any]:
+    """The lanes of a rank's events in their order, with how many tracks each has; and the classes seen."""
+    lanes = [{"name": name, "depths": table.tracks.depths[lane]} for lane, name in enumerate(table.lanes)]
+    return {"lanes": lanes, "classes": np.unique(table.tracks.group).tolist()}
 
-    table: Table
 
-    def describe(self) -> dict[str, Any]:
-        """The lanes that have events, in their order, with how many tracks and events each has; and the classes seen."""
-        tracks = self.table.tracks
-        counts = np.bincount(np.repeat(tracks.lane, np.diff(tracks.ptr)), minlength=len(self.table.lanes))
-        lanes = [
-            {"name": name, "depths": tracks.depths[lane], "count": int(counts[lane])}
-            for lane, name in enumerate(self.table.lanes)
-        ]
-        return {"lanes": lanes, "classes": np.unique(tracks.group).tolist()}
-
-    def tile(self, time: Range) -> bytes:
-        """The tile of all lanes, with the names of the events that are bars in it."""
-        tracks = self.table.tracks
-        wanted = np.arange(len(tracks.rank))
-        tile = cut(tracks, self.table.levels, wanted, time)
-        arrays = tile_arrays(EVENTS, self.table, tile)
-        codes, names = np.unique(tracks.columns["name"][tile.rows], return_inverse=True)
-        texts = self.table.texts["name"]
-        section = {
-            "rank": tracks.rank.tolist(),
-            "lane": tracks.lane.tolist(),
-            "depth": tracks.depth.tolist(),
-            "earlier": tile.num_earlier,
-            "count": tile.count,
-            "names": [texts[code] for code in codes.tolist()],
-        }
-        return encode({EVENTS: section}, {EVENTS: arrays | {"name": names.astype(np.int32)}})
+def events_tile(table: Table, time: Range) -> bytes:
+    """The tile of all lanes of a rank's events, with the names of those that are bars in it."""
+    tracks = table.tracks
+    wanted = np.arange(len(tracks.rank))
+    tile = cut(tracks, table.levels, wanted, time)
+    arrays = tile_arrays(EVENTS, table, tile)
+    codes, names = np.unique(tracks.columns["name"][tile.rows], return_inverse=True)
+    section = section_of(tracks, wanted, tile) | {"names": [table.texts["name"][code] for code in codes.tolist()]}
+    return encode({EVENTS: section}, {EVENTS: arrays | {"name": names.astype(np.int32)}})
 
 
 class EventStore:
-    """The events of ranks, by the index of the rank. Usable from any thread."""
+    """The events of ranks as tracks, by the index of the rank. Usable from any thread."""
 
     def __init__(self, analysis: Analysis | None, position: Mapping[int, int], origin_ns: int) -> None:
         """Take the analysis, None where it was let go."""
@@ -96,10 +78,10 @@ class EventStore:
         self.ranks = {position[rank]: rank for rank in sorted(known) if rank in position}
         self._lock = threading.Lock()
         self._reading = {at: threading.Lock() for at in self.ranks}
-        self._kept: OrderedDict[int, RankEvents] = OrderedDict()
+        self._kept: OrderedDict[int, Table] = OrderedDict()
 
-    def of(self, at: int) -> RankEvents:
-        """The events of a rank, read if they are not kept.
+    def of(self, at: int) -> Table:
+        """The events of a rank by the lanes of its streams and threads, read if they are not kept.
 
         Raises:
             LookupError: it has none, or its file can no longer be read.
@@ -107,23 +89,17 @@ class EventStore:
         if at not in self.ranks:
             raise LookupError(at)
         with self._reading[at]:  # others are answered meanwhile
-            known = self._known(at)
-            return known or self._keep(at, self._read(at))
-
-    def _known(self, at: int) -> RankEvents | None:
-        with self._lock:
-            if at in self._kept:
+            with self._lock:
+                known = self._kept.get(at)
+            events = known or self._read(at)
+            with self._lock:
+                self._kept[at] = events
                 self._kept.move_to_end(at)
-            return self._kept.get(at)
-
-    def _keep(self, at: int, events: RankEvents) -> RankEvents:
-        with self._lock:
-            self._kept[at] = events
-            while len(self._kept) > 1 and sum(len(kept.table.tracks) for kept in self._kept.values()) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+                while len(self._kept) > 1 and sum(len(kept.tracks) for kept in self._kept.values()) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
             return events
 
-    def _read(self, at: int) -> RankEvents:
+    def _read(self, at: int) -> Table:
         if self._analysis is None:
             raise LookupError(at)
         try:
@@ -132,7 +108,7 @@ class EventStore:
             raise LookupError(at) from err
         if events is None:
             raise LookupError(at)
-        return RankEvents(events_table(events, at, self._origin_ns))
+        return events_table(events, at, self._origin_ns)
 
 
 def events_table(events: Events, at: int, origin_ns: int) -> Table:
@@ -156,6 +132,9 @@ def events_table(events: Events, at: int, origin_ns: int) -> Table:
     return Table(tracks, names, {"name": events.names})
 
 
+_DEVICES = 512
+
+
 def _lanes(events: Events, rows: Array) -> tuple[Array, tuple[str, ...]]:
     """(code of the lane of each row, names of the lanes)."""
     category = events.category[rows]
@@ -164,46 +143,18 @@ def _lanes(events: Events, rows: Array) -> tuple[Array, tuple[str, ...]]:
     is_work = np.isin(category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
     part = np.where(on_device, ~is_work, category == Category.PYTHON)
     device = np.where(on_device, events.device[rows], -1)
-    packed = (place * _DEVICES + device + 1) * 4 + 2 * ~on_device + part
-    lane, keys = pd.factorize(packed)
-    counts = np.bincount(lane, minlength=len(keys))
-    described = [_Lane.of(int(key)) for key in keys]
-    busiest: dict[tuple[int, ...], int] = {}
-    for own, count in zip(described, counts.tolist(), strict=True):
-        busiest[own.place] = busiest.get(own.place, 0) + count
-    order = sorted(range(len(described)), key=lambda number: described[number].order(busiest))
-    code_of = np.empty(len(order), dtype=np.int64)
-    code_of[order] = np.arange(len(order))
-    num_devices = len({own.device for own in described if not own.on_host})
-    return code_of[lane], tuple(described[number].name(num_devices) for number in order)
-
-
-_DEVICES = 512
-
-
-class _Lane(Struct, frozen=True):
-    """A stream or thread; ``is_apart``: the ranges on it, or Python's functions."""
-
-    on_host: bool
-    device: int
-    number: int
-    is_apart: bool
-
-    @classmethod
-    def of(cls, packed: int) -> _Lane:
-        rest, low = divmod(packed, 4)
-        number, device = divmod(rest, _DEVICES)
-        return cls(bool(low & 2), device - 1, number, bool(low & 1))
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        return (self.on_host, self.device, self.number)
-
-    def order(self, busiest: Mapping[tuple[int, ...], int]) -> tuple[int, ...]:
-        """Streams by number, then threads, the busiest first."""
-        return (self.on_host, self.device, -busiest[self.place] if self.on_host else 0, self.number, self.is_apart)
-
-    def name(self, num_devices: int) -> str:
-        if self.on_host:
-            return f"thread {self.number}{' Python' if self.is_apart else ''}"
-        return f"{f'GPU {self.device} ' if num_devices > 1 else ''}stream {self.number}{' ranges' if self.is_apart else ''}"
+    code, keys = pd.factorize((place * _DEVICES + device + 1) * 4 + 2 * ~on_device + part)
+    lanes = pd.DataFrame({"on_host": keys & 2 > 0, "is_apart": keys & 1 > 0, "device": keys // 4 % _DEVICES - 1})
+    lanes = lanes.assign(number=keys // (4 * _DEVICES), count=np.bincount(code, minlength=len(keys)))
+    busiest = lanes.groupby(["on_host", "device", "number"])["count"].transform("sum")
+    lanes["place"] = np.where(lanes["on_host"], -busiest, 0)  # streams by number, then threads, the busiest first
+    order: Any = lanes.sort_values(["on_host", "device", "place", "number", "is_apart"])
+    code_of = np.argsort(order.index)
+    several = lanes.loc[~lanes["on_host"], "device"].nunique() > 1
+    names = [
+        f"thread {lane.number}{' Python' * lane.is_apart}"
+        if lane.on_host
+        else f"{f'GPU {lane.device} ' * several}stream {lane.number}{' ranges' * lane.is_apart}"
+        for lane in order.itertuples()
+    ]
+    return code_of[code], tuple(names)

@@ -35,7 +35,6 @@ from pptrace.report.tiles.measured import (
     COMMS,
     OPS,
     PHASES,
-    Picture,
     back_table,
     comms_table,
     ops_table,
@@ -74,7 +73,7 @@ def bars_of_simulation(simulation: Simulation) -> Bars:
     }
     stages = stages_of_ranks(ops)
     layout = Layout(tuple(RankRow(rank, 0, rank, stages.get(rank, ())) for rank in ranks))
-    return Bars(0, layout, Picture(tables), {}, {})
+    return Bars(0, layout, tables, {}, {})
 
 
 def _idle(simulation: Simulation, ops: pd.DataFrame) -> list[dict[str, Int64]]:
@@ -158,7 +157,7 @@ def _inline(
     about["span"] = max(about["span"], extent_ns)
     about["tileOrder"] = _ORDER
     about["stepName"] = step_name  # of the only step, which has no number
-    about["tables"][OPS]["texts"] = bars.measured.tables[OPS].texts  # those of pairs too
+    about["tables"][OPS]["texts"] = bars.measured[OPS].texts  # those of pairs too
     tiles = _Tiles(bars, about["span"], most)
     parts = _parts(about["steps"], about["span"])
     begin_with = list(parts).index(first_step) if first_step in parts else 0

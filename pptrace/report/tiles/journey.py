@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pptrace.report.tiles.measured import COMMS, OPS, Picture, Table, halves_of
+import numpy as np
+
+from pptrace.report.tiles.measured import COMMS, COMPUTE_LANE, OPS, Table, halves_of
 from pptrace.report.tiles.replayed import PLANNED, rows_of_step
 from pptrace.report.tiles.timeline import MEASURED, Timeline
-from pptrace.report.tiles.tracks import Array
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 
@@ -30,10 +31,11 @@ def journey(timeline: Timeline, source: str, step: int, rank: int, microbatch: i
     ranks = _pipeline(timeline, rank)
     planned = timeline.picture(PLANNED, step)
     plan = timeline.schedule.plan_of(step)
-    times = {} if planned is None else _times(planned, ranks, step, microbatch)
-    hops = [*_ops(picture.tables[OPS], ranks, step, microbatch, times)]
+    in_plan = () if planned is None else _ops(planned[OPS], ranks, step, microbatch, {})
+    times = {(hop["at"], hop["what"], hop["stage"]): (hop["start_ns"], hop["end_ns"]) for hop in in_plan}
+    hops = [*_ops(picture[OPS], ranks, step, microbatch, times)]
     if source == MEASURED:
-        hops += _messages(picture.tables[COMMS], ranks, step, microbatch, times, plan)
+        hops += _messages(picture[COMMS], ranks, step, microbatch, times, plan)
     for hop in hops:
         hop["rank"] = timeline.layout.rows[hop["at"]].rank
     return sorted(
@@ -48,60 +50,39 @@ def _pipeline(timeline: Timeline, rank: int) -> list[int]:
     return members or list(range(len(position)))
 
 
-def _of_microbatch(table: Table, rows: Array, microbatch: int) -> Iterator[tuple[int, tuple[tuple[str, int], ...]]]:
-    """(row, (kind, stage) of each half) of those rows that compute a microbatch, in a pair perhaps as the second half."""
-    columns, kinds, pairs = table.tracks.columns, table.texts["kind"], table.texts["pair"]
-    halves = {code: halves_of(text) for code, text in enumerate(pairs) if text}
-    for row in rows.tolist():
-        parts = halves.get(int(columns["pair"][row]), ())
-        own = tuple((kind, stage) for kind, stage, number in parts if number == microbatch)
-        if own:
-            yield row, own
-        elif not parts and int(columns["microbatch"][row]) == microbatch:
-            yield row, ((kinds[columns["kind"][row]], int(columns["stage"][row])),)
-
-
-def _candidates(table: Table, ranks: list[int], step: int, microbatch: int) -> Array:
-    columns = table.tracks.columns
-    rows = rows_of_step(table.tracks, ranks, step, (0,))
-    has_pair = columns["pair"][rows] != (table.texts["pair"].index("") if "" in table.texts["pair"] else -1)
-    chosen: Array = rows[has_pair | (columns["microbatch"][rows] == microbatch)]
-    return chosen
-
-
-def _times(planned: Picture, ranks: list[int], step: int, microbatch: int) -> dict[Key, tuple[int, int]]:
-    """Start and end of each op of a microbatch in the plan."""
-    table = planned.tables[OPS]
-    tracks = table.tracks
-    times = {}
-    for row, parts in _of_microbatch(table, _candidates(table, ranks, step, microbatch), microbatch):
-        at = int(tracks.rank[tracks.track_of(row)])
-        for kind, stage in parts:
-            times[at, kind, stage] = (int(tracks.start[row]), int(tracks.start[row]) + int(tracks.length[row]))
-    return times
+def _of_microbatch(table: Table, ranks: list[int], step: int, microbatch: int) -> Iterator[tuple[int, str, int]]:
+    """(row, kind, stage) of each op of a microbatch; of a pair that half of it which computes the microbatch."""
+    columns, kinds = table.tracks.columns, table.texts["kind"]
+    halves = {code: halves_of(text) for code, text in enumerate(table.texts["pair"]) if text}
+    rows = rows_of_step(table.tracks, ranks, step, (COMPUTE_LANE,))
+    is_candidate = np.isin(columns["pair"][rows], list(halves)) | (columns["microbatch"][rows] == microbatch)
+    for row in rows[is_candidate].tolist():
+        own = (kinds[columns["kind"][row]], int(columns["stage"][row]), int(columns["microbatch"][row]))
+        for kind, stage, number in halves.get(int(columns["pair"][row])) or (own,):
+            if number == microbatch:
+                yield row, kind, stage
 
 
 def _ops(
     table: Table, ranks: list[int], step: int, microbatch: int, times: Mapping[Key, tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
     tracks = table.tracks
-    for row, parts in _of_microbatch(table, _candidates(table, ranks, step, microbatch), microbatch):
-        at = int(tracks.rank[tracks.track_of(row)])
-        start, length = int(tracks.start[row]), int(tracks.length[row])
-        for kind, stage in parts:
-            planned = times.get((at, kind, stage))
-            yield {
-                "what": kind,
-                "at": at,
-                "depth": int(tracks.depth[tracks.track_of(row)]),
-                "stage": stage,
-                "start_ns": start,
-                "end_ns": start + length,
-                "table": OPS,
-                "row": row,
-                "late_ns": None if planned is None else start - planned[0],
-                "longer_ns": None if planned is None else length - (planned[1] - planned[0]),
-            }
+    for row, kind, stage in _of_microbatch(table, ranks, step, microbatch):
+        track = tracks.track_of(row)
+        at, start, length = int(tracks.rank[track]), int(tracks.start[row]), int(tracks.length[row])
+        planned = times.get((at, kind, stage))
+        yield {
+            "what": kind,
+            "at": at,
+            "depth": int(tracks.depth[track]),
+            "stage": stage,
+            "start_ns": start,
+            "end_ns": start + length,
+            "table": OPS,
+            "row": row,
+            "late_ns": None if planned is None else start - planned[0],
+            "longer_ns": None if planned is None else length - (planned[1] - planned[0]),
+        }
 
 
 def _messages(

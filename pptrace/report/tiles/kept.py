@@ -31,7 +31,7 @@ class Bars(Struct, frozen=True):
     @property
     def span_ns(self) -> int:
         """Time from the first bar's start to the last one's end."""
-        tracks = [table.tracks for table in self.measured.tables.values() if len(table.tracks)]
+        tracks = [table.tracks for table in self.measured.values() if len(table.tracks)]
         return max(
             (int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1
         )
@@ -46,7 +46,7 @@ class _KeptBars(Struct, frozen=True):
 
 def pack_bars(bars: Bars) -> Packed:
     """Pack the bars with their mipmaps, which are made for it where they are not there."""
-    return pack(_KeptBars(bars, {name: table.levels for name, table in bars.measured.tables.items()}))
+    return pack(_KeptBars(bars, {name: table.levels for name, table in bars.measured.items()}))
 
 
 def unpack_bars(packed: Packed) -> Bars:
@@ -57,5 +57,5 @@ def unpack_bars(packed: Packed) -> Bars:
     """
     kept = unpack(packed, _KeptBars)
     for name in TABLES:
-        vars(kept.bars.measured.tables[name])["levels"] = kept.levels[name]
+        vars(kept.bars.measured[name])["levels"] = kept.levels[name]
     return kept.bars

@@ -26,7 +26,7 @@ COMM_CLASSES = ("wait", "transfer", "either")
 """``either``: another side is not in the traces, so that nothing tells waiting from transfer."""
 OPS, COMMS, BACK = "ops", "comms", "back"
 TABLES = (OPS, COMMS, BACK)
-_COMPUTE, _RANGES, _STEPS = 0, 1, 2
+COMPUTE_LANE, _RANGES, _STEPS = 0, 1, 2
 STEP_RANGES = "steps"
 """Lane of the ranges of whole steps, which is not drawn."""
 PHASES, BUBBLES, GAPS = 0, 1, 2
@@ -44,10 +44,8 @@ class Table(Struct, frozen=True, dict=True):
         return make_pyramid(self.tracks)
 
 
-class Picture(Struct, frozen=True):
-    """All tables of one source (measured, planned, simulated) on the run's time, from its origin."""
-
-    tables: Mapping[str, Table]
+Picture = Mapping[str, Table]
+"""All tables of one source (measured, planned, simulated) on the run's time, from its origin."""
 
 
 def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
@@ -55,7 +53,7 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
     rows = slice_of(ops)
     coded = {name: rows.codes(name) for name in ("kind", "phase", "pair", "source", "clock")}
     kind, kinds = coded["kind"]
-    lanes = {**dict.fromkeys((*COMPUTE_KINDS, COMPUTE), _COMPUTE), "STEP": _STEPS}
+    lanes = {**dict.fromkeys((*COMPUTE_KINDS, COMPUTE), COMPUTE_LANE), "STEP": _STEPS}
     lane_of = np.array([lanes.get(name, _RANGES) for name in kinds], dtype=np.int64)
     classes = {name: code for code, name in enumerate(OP_CLASSES)}
     class_of = np.array([classes.get(name, len(OP_CLASSES) - 1) for name in kinds], dtype=np.int64)
@@ -64,23 +62,19 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
     columns |= {name: codes for name, (codes, _) in coded.items()}
     tracks = make_tracks(
         _positions(rows["rank"], position),
-        _of_codes(lane_of, kind),
+        lane_of[kind],
         start,
         rows["end_ns"] - rows["start_ns"],
-        _of_codes(class_of, kind),
+        class_of[kind],
         columns=columns,
     )
     return Table(tracks, ("compute", "ranges", STEP_RANGES), {name: texts for name, (_, texts) in coded.items()})
 
 
-def _of_codes(values: Array, codes: Array) -> Array:
-    return values[codes] if len(values) else codes
-
-
 def _positions(ranks: Array, position: Mapping[int, int]) -> Array:
     known = np.array(sorted(position), dtype=np.int64)
     of_known = np.array([position[rank] for rank in known.tolist()], dtype=np.int64)
-    return of_known[np.searchsorted(known, ranks)] if len(known) else np.zeros(len(ranks), dtype=np.int64)
+    return of_known[np.searchsorted(known, ranks)]
 
 
 def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
@@ -89,12 +83,8 @@ def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int
     kind, kinds = rows.codes("kind")
     axis, axes = rows.codes("axis")
     direction, directions = rows.codes("direction")
-    is_message = np.array([name in MESSAGES for name in kinds], dtype=np.bool_)
-    is_send = np.array([name == "send" for name in kinds], dtype=np.bool_)
-    lane = axis + 2
-    if len(rows):
-        of_pipeline = is_message[kind] & np.array([name == "pp" for name in axes])[axis]
-        lane = np.where(of_pipeline, is_send[kind].astype(np.int64), lane)
+    is_message, is_send = np.isin(kinds, MESSAGES)[kind], np.isin(kinds, "send")[kind]
+    lane = np.where(is_message & np.isin(axes, "pp")[axis], is_send.astype(np.int64), axis + 2)
     start, end = rows["start_ns"], rows["end_ns"]
     transfer_start = np.clip(rows["transfer_start_ns"], start, end)
     transfer_end = np.clip(rows["transfer_end_ns"], transfer_start, end)
@@ -161,13 +151,11 @@ def phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, A
 def measured_picture(analysis: Analysis, ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
     """Everything that was measured, as tracks; ``ops`` may have more rows than those of the analysis."""
     data = analysis.data
-    return Picture(
-        {
-            OPS: ops_table(ops, position, origin_ns),
-            COMMS: comms_table(data.comms, position, origin_ns),
-            BACK: _back_table(analysis, position, origin_ns),
-        }
-    )
+    return {
+        OPS: ops_table(ops, position, origin_ns),
+        COMMS: comms_table(data.comms, position, origin_ns),
+        BACK: _back_table(analysis, position, origin_ns),
+    }
 
 
 def halves_of(pair: str) -> tuple[tuple[str, int, int | None], ...]:

@@ -45,14 +45,10 @@ def samples_of(tracks: MemoryTracks, ranks: Sequence[int], time: Range) -> tuple
 
 
 def most_of_buckets(tracks: MemoryTracks, ranks: Sequence[int], time: Range) -> Array:
-    """The most bytes allocated in each bucket, shape (ranks, :data:`NUM_BUCKETS`): 0 before a rank's first event, and of one
-    without any.
-    """
+    """The most bytes allocated in each bucket, shape (ranks, :data:`NUM_BUCKETS`): 0 before a rank's first event."""
     most = np.zeros((len(ranks), NUM_BUCKETS), dtype=np.int64)
     edges = time.begin + (np.arange(NUM_BUCKETS + 1) << time.shift)
     for row, rank in enumerate(ranks):
-        if rank not in tracks:
-            continue
         at, allocated = tracks[rank]
         first = np.searchsorted(at, edges)
         held = np.where(first[:-1] > 0, allocated[np.maximum(first[:-1] - 1, 0)], 0)  # when the bucket begins

@@ -9,11 +9,21 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS as COMMS_SCHEMA
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, empty_table
 from pptrace.model.tables import OPS as OPS_SCHEMA
 from pptrace.report.tiles.kept import Bars
-from pptrace.report.tiles.measured import BACK, COMMS, OPS, Picture, Table, comms_table, ops_table
-from pptrace.report.tiles.tracks import Array, Tracks, make_tracks
+from pptrace.report.tiles.measured import (
+    BACK,
+    COMMS,
+    COMPUTE_LANE,
+    OPS,
+    Picture,
+    Table,
+    back_table,
+    comms_table,
+    ops_table,
+)
+from pptrace.report.tiles.tracks import Array, Tracks
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay_table import replay_table
@@ -21,7 +31,6 @@ from pptrace.simulator import IDEAL, Costs
 from pptrace.timeline.windows import StepWindow
 
 PLANNED, SIMULATED = "planned", "simulated"
-_COMPUTE_LANE = 0
 
 
 def replayed_picture(
@@ -41,7 +50,7 @@ def replayed_picture(
     """
     plan = plan.compute_only()
     table = plan.table
-    position, ops = bars.layout.position, bars.measured.tables[OPS]
+    position, ops = bars.layout.position, bars.measured[OPS]
     latency = bars.message_ns.get(windows[0].step, 0) if source == SIMULATED else 0
     durations = []
     for window in windows:
@@ -53,20 +62,17 @@ def replayed_picture(
         _ops_of(plan, ranks_of(window, plan, mesh), window, replays.start[index], replays.end[index])
         for index, window in enumerate(windows)
     ]
-    return replayed_ops_alone(pd.concat(parts, ignore_index=True), position, bars.origin_ns)
+    return picture_of_ops(parts, position, bars.origin_ns)
 
 
-def replayed_ops_alone(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
-    """A picture of ops of the ranks that have a row, with nothing else."""
-    no_comms = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in COMMS_SCHEMA.items()})
-    none = np.empty(0, dtype=np.int64)
-    return Picture(
-        {
-            OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
-            COMMS: comms_table(no_comms, position, origin_ns),
-            BACK: Table(make_tracks(none, none, none, none, none), ("phases", "bubbles", "gaps"), {}),
-        }
-    )
+def picture_of_ops(parts: Sequence[pd.DataFrame], position: Mapping[int, int], origin_ns: int) -> Picture:
+    """A picture of the ops of each pipeline, of ranks that have a row, with nothing else."""
+    ops = pd.concat(parts, ignore_index=True)
+    return {
+        OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
+        COMMS: comms_table(empty_table(COMMS_SCHEMA), position, origin_ns),
+        BACK: back_table([]),
+    }
 
 
 def rows_of_step(tracks: Tracks, ranks: Sequence[int], step: int, lanes: Sequence[int]) -> Array:
@@ -82,7 +88,7 @@ def rows_of_step(tracks: Tracks, ranks: Sequence[int], step: int, lanes: Sequenc
 def _costs(ops: Table, ranks: Sequence[int], step: int, *, by_stage: bool) -> Costs:
     """Mean costs of a window; a kind that was not measured has its ideal proportion to the others."""
     tracks = ops.tracks
-    rows = rows_of_step(tracks, ranks, step, (_COMPUTE_LANE,))
+    rows = rows_of_step(tracks, ranks, step, (COMPUTE_LANE,))
     kind, stage = tracks.columns["kind"][rows].astype(np.int64), tracks.columns["stage"][rows].astype(np.int64)
     length = tracks.length[rows].astype(np.int64)
     names = ops.texts["kind"]

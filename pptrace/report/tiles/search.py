@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from pptrace.intervals import lengths_within, union
 from pptrace.report.tiles.details import OP_NAMES
@@ -35,12 +34,8 @@ _LEAST_LETTERS = 2
 _EXPOSED = "exposed transfer"
 
 
-class _Hits(Struct, frozen=True):
-    """Bars of a table that were found; those of events are of the rank of the index ``at``."""
-
-    name: str
-    table: Table
-    rows: Array
+_Hits = tuple[str, Table, Array]
+"""Bars that were found: the name of their table, it, and their rows."""
 
 
 def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: int = 0) -> dict[str, Any]:
@@ -56,7 +51,7 @@ def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: in
     an axis behind it), or a part of the name of an event; several with commas. ``unknown`` are words that mean nothing.
     """
     wanted, kinds, unknown, by_length = _read(text[:_MOST_CHARACTERS])
-    tables = timeline.measured.tables
+    tables = timeline.measured
     names_of_kinds = (*tables[OPS].texts["kind"], *tables[COMMS].texts["kind"], *tables[COMMS].texts["axis"])
     known_kinds = {name.lower() for name in names_of_kinds}
     strange = sorted(kind for kind in kinds if kind not in known_kinds)
@@ -69,26 +64,26 @@ def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: in
             hits = hits or [hit for name in names for hit in _named(timeline, " ".join(name.split()), ranks, fields)]
         unknown = [] if hits else unknown + strange
     elif wanted or kinds or by_length:
-        hits = [_Hits(name, tables[name], _matching(timeline, tables[name], wanted, kinds)) for name in (OPS, COMMS)]
+        hits = [(name, tables[name], _matching(timeline, tables[name], wanted, kinds)) for name in (OPS, COMMS)]
     return _answer(hits, unknown, by_length, from_ns)
 
 
 def _answer(hits: Sequence[_Hits], unknown: list[str], by_length: bool, from_ns: int) -> dict[str, Any]:
     found: list[tuple[int, int, int, str, int, int, int]] = []
-    total = sum(len(each.rows) for each in hits)
-    before = sum(int((each.table.tracks.start[each.rows] < from_ns).sum()) for each in hits)
-    for each in hits:
-        tracks = each.table.tracks
-        start = tracks.start[each.rows]
-        key = (-tracks.length[each.rows].astype(np.int64),) if by_length else (start, start < from_ns)
-        first = each.rows[np.lexsort(key)[:_MOST_FOUND]]
+    total = before = 0
+    for name, table, rows in hits:
+        tracks = table.tracks
+        start = tracks.start[rows]
+        total, before = total + len(rows), before + int((start < from_ns).sum())
+        key = (-tracks.length[rows].astype(np.int64),) if by_length else (start, start < from_ns)
+        first = rows[np.lexsort(key)[:_MOST_FOUND]]
         track = np.searchsorted(tracks.ptr, first, side="right") - 1
         times = (tracks.rank[track].tolist(), tracks.start[first].tolist(), tracks.length[first].tolist())
         lanes = (tracks.lane[track].tolist(), tracks.depth[track].tolist())
         has_number = "microbatch" in tracks.columns
         numbers = tracks.columns["microbatch"][first].tolist() if has_number else [-1] * len(first)
         found += [
-            (at, begin, length, each.name, lane, depth, number)
+            (at, begin, length, name, lane, depth, number)
             for at, begin, length, lane, depth, number in zip(*times, *lanes, numbers, strict=True)
         ]
     found.sort(key=lambda bar: (-bar[2], bar[1]) if by_length else (bar[1] < from_ns, bar[1], bar[0]))
@@ -100,23 +95,23 @@ def _named(timeline: Timeline, name: str, ranks: Sequence[int], wanted: dict[str
     """The bars that a name stands for: of the legend, of lanes, of the events of some ranks."""
     if len(name) < _LEAST_LETTERS:
         return
-    tables = [(key, timeline.measured.tables[key]) for key in (OPS, COMMS, BACK)]
-    for key, table in [*tables, *((EVENTS, timeline.events.of(at).table) for at in ranks)]:
+    tables = [(key, timeline.measured[key]) for key in (OPS, COMMS, BACK)]
+    for key, table in [*tables, *((EVENTS, timeline.events.of(at)) for at in ranks)]:
         fits = _are_named(key, table, name) & _of_fields(timeline, table, wanted)
         if key == BACK and (axis := name.removeprefix(_EXPOSED).strip()) in _axes(timeline) and axis != name:
             fits = _are_named(key, table, _EXPOSED) & _of_fields(timeline, table, wanted)
             fits[fits] = _are_of_axis(timeline, table, np.flatnonzero(fits), axis)
         if fits.any():
-            yield _Hits(key, table, np.flatnonzero(fits))
+            yield key, table, np.flatnonzero(fits)
 
 
 def _axes(timeline: Timeline) -> tuple[str, ...]:
-    return tuple(timeline.measured.tables[COMMS].texts["axis"])
+    return tuple(timeline.measured[COMMS].texts["axis"])
 
 
 def _are_of_axis(timeline: Timeline, table: Table, rows: Array, axis: str) -> Array:
     """Mark those rows in whose time something of their rank was transferred on an axis."""
-    comms = timeline.measured.tables[COMMS].tracks
+    comms = timeline.measured[COMMS].tracks
     moves = comms.columns["axis"] == _axes(timeline).index(axis)
     rank = np.repeat(comms.rank, np.diff(comms.ptr))
     start = comms.start + comms.columns["before"]

@@ -32,7 +32,7 @@ from pptrace.report.tiles.encode import group_tile, memory_tile, rank_tile
 from pptrace.report.tiles.events import EVENTS, EventStore
 from pptrace.report.tiles.kept import Bars
 from pptrace.report.tiles.layout import layout_of
-from pptrace.report.tiles.measured import OPS, Picture, Table, measured_picture
+from pptrace.report.tiles.measured import COMPUTE_LANE, OPS, Picture, Table, measured_picture
 from pptrace.report.tiles.memory import memory_tracks
 from pptrace.report.tiles.replayed import PLANNED, SIMULATED, replayed_picture
 from pptrace.report.tiles.tracks import Array
@@ -66,7 +66,6 @@ def message_times(comms: pd.DataFrame) -> dict[int, int]:
     return {step: round(median) for step, median in medians.items()}
 
 
-_COMPUTE_LANE = 0
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch"), ("kind", "phase", "pair")
 
 
@@ -105,7 +104,7 @@ def with_ops_of_tracks(report: Report, ops: Table, position: Mapping[int, int], 
 def _slice_of(rows: Slice, ops: Table, at: int, origin_ns: int) -> Slice:
     """The rows of a rank as views of its track, where that has them in their order; else a compact copy."""
     tracks = ops.tracks
-    compute = [track for track in tracks.tracks_of([at]).tolist() if tracks.lane[track] == _COMPUTE_LANE]
+    compute = [track for track in tracks.tracks_of([at]).tolist() if tracks.lane[track] == COMPUTE_LANE]
     if len(compute) == 1:
         own = slice(int(tracks.ptr[compute[0]]), int(tracks.ptr[compute[0] + 1]))
         start = _Times(origin_ns, tracks.start[own])
@@ -147,12 +146,12 @@ class Timeline:
         self._analysis = None if self.is_light else analysis
         self.events = EventStore(self._analysis, self.layout.position, self.origin_ns)
         if self.is_light and is_new:  # what was kept is in no other table
-            ops = self.measured.tables[OPS]
+            ops = self.measured[OPS]
             self.report = with_ops_of_tracks(analysis.report, ops, self.layout.position, self.origin_ns)
         self._lock = threading.Lock()
         self._replayed: OrderedDict[tuple[str, int], Picture | None] = OrderedDict()
         self._changes: OrderedDict[str, Simulation] = OrderedDict()
-        self._critical: OrderedDict[int, pd.DataFrame | None] = OrderedDict()
+        self._critical: OrderedDict[int, pd.DataFrame] = OrderedDict()
 
     @cached_property
     def spans(self) -> Mapping[int, tuple[int, int]]:
@@ -190,11 +189,11 @@ class Timeline:
             LookupError: there is no such picture, table or rank.
         """
         if name == EVENTS and source == MEASURED:
-            return self.events.of(self.layout.position[rank]).table
+            return self.events.of(self.layout.position[rank])
         picture = self.picture(source, step)
         if picture is None or rank not in self.layout.position:
             raise LookupError(f"{source} {name} {rank}")
-        return picture.tables[name]
+        return picture[name]
 
     def has_change(self, source: str) -> bool:
         """Return whether a change is kept."""
@@ -225,15 +224,13 @@ class Timeline:
 
     def slack(self, step: int) -> pd.DataFrame | None:
         """The ops of a step with ``slack_ns`` and ``on_path`` (1, 0), −1 where unknown; None where the run's ops are not kept."""
-        if self._analysis is None:
-            return None
-        with self._lock:
-            return _kept(self._critical, step, lambda: self._slack_of(step))
-
-    def _slack_of(self, step: int) -> pd.DataFrame | None:
         analysis = self._analysis
         if analysis is None:
             return None
+        with self._lock:
+            return _kept(self._critical, step, lambda: self._slack_of(step, analysis))
+
+    def _slack_of(self, step: int, analysis: Analysis) -> pd.DataFrame:
         data = analysis.data
         of_step = data.ops["step"] == step
         ops = data.ops[of_step].reset_index(drop=True)
@@ -248,7 +245,7 @@ class Timeline:
         Raises:
             LookupError: there is no such source, order or block.
         """
-        picture = self._picture_or_error(source, step)
+        picture = self.require_picture(source, step)
         return rank_tile(picture, self.layout.blocks(order)[block], time)[0]
 
     def memory_tile(self, order: str, block: int, time: Range) -> bytes:
@@ -265,9 +262,14 @@ class Timeline:
         Raises:
             LookupError: there is no such source or order.
         """
-        return group_tile(self._picture_or_error(source, step), self.layout.orders[order], time)
+        return group_tile(self.require_picture(source, step), self.layout.orders[order], time)
 
-    def _picture_or_error(self, source: str, step: int) -> Picture:
+    def require_picture(self, source: str, step: int) -> Picture:
+        """The bars of a source.
+
+        Raises:
+            LookupError: the step has no plan, or there is no such source.
+        """
         picture = self.picture(source, step)
         if picture is None:
             raise LookupError(source)
@@ -278,9 +280,10 @@ def bars_of(analysis: Analysis) -> Bars:
     """All that was measured as tracks, with their mipmaps."""
     data, ops = analysis.data, ops_with_compute(analysis.data)
     origin_ns = min((int(table["start_ns"].min()) for table in (ops, data.comms) if len(table)), default=0)
-    layout = layout_of(_ranks(ops, data.comms), analysis.mesh, stages_of_ranks(ops))
+    ranks = {*pd.unique(ops["rank"]).tolist(), *pd.unique(data.comms["rank"]).tolist()}
+    layout = layout_of(ranks, analysis.mesh, stages_of_ranks(ops))
     measured = measured_picture(analysis, ops, layout.position, origin_ns)
-    for table in measured.tables.values():
+    for table in measured.values():
         table.levels  # noqa: B018  made now, not by the first who asks
     memory = memory_tracks(data.memory, layout.position, origin_ns)
     return Bars(origin_ns, layout, measured, memory, message_times(data.comms))
@@ -301,10 +304,6 @@ def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
             cache.popitem(last=False)
     cache.move_to_end(key)
     return cache[key]
-
-
-def _ranks(ops: pd.DataFrame, comms: pd.DataFrame) -> set[int]:
-    return set(pd.unique(ops["rank"]).tolist()) | set(pd.unique(comms["rank"]).tolist())
 
 
 def stages_of_ranks(ops: pd.DataFrame) -> Mapping[int, tuple[int, ...]]:

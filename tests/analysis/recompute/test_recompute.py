@@ -88,7 +88,7 @@ def test_marks_of_recompute_are_no_ops_but_ranges_of_the_timelines(run: Analysis
     again = drawn[drawn["kind"] == "RECOMPUTE"]
     assert len(again) == len(drawn) - len(run.data.ops) == 2 * 4 * STEPS
     assert (again["end_ns"] - again["start_ns"] == AGAIN).all()
-    ops = Timeline(run).measured.tables["ops"]
+    ops = Timeline(run).measured["ops"]
     assert ops.tracks.lane.tolist().count(1) == 2  # a track of each rank below its ops
     assert "RECOMPUTE" in ops.texts["kind"]
 

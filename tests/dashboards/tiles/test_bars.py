@@ -12,7 +12,7 @@ import pytest
 from pptrace.model.mesh import MeshInfo
 from pptrace.report.tiles.bars import Place, aligned_at, bar_at
 from pptrace.report.tiles.layout import layout_of
-from pptrace.report.tiles.measured import COMM_CLASSES, COMMS, OPS, Picture, comms_table
+from pptrace.report.tiles.measured import COMM_CLASSES, COMMS, OPS, comms_table
 from pptrace.report.tiles.replayed import PLANNED
 from pptrace.report.tiles.timeline import MEASURED, Timeline
 from pptrace.workflow.analyse import Analysis
@@ -61,7 +61,7 @@ def test_every_rank_is_shifted_to_the_chosen_ops_start(kind: str, timeline: Time
     assert answer["name"].endswith("of microbatch 6 in step 2")
     planned = timeline.picture(PLANNED, 2)
     assert planned is not None
-    first = int(planned.tables[OPS].tracks.start[0])
+    first = int(planned[OPS].tracks.start[0])
     assert dict(aligned_at(timeline, Place(PLANNED, 2, OPS, 0, 0, first))["shifts"])[0] == 0
 
 
@@ -85,12 +85,12 @@ def test_members_of_a_collective_have_that_one_and_others_the_one_of_the_same_or
     comms = comms.assign(peer=-1, bytes=4, end_ns=comms["start_ns"] + 5)
     comms = comms.assign(transfer_start_ns=comms["start_ns"], transfer_end_ns=comms["end_ns"])
     position = {rank: rank for rank in range(3)}
-    picture = Picture({COMMS: comms_table(comms, position, 0)})
-    tracks = picture.tables[COMMS].tracks
+    picture = {COMMS: comms_table(comms, position, 0)}
+    tracks = picture[COMMS].tracks
     classes = {int(start): COMM_CLASSES[group] for start, group in zip(tracks.start, tracks.group, strict=True)}
     assert classes == {10: "transfer", 50: "transfer", 58: "transfer", 13: "either", 71: "either"}
     layout = layout_of(position, MeshInfo(3, 1, 1, 1, 1, 3, 1), {})
-    of_run: Any = SimpleNamespace(layout=layout, table=lambda source, step, name, rank: picture.tables[name])
+    of_run: Any = SimpleNamespace(layout=layout, table=lambda source, step, name, rank: picture[name])
     answer = aligned_at(of_run, Place(MEASURED, 0, COMMS, 0, 2, 50))
     assert answer["shifts"] == [[0, 0], [1, 50 - 58], [2, 50 - 71]]
     assert answer["name"] == "all_reduce (dp) in step 0"

@@ -79,12 +79,11 @@ def test_a_cell_has_the_longest_of_its_bars_and_the_shares_of_their_time(way: st
 
 
 @pytest.mark.parametrize("shift", [9, 15, 19])
-def test_ranks_drawn_as_one_row_have_all_bars_and_all_their_time(shift: int) -> None:
+def test_ranks_drawn_as_one_row_have_all_their_time(shift: int) -> None:
     tracks = random_tracks(3)
     wanted = tracks.tracks_of(range(5))
     tiles = [cut_together(tracks, (), wanted, time) for time in all_tiles(tracks, shift)]
-    assert sum(int(count.sum()) for count, _ in tiles) == len(tracks)
-    of_class = sum(busy.sum(axis=0) for _, busy in tiles)
+    of_class = sum(busy.sum(axis=0) for busy in tiles)
     assert tracks.second is not None
     waits = int(tracks.second.sum())
     assert of_class[0] == pytest.approx(waits)

@@ -15,7 +15,7 @@ from pptrace.model.traces import Category, Events
 from pptrace.report.tiles.bars import Place, bar_at
 from pptrace.report.tiles.cut import Range
 from pptrace.report.tiles.details import details
-from pptrace.report.tiles.events import EVENTS, events_table
+from pptrace.report.tiles.events import EVENTS, describe_lanes, events_table, events_tile
 from pptrace.report.tiles.search import search
 from pptrace.report.tiles.sums import sums_of
 from pptrace.report.tiles.timeline import MEASURED, Timeline
@@ -89,15 +89,13 @@ def test_each_stream_and_thread_has_a_lane_and_calls_lie_below_what_calls_them()
 def test_the_lanes_of_a_rank_hold_its_events_on_the_clock_of_its_ops(timeline: Timeline) -> None:
     """The first kernel of an op begins with it, and the tile of all its time has every event as a bar or in a cell."""
     events = timeline.events.of(0)
-    known = events.describe()
-    assert [lane["name"] for lane in known["lanes"]][:2] == ["stream 7", "stream 7 ranges"]
-    tracks = events.table.tracks
-    assert sum(lane["count"] for lane in known["lanes"]) == len(tracks)
-    ops = timeline.measured.tables["ops"].tracks
+    assert [lane["name"] for lane in describe_lanes(events)["lanes"]][:2] == ["stream 7", "stream 7 ranges"]
+    tracks = events.tracks
+    ops = timeline.measured["ops"].tracks
     first = ops.ptr[ops.of_rank[0][0]]
     of_stream = tracks.lane[np.searchsorted(tracks.ptr, np.arange(len(tracks)), side="right") - 1] == 0
     assert np.abs(tracks.start[of_stream] - ops.start[first]).min() <= 1
-    content = events.tile(Range(24, 0))
+    content = events_tile(events, Range(24, 0))
     header = json.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])["sections"][EVENTS]
     inside = (tracks.start >= 0) & (tracks.start < Range(24, 0).end)
     assert header["count"] == inside.sum()
@@ -181,7 +179,7 @@ def test_sums_of_a_range_are_the_parts_of_bars_in_it(timeline: Timeline) -> None
         parts = [half.get(name, 0) for half in halves]
         if name[0] in titles[:3] or all(parts):  # of others only the largest names are listed
             assert sum(parts) == pytest.approx(ns, abs=2), name
-    back = timeline.measured.tables["back"]
+    back = timeline.measured["back"]
     gaps = sum(
         int(
             np.clip(back.tracks.start[rows] + back.tracks.length[rows], begin, end).sum()

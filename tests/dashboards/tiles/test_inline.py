@@ -92,7 +92,7 @@ def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Ana
         assert data["partial"]
         assert set(data["partial"]) < set(data["tiles"])
         steps = {step: (begin, end) for step, begin, end in data["about"]["steps"]}
-        bars = Timeline(long_run).bars.measured.tables[OPS].tracks
+        bars = Timeline(long_run).bars.measured[OPS].tracks
         for step, is_whole in ((first, True), (8 - first, False)):
             begin, end = steps[step]
             own = np.flatnonzero((bars.start >= begin) & (bars.start < end)).tolist()
@@ -157,7 +157,7 @@ def simulated(name: str = "interleaved-1f1b", v: int | None = 2) -> Simulation:
 
 def intervals(simulation: Simulation, rank: int, lane: int) -> dict[str, list[tuple[int, int]]]:
     """(start, end) of a rank's phases or idle states by name."""
-    table = bars_of_simulation(simulation).measured.tables[BACK]
+    table = bars_of_simulation(simulation).measured[BACK]
     found: dict[str, list[tuple[int, int]]] = {}
     for track in table.tracks.tracks_of([rank]).tolist():
         if table.tracks.lane[track] == lane:

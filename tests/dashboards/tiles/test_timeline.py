@@ -69,7 +69,7 @@ def test_the_plan_in_time_is_the_closed_form(timeline: Timeline) -> None:
     """Means over stages of which one is 1.3 times as slow; 1F1B takes (m + p − 1)(f + b)."""
     picture = timeline.picture(PLANNED, 2)
     assert picture is not None
-    tracks = picture.tables["ops"].tracks
+    tracks = picture["ops"].tracks
     forward, backward = round(4_000_000 * (1 + 0.3 / 4)), round(8_000_000 * (1 + 0.3 / 4))
     expected = simulate(build("1f1b", 4, 8), uniform(forward, backward))
     start = timeline.windows_of(2)[0].start_ns - timeline.origin_ns
@@ -81,7 +81,7 @@ def test_the_plan_in_time_is_the_closed_form(timeline: Timeline) -> None:
 def test_the_simulated_step_has_each_stages_cost_and_messages(timeline: Timeline) -> None:
     picture = timeline.picture(SIMULATED, 3)
     assert picture is not None
-    tracks = picture.tables["ops"].tracks
+    tracks = picture["ops"].tracks
     of_rank = np.repeat(tracks.rank, np.diff(tracks.ptr))
     assert set(tracks.length[of_rank == 1].tolist()) == {round(4e6 * 1.2 * 1.3), round(8e6 * 1.2 * 1.3)}
     assert set(tracks.length[of_rank == 0].tolist()) == {round(4e6 * 1.2), round(8e6 * 1.2)}
@@ -146,7 +146,7 @@ def to_tables() -> Callable[..., Path]:
 )
 def test_a_search_finds_what_the_words_say(text: str, total: int, timeline: Timeline) -> None:
     if text == "step 2":
-        tables = timeline.measured.tables
+        tables = timeline.measured
         total = sum(int((tables[name].tracks.columns["step"] == 2).sum()) for name in ("ops", "comms"))
     answer = search(timeline, text)
     assert (answer["total"], answer["unknown"]) == (total, [])
@@ -165,7 +165,7 @@ def test_a_search_sorts_by_length_and_says_what_it_does_not_know(timeline: Timel
 def test_a_search_finds_nothing_that_is_not_drawn() -> None:
     """Ranges of whole steps have no lane: the longest bar would be one that nobody sees."""
     timeline = Timeline(load([SAMPLES / "experts_pp2_ep2"]))
-    ops = timeline.measured.tables["ops"]
+    ops = timeline.measured["ops"]
     steps = ops.lanes.index("steps")
     assert steps in ops.tracks.lane, "there are some"
     found = search(timeline, "longest")["found"]
@@ -177,7 +177,7 @@ def test_an_op_of_a_device_says_how_long_it_did_not_compute_in_it_and_why() -> N
     """The rest is its compute, which the page Stages has."""
     analysis = load([SAMPLES / "gpu_1f1b_p4"])
     own = Timeline(analysis)
-    tracks = own.measured.tables["ops"].tracks
+    tracks = own.measured["ops"].tracks
     compute = analysis.data.lanes[0].compute
     starved = 0.0
     for row in range(tracks.ptr[0], tracks.ptr[1]):
@@ -216,7 +216,7 @@ def test_an_op_says_for_how_much_of_the_bubble_it_is_blamed(timeline: Timeline) 
         title = f"{'Forward' if op.kind == 'F' else 'Backward'} of microbatch {op.microbatch}"
         expected[title, str(op.rank), str(op.stage)] = f"{op.ns / 1e6:.2f} ms of bubbles"
     assert expected
-    rows = range(len(timeline.measured.tables["ops"].tracks))
+    rows = range(len(timeline.measured["ops"].tracks))
     texts = [dict(details(timeline, MEASURED, 2, "ops", row)) for row in rows]
     found = {(text[""], text["rank"], text.get("stage")): text for text in texts if text.get("step") == "2"}
     assert {op: text["blamed for"] for op, text in found.items() if "blamed for" in text} == expected
@@ -231,7 +231,7 @@ def test_a_report_keeps_ops_that_overlap_as_they_are(
     analysis = load([to_tables(tmp_path, ops)])
     monkeypatch.setattr("pptrace.report.tiles.timeline.MOST_KEPT_OPS", 1)
     timeline = Timeline(analysis)
-    assert timeline.measured.tables["ops"].tracks.depths[0] == 2
+    assert timeline.measured["ops"].tracks.depths[0] == 2
     assert timeline.report == analysis.report
     rows = timeline.report.steps[0].ranks[0].ops
     assert isinstance(rows, OpRows)
@@ -246,7 +246,7 @@ def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch
     assert timeline.slack(2) is None
     light = without_tables(analysis, timeline.report)
     assert light.report == analysis.report == timeline.report
-    columns = timeline.measured.tables["ops"].tracks.columns
+    columns = timeline.measured["ops"].tracks.columns
     for rank in timeline.report.steps[1].ranks:
         rows = rank.ops
         assert isinstance(rows, OpRows)

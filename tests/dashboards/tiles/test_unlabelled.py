@@ -49,7 +49,7 @@ def timeline(folder: Path) -> Timeline:
 
 
 def test_compute_of_a_rank_without_microbatches_is_drawn(timeline: Timeline) -> None:
-    table = timeline.measured.tables[OPS]
+    table = timeline.measured[OPS]
     is_compute = np.repeat(table.tracks.lane == 0, np.diff(table.tracks.ptr))
     assert table.tracks.length[is_compute].tolist() == [30_000, 20_000] * 2
     assert details(timeline, "measured", 0, OPS, int(np.flatnonzero(is_compute)[0]))[0] == ("", "Compute")
@@ -57,7 +57,7 @@ def test_compute_of_a_rank_without_microbatches_is_drawn(timeline: Timeline) -> 
 
 
 def test_between_its_kernels_it_is_said_whether_the_next_was_launched(timeline: Timeline) -> None:
-    table = timeline.measured.tables[BACK]
+    table = timeline.measured[BACK]
     tracks = table.tracks
     is_idle = np.repeat(tracks.lane == BUBBLES, np.diff(tracks.ptr))
     assert tracks.start[is_idle].min() >= 30_000, "nothing before the first kernel"

@@ -21,7 +21,6 @@ from pptrace.report.charts.base import columns_axis, plain
 from pptrace.report.charts.changes import causes_of_both, changes_chart, changes_of_parts
 from pptrace.report.charts.communication import (
     MOST_ROWS,
-    OfLink,
     axes_of_links,
     comms_chart,
     is_by_stage,
@@ -170,13 +169,13 @@ def test_the_axis_of_a_slow_link_comes_first_then_what_costs_the_steps_most_then
 
 def test_a_matrix_has_a_cell_for_each_link(report: Report) -> None:
     own = replace(report, links=(link(0, 1, 3 * MS), link(1, 2, 5 * MS), link(2, 1, 7 * MS, None)))
-    (cells,) = link_matrix(own, "pp", OfLink.TRANSFER).data
+    (cells,) = link_matrix(own, "pp", "transfer").data
     assert list(cells.y) == ["rank 0", "rank 1", "rank 2"]
     assert [list(row) for row in cells.z] == [[None, 3.0, None], [None, None, 5.0], [None, 7.0, None]]
-    (sizes,) = link_matrix(own, "pp", OfLink.BYTES).data
+    (sizes,) = link_matrix(own, "pp", "bytes").data
     assert [list(row) for row in sizes.text] == [["", "1.0 KB", ""], ["", "", "1.0 KB"], ["", "", ""]]
-    assert link_matrix(own, "tp", OfLink.BYTES) is None
-    assert link_matrix(replace(own, links=(link(0, 1, MS, None),)), "pp", OfLink.BYTES) is None
+    assert link_matrix(own, "tp", "bytes") is None
+    assert link_matrix(replace(own, links=(link(0, 1, MS, None),)), "pp", "bytes") is None
 
 
 def test_a_matrix_of_many_ranks_is_by_stage_with_the_largest_link_named(report: Report) -> None:
@@ -185,17 +184,17 @@ def test_a_matrix_of_many_ranks_is_by_stage_with_the_largest_link_named(report: 
     links = tuple(link(2 * index, 2 * index + 1, (index + 1) * MS) for index in range(replicas))
     many = replace(report, steps=(replace(base, ranks=ranks),), links=links)
     assert is_by_stage(many, "pp")
-    (cells,) = link_matrix(many, "pp", OfLink.TRANSFER).data
+    (cells,) = link_matrix(many, "pp", "transfer").data
     assert list(cells.y) == ["stage 0", "stage 1"]
     assert cells.z[0][1] == sum(range(1, replicas + 1))
     assert f"most: {2 * replicas - 2} → {2 * replicas - 1}, {replicas}.00 ms" in cells.customdata[0][1]
     unknown = replace(many, steps=())
     assert not is_by_stage(unknown, "pp")
-    rows = link_matrix(unknown, "pp", OfLink.TRANSFER).data[0].y
+    rows = link_matrix(unknown, "pp", "transfer").data[0].y
     assert len(rows) == MOST_ROWS
     assert f"rank {2 * replicas - 1}" in rows, "those with most"
     assert "rank 0" not in rows
-    assert link_matrix(unknown, "pp", OfLink.TRANSFER).layout.height <= 640, "as high as the box of a picture"
+    assert link_matrix(unknown, "pp", "transfer").layout.height <= 640, "as high as the box of a picture"
 
 
 def test_the_slowest_links_come_first_with_their_peaks(report: Report) -> None:

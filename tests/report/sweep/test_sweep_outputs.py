@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from pptrace.api.sweep import SweepOptions, grid_of
+from pptrace.report.columns import as_csv
 from pptrace.report.html import sweep_page
 from pptrace.report.sweep.figures import curves, heat_maps
-from pptrace.report.sweep.layout import sweep_columns, sweep_csv, sweep_object
+from pptrace.report.sweep.layout import sweep_columns, sweep_object
 from pptrace.report.sweep.table import refused_lines, sweep_tables, sweep_text
 from pptrace.report.to_json import dump
 from pptrace.simulator.sweep.run import Sweep, run_sweep
@@ -83,7 +84,7 @@ def test_a_long_table_is_cut_in_the_terminal_alone() -> None:
 
 def test_csv_and_json_have_every_point() -> None:
     sweep = swept("1f1b,interleaved-1f1b", pp=4, microbatches="8,9", chunks="1,2", p2p="0,0.5")
-    rows = list(csv.DictReader(io.StringIO(sweep_csv(sweep))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(sweep_columns(sweep)))))
     found = json.loads(dump(sweep_object(sweep)))
     assert found["schema"] == "pptrace.sweep/1"
     assert len(rows) == len(found["points"]) == len(sweep.points) == 16

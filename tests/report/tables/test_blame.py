@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Blame, BlamedOp, CriticalPath
-from pptrace.model.report_table import Bar, ReportTable
-from pptrace.report.tables import Amount, tables_of_step
+from pptrace.model.report_table import Amount, Bar, ReportTable
+from pptrace.report.tables import tables_of_step
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.optional import not_none

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pptrace.model.report_table import ReportTable
-from pptrace.report.tables import Amount, tables_of_step
+from pptrace.model.report_table import Amount, ReportTable
+from pptrace.report.tables import tables_of_step
 from pptrace.workflow.load import load
 from tests.support.optional import not_none
 from tests.support.programs import SAMPLES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pptrace.analysis.stragglers.show import stragglers_table
 from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
-from pptrace.report.tables import Amount
+from pptrace.model.report_table import Amount
 
 
 def stragglers_of(num_slow: int, m_w: float | None = 0.25) -> Stragglers:

@@ -231,12 +231,21 @@
     goToStep(number) {
       const step = this.about.steps.find(([known]) => known === number);
       if (!step) return;
-      this.step = number;
       const margin = (step[2] - step[1]) * 0.015;
-      this.critical = null;
+      this.setStep(number);
       this.show(step[1] - margin, step[2] + margin);
+    }
+
+    setStep(number) {
+      this.step = number;
+      this.critical = null;
       if (this.isCritical) this.loadCritical();
       this.tellStep();
+    }
+
+    /* The step of a time. */
+    stepAt(time) {
+      return this.about.steps.find(([, begin, end]) => time >= begin && time <= end);
     }
 
     tellStep() {
@@ -423,6 +432,16 @@
       return source === "whatif" ? encodeURIComponent(this.change.source) : source;
     }
 
+    /* The step of a source in a path of the server: what was measured is of all. */
+    stepOf(source) {
+      return source === "measured" ? 0 : this.step ?? 0;
+    }
+
+    /* What journeys and sums are of. */
+    get mainSource() {
+      return this.sources.includes("measured") ? "measured" : this.sources[0];
+    }
+
     /* The order whose blocks of ranks tiles have. */
     get tileOrder() {
       return this.about.tileOrder || this.order;
@@ -435,65 +454,52 @@
     path(kind, name, block, shift, index) {
       if (kind === "events") return `events/${block}/${shift}/${index}`;
       if (kind === "memory") return `memory/${this.tileOrder}/${block}/${shift}/${index}`;
-      const step = name === "measured" ? 0 : this.step ?? 0;
-      const source = this.nameOf(name);
+      const [source, step] = [this.nameOf(name), this.stepOf(name)];
       return kind === "tile" ? `tile/${source}/${step}/${this.tileOrder}/${block}/${shift}/${index}` : `groups/${source}/${step}/${this.order}/${shift}/${index}`;
     }
 
-    parts() {
-      return this.drawn;
+    /* The indices of the tiles that show the view, or the view as a rank has it that is shifted. */
+    indices(shift, at, least = 0, most = this.about.span) {
+      const width = this.about.buckets * 2 ** shift;
+      const moved = at === undefined ? 0 : this.shiftOf(at);
+      const first = Math.floor(Math.max(this.t0 - moved, least) / width);
+      const last = Math.floor(Math.min(this.t1 - moved, most) / width);
+      return Array.from({ length: Math.max(last - first + 1, 0) }, (_, index) => first + index);
     }
 
     gather() {
       const rows = this.visibleRows();
-      const blocks = new Set(rows.filter((row) => row.type === "rank").map((row) => this.blockAt(row.at)));
+      const ranks = rows.filter((row) => row.type === "rank").map((row) => row.at);
+      const blocks = this.alignment ? ranks.map((at) => [this.blockAt(at), at]) : [...new Set(ranks.map((at) => this.blockAt(at)))].map((block) => [block]);
       const hasGroups = rows.some((row) => row.type === "group" && !row.isOpen);
       const shift = this.shift;
-      const width = this.about.buckets * 2 ** shift;
-      const first = Math.max(Math.floor(this.t0 / width), 0);
-      const last = Math.floor(Math.min(this.t1, this.about.span) / width);
-      const wanted = new Set();
+      this.wanted = new Set();
       this.drawn = [];
       this.taken = new Set();
       this.numMissing = 0;
       this.coarse = new Set(); // kinds of tiles of which finer ones were asked for than there are
       for (const source of this.sources) {
         const hasMemory = source === "measured" && this.about.mostBytes && this.showLanes;
-        if (this.alignment) this.gatherAligned(rows, source, shift, hasMemory, wanted);
-        for (let index = first; index <= last; index += 1) {
-          if (!this.alignment) {
-            for (const block of blocks) this.take("tile", source, block, shift, index, wanted);
-            if (hasMemory) for (const block of blocks) this.take("memory", source, block, shift, index, wanted);
-          }
-          if (hasGroups) this.take("groups", source, 0, shift, index, wanted);
+        for (const kind of hasMemory ? ["tile", "memory"] : ["tile"]) {
+          for (const [block, only] of blocks) for (const index of this.indices(shift, only)) this.take(kind, source, block, shift, index, only);
         }
-        if (source === "measured") this.gatherEvents(rows, shift, wanted);
+        if (hasGroups) for (const index of this.indices(shift)) this.take("groups", source, 0, shift, index);
+      }
+      for (const at of this.sources.includes("measured") ? ranks : []) {
+        if (!this.eventLanesOf(at).length) continue;
+        for (const index of this.indices(shift, at, -Infinity, Infinity)) this.take("events", "measured", at, shift, index, at);
       }
       const mini = this.miniPath();
-      if (!this.tiles.get(mini)) wanted.add(mini);
-      this.tiles.want([...wanted]);
+      if (!this.tiles.get(mini)) this.wanted.add(mini);
+      this.tiles.want([...this.wanted]);
     }
 
-    /* Each rank has a range of time of its own. */
-    gatherAligned(rows, source, shift, hasMemory, wanted) {
-      const width = this.about.buckets * 2 ** shift;
-      for (const { type, at } of rows) {
-        if (type !== "rank") continue;
-        const block = this.blockAt(at);
-        const [t0, t1] = [this.t0 - this.shiftOf(at), this.t1 - this.shiftOf(at)];
-        for (let index = Math.max(Math.floor(t0 / width), 0); index <= Math.floor(Math.min(t1, this.about.span) / width); index += 1) {
-          this.take("tile", source, block, shift, index, wanted, at);
-          if (hasMemory) this.take("memory", source, block, shift, index, wanted, at);
-        }
-      }
-    }
-
-    take(kind, source, block, askedShift, askedIndex, wanted, only) {
+    take(kind, source, block, askedShift, askedIndex, only) {
       const times = this.store.timesOf((...time) => this.path(kind, source, block, ...time), askedShift, askedIndex);
-      for (const time of times) this.takeTile(kind, source, block, time, [askedShift, askedIndex], wanted, only);
+      for (const time of times) this.takeTile(kind, source, block, time, [askedShift, askedIndex], only);
     }
 
-    takeTile(kind, source, block, [shift, index], asked, wanted, only) {
+    takeTile(kind, source, block, [shift, index], asked, only) {
       const path = this.path(kind, source, block, shift, index);
       const tile = this.tiles.get(path);
       const isCoarser = shift > asked[0];
@@ -509,7 +515,7 @@
         if (!tile.missing) this.addPart(kind, source, tile, time, clip, false, only);
         return;
       }
-      wanted.add(path);
+      this.wanted.add(path);
       this.numMissing += 1;
       for (let up = 1; up <= STAND_IN_LEVELS; up += 1) {
         const parent = this.tiles.get(this.path(kind, source, block, shift + up, Math.floor(index / 2 ** up)));
@@ -586,9 +592,8 @@
     }
 
     marks() {
-      const found = this.found && this.found.bars.map((bar, index) => [...bar, index === this.found.index]);
       return {
-        colours: this.palette, critical: this.isCritical ? this.critical : null, journey: this.journey, found,
+        colours: this.palette, critical: this.isCritical ? this.critical : null, journey: this.journey, found: this.found,
         measure: this.measured, rows: this.marked, chosen: this.chosen, kept: this.kept, alignment: this.alignment,
       };
     }
@@ -696,7 +701,7 @@
       }
       const { source } = hit.part;
       const isEvent = hit.table === "events";
-      const place = isEvent ? this.about.ranks[hit.at].rank : `${this.nameOf(source)}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}`;
+      const place = isEvent ? this.about.ranks[hit.at].rank : `${this.nameOf(source)}/${this.stepOf(source)}/${hit.table}`;
       const name = `${isEvent ? "event" : "bar"}/${this.about.token}/${place}/${hit.row}`;
       const local = this.localLines(hit);
       if (this.store.hasAnswers && name !== this.lastHit) {
@@ -713,7 +718,7 @@
     }
 
     merged(hit, local, more) {
-      if (hit.cell !== undefined) return [...local, ...more.map(([name, value]) => [name, value])];
+      if (hit.cell !== undefined) return [...local, ...more];
       const [title, ...rest] = more;
       const from = local.find(([name]) => name === "from");
       const moved = local.find(([name]) => name === "drawn");
@@ -738,13 +743,11 @@
     /* Journey, critical path, search */
 
     async select(rank, microbatch, step) {
-      const source = this.sources.includes("measured") ? "measured" : this.sources[0];
+      const source = this.mainSource;
       const hops = await this.ask("bar", this.store.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []));
       if (!hops || !hops.length) return;
       this.journey = { rank, microbatch, step, source, hops, focus: null };
-      this.fillSide();
-      this.redraw();
-      this.write();
+      this.changedSide();
     }
 
     reveal(at) {
@@ -825,19 +828,14 @@
       const begin = Math.max(Math.min(start + length / 2 + this.shiftOf(at) - width / 2, all - width), 0);
       if (!this.isRestoring) this.show(begin, begin + width); // a link says itself what is shown
       this.reveal(at);
-      const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
-      if (step && step[0] !== this.step) {
-        this.step = step[0];
-        this.critical = null;
-        if (this.isCritical) this.loadCritical();
-        this.tellStep();
-      }
+      const step = this.stepAt(start);
+      if (step && step[0] !== this.step) this.setStep(step[0]);
       this.redraw();
     }
 
     selectFound() {
       const [at, start, , , , , microbatch] = this.found?.bars[this.found.index] || [];
-      const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
+      const step = this.stepAt(start);
       if (step && microbatch >= 0) this.select(this.about.ranks[at].rank, microbatch, step[0]);
     }
 
@@ -940,6 +938,12 @@
       this.write();
     }
 
+    changedSide() {
+      this.fillSide();
+      this.redraw();
+      this.write();
+    }
+
     /* Elements */
 
     build() {
@@ -959,7 +963,8 @@
       this.alignNote = make("p", { className: "note timeline-message timeline-aligned", ...this.id("timeline-aligned"), role: "status" });
       this.alignNote.hidden = true;
       this.box = make("div", { className: "timeline-box" }, this.canvas, this.status, this.tip, this.help);
-      this.root.replaceChildren(this.tools(), this.message, this.alignNote, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
+      this.legendBox = make("div", { className: "timeline-legend" });
+      this.root.replaceChildren(this.tools(), this.message, this.alignNote, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legendBox);
       this.listen();
     }
 
@@ -1033,6 +1038,7 @@
       if (!this.haveEvents.size) this.eventButton.title = "These files list no kernels or operators";
       this.groupButton.textContent = `By ${this.order}`;
       this.groupButton.hidden = this.about.ranks.length <= 16 && this.about.orders.pipeline.length === 1;
+      this.fillLegend();
     }
 
     fillChanges() {
@@ -1046,11 +1052,6 @@
       const other = this.change && !schedule ? [make("option", { value: "other", text: `What if ${this.change.name}` })] : [];
       this.changeBox.replaceChildren(make("option", { value: "", text: "What if …" }), ...other, ...options);
       this.changeBox.value = other.length ? "other" : schedule;
-    }
-
-    legend() {
-      this.legendBox = make("div", { className: "timeline-legend" });
-      return this.legendBox;
     }
 
     fillLegend() {
@@ -1245,8 +1246,7 @@
       if (!grip || grip.moved) return;
       const [x, y] = this.pointer(event);
       if (y < T.AXIS) {
-        const time = this.timeAt(x);
-        const step = this.about.steps.find(([, begin, end]) => time >= begin && time <= end);
+        const step = this.stepAt(this.timeAt(x));
         if (step && x > this.left) this.goToStep(step[0]);
         return;
       }
@@ -1284,11 +1284,6 @@
   }
 
   T.Timeline = Timeline;
-  const fill = Timeline.prototype.updateTools;
-  Timeline.prototype.updateTools = function update() {
-    fill.call(this);
-    if (this.about) this.fillLegend();
-  };
 
   /* Dash: the step that was chosen in the page's header. That of an address comes with the choices, maybe late: the timeline has read it. */
   const chooseStep = (value) => {

@@ -54,12 +54,7 @@
       pen.strokeStyle = colour;
       pen.globalAlpha = 0.8;
       pen.lineWidth = ground ? 0.8 : 1.2;
-      for (const shift of [-6, 0, 6]) {
-        pen.beginPath();
-        pen.moveTo(shift - 1, up ? 7 : -1);
-        pen.lineTo(shift + 7, up ? -1 : 7);
-        pen.stroke();
-      }
+      for (const shift of [-6, 0, 6]) drawLine(pen, shift - 1, up ? 7 : -1, shift + 7, up ? -1 : 7);
       const id = state.replace(/[^a-z]+/g, "-");
       hatches.set(key, { pattern: pen.createPattern(canvas, "repeat"), hatch: { id, colour, ground: ground || "none", up } });
     }
@@ -113,6 +108,16 @@
     return (section.strip = { canvas, rowOf });
   };
 
+  const drawLine = (ctx, x0, y0, x1, y1) => {
+    ctx.beginPath();
+    ctx.moveTo(x0, y0);
+    ctx.lineTo(x1, y1);
+    ctx.stroke();
+  };
+
+  /* Texts that follow have their middle where they are written. */
+  const centre = (ctx, font) => Object.assign(ctx, { textAlign: "center", textBaseline: "middle", font });
+
   const packed = new Map();
   const pack = (colour) => {
     if (!packed.has(colour)) {
@@ -129,7 +134,7 @@
     return shades[Math.min(Math.max(chunk, 0), shades.length - 1)];
   };
 
-  /* One drawing. view: the timeline's state; place: where each rank's lanes are, as T.place gives it. */
+  /* One drawing of a view, the timeline's state. */
   T.draw = (ctx, view, size, marks) => {
     const c = marks.colours;
     ctx.save();
@@ -138,14 +143,14 @@
     const shown = { comms: [], crossing: new Set(), numbered: [] };
     inRowsOf(ctx, view, size, view.left, () => {
       drawStepEdges(ctx, view, size, c);
-      for (const part of view.parts()) drawPart(ctx, shifted(view, part.shift), part, c, shown);
+      for (const part of view.drawn) drawPart(ctx, shifted(view, part.shift), part, c, shown);
       drawNumbers(ctx, shown.numbered.splice(0));
     });
     ctx.save();
     ctx.beginPath();
     ctx.rect(view.left, T.AXIS, size.width - view.left, size.height - T.AXIS);
     ctx.clip();
-    drawArrows(ctx, view, shown.comms, c);
+    drawArrows(ctx, view, shown.comms);
     if (marks.critical) drawCritical(ctx, view, marks.critical, c);
     if (marks.journey) drawJourney(ctx, view, size, marks.journey, c);
     if (marks.found) drawFound(ctx, view, marks.found, c);
@@ -189,12 +194,12 @@
   };
 
   const drawPart = (ctx, view, part, c, shown) => {
-    const { sections, time, clip, yOf, heightOf, type } = part;
+    const { sections, clip, type } = part;
     const from = Math.max(view.x(clip[0]), view.left);
     const to = view.x(clip[1]);
     if (to <= from) return;
-    if (type === "groups") return drawGroups(ctx, view, part, c);
-    if (type === "memory") return drawMemory(ctx, view, part, c);
+    if (type === "groups") return drawGroups(ctx, view, part);
+    if (type === "memory") return drawMemory(ctx, view, part);
     if (part.isStandIn) {
       ctx.save();
       ctx.beginPath();
@@ -210,27 +215,31 @@
     drawBack(ctx, view, sections.back, part, c, shown);
     drawOps(ctx, view, sections.ops, part, shown);
     drawGaps(ctx, view, sections.back, part, c, shown);
-    drawComms(ctx, view, sections.comms, part, c, shown);
+    drawComms(ctx, view, sections.comms, part, shown);
   };
 
   /* Where each track of a section is: [top, height], null where it is not seen. */
   const places = (section, table, part) =>
     section.rank.map((at, index) => part.placeOf(table, at, section.lane[index], section.depth[index]));
 
-  const blit = (ctx, view, section, part, spots, colours, levels, isFromAbove = false) => {
-    const image = strip(section, colours, levels, isFromAbove);
-    if (!image) return;
+  /* Draws rows of a tile's picture, each a number of levels high, in [spot, row], as far as they are seen. */
+  const drawRows = (ctx, view, part, canvas, levels, rows) => {
     const { begin, end } = part.time;
     const x0 = view.x(begin);
     const width = view.x(end) - x0;
-    const sx = Math.max(0, Math.floor(((view.left - x0) / width) * 1024));
-    const sw = Math.min(1024, Math.ceil(((view.right - x0) / width) * 1024)) - sx;
+    const [from, to] = part.clip.map((time) => (time - begin) / (end - begin));
+    const sx = Math.max(0, Math.floor(Math.max((view.left - x0) / width, from) * 1024));
+    const sw = Math.min(1024, Math.ceil(Math.min((view.right - x0) / width, to) * 1024)) - sx;
     if (sw <= 0) return;
     ctx.imageSmoothingEnabled = false;
-    spots.forEach((spot, track) => {
-      const row = image.rowOf[track];
-      if (spot && row >= 0) ctx.drawImage(image.canvas, sx, row * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
-    });
+    for (const [spot, row] of rows) {
+      if (spot && row >= 0) ctx.drawImage(canvas, sx, row * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
+    }
+  };
+
+  const blit = (ctx, view, section, part, spots, colours, levels, isFromAbove = false) => {
+    const image = strip(section, colours, levels, isFromAbove);
+    if (image) drawRows(ctx, view, part, image.canvas, levels, spots.map((spot, track) => [spot, image.rowOf[track]]));
   };
 
   /* The bars of each rank of a section, found once. */
@@ -329,19 +338,17 @@
 
   /* Numbers of microbatches over their ops and what gaps these have, on a ground of the op's own colour. */
   const drawNumbers = (ctx, numbered) => {
-    ctx.textAlign = "center";
-    ctx.textBaseline = "middle";
     for (const [text, size, x, spot, fill, ink] of numbered) {
       const [y, wide] = [spot[0] + spot[1] / 2, text.length * size * 0.6 + 4];
       ctx.fillStyle = fill;
       ctx.fillRect(x - wide / 2, y - size / 2 - 1, wide, size + 2);
-      ctx.font = `${size}px ${FONT}`;
+      centre(ctx, `${size}px ${FONT}`);
       ctx.fillStyle = ink;
       ctx.fillText(text, x, y + 0.5);
     }
   };
 
-  const drawComms = (ctx, view, section, part, c, shown) => {
+  const drawComms = (ctx, view, section, part, shown) => {
     const spots = places(section, "comms", part);
     if (!spots.some(Boolean)) return;
     const { transfer, either } = view.about.colours;
@@ -350,18 +357,17 @@
     eachBar(view, part, "comms", spots, shown, (bar, x, width, spot) => {
       ctx.fillStyle = WAIT;
       ctx.fillRect(x, spot[0], Math.max(width, 0.7), spot[1]);
-      const from = Math.max(view.x(section.start[bar] + section.before[bar]), view.left - 4);
-      const to = Math.min(view.x(section.start[bar] + section.length[bar] - section.after[bar]), view.right + 4);
-      ctx.fillStyle = section.match[bar] < 0 ? either : transfer;
-      ctx.fillRect(from, spot[0], Math.max(to - from, 0.7), spot[1]);
-      const lane = section.lane[section.track[bar]];
       const moves = [view.x(section.start[bar] + section.before[bar]), view.x(section.start[bar] + section.length[bar] - section.after[bar])];
+      const from = Math.max(moves[0], view.left - 4);
+      ctx.fillStyle = section.match[bar] < 0 ? either : transfer;
+      ctx.fillRect(from, spot[0], Math.max(Math.min(moves[1], view.right + 4) - from, 0.7), spot[1]);
+      const lane = section.lane[section.track[bar]];
       if (lane <= 1 && section.match[bar] >= 0) shown.comms.push([section.match[bar], lane, moves, spot]);
     });
   };
 
   /* A line from each send to its receive, when they are few enough to be followed. */
-  const drawArrows = (ctx, view, comms, c) => {
+  const drawArrows = (ctx, view, comms) => {
     if (!view.showLanes || comms.length > MOST_ARROWS || view.alignment) return;
     const sends = new Map();
     for (const [match, lane, [begins], spot] of comms) if (lane === 1) sends.set(match, [begins, spot[0] + spot[1]]);
@@ -400,12 +406,7 @@
       if (here && here[1] >= view.left && here[0] <= view.right) {
         ctx.strokeRect(here[0] + 0.5, spot[0] + 0.5, Math.max(here[1] - here[0] - 2, 1), spot[1] - 1);
       }
-      if (before && here && here[1] >= view.left && before[1] <= view.right) {
-        ctx.beginPath();
-        ctx.moveTo(before[1] - 1, before[2]);
-        ctx.lineTo(here[0] + 1, here[2]);
-        ctx.stroke();
-      }
+      if (before && here && here[1] >= view.left && before[1] <= view.right) drawLine(ctx, before[1] - 1, before[2], here[0] + 1, here[2]);
       before = here;
     }
   };
@@ -436,9 +437,7 @@
           ctx.fillRect(from, spot[0], Math.max(view.x(hop.start_ns + hop.before_ns + hop.transfer_ns + shift) - from, 1.5), spot[1]);
         }
         if (!isComm && width > 16) {
-          ctx.textAlign = "center";
-          ctx.textBaseline = "middle";
-          ctx.font = `600 ${Math.min(12, spot[1] - 1)}px ${FONT}`;
+          centre(ctx, `600 ${Math.min(12, spot[1] - 1)}px ${FONT}`);
           ctx.fillStyle = T.kindColour(view.about, hop.what, 0)[1];
           ctx.fillText(String(journey.microbatch), x + width / 2, spot[0] + spot[1] / 2 + 0.5);
         }
@@ -451,19 +450,14 @@
       }
       if (!isComm) {
         const y = spot[0] + spot[1] / 2;
-        if (before) joints.push([before[0], before[1], x, y]);
+        if (before) joints.push([...before, x, y]);
         before = [x + width, y];
       }
     }
     ctx.strokeStyle = c.text;
     ctx.lineWidth = 1.4;
     ctx.setLineDash([3, 3]);
-    for (const [x0, y0, x1, y1] of joints) {
-      ctx.beginPath();
-      ctx.moveTo(x0, y0);
-      ctx.lineTo(x1, y1);
-      ctx.stroke();
-    }
+    for (const joint of joints) drawLine(ctx, ...joint);
     ctx.setLineDash([]);
     drawDeviations(ctx, view, drawn, c);
   };
@@ -472,9 +466,7 @@
   const drawDeviations = (ctx, view, drawn, c) => {
     const taken = drawn.map(({ x, y, width, height }) => [x, y, x + width, y + height]);
     const isFree = ([x0, y0, x1, y1]) => x0 >= view.left && x1 <= view.right && y0 >= T.AXIS && taken.every(([a, b, d, e]) => x1 <= a || d <= x0 || y1 <= b || e <= y0);
-    ctx.textAlign = "center";
-    ctx.textBaseline = "middle";
-    ctx.font = `600 11px ${FONT}`;
+    centre(ctx, `600 11px ${FONT}`);
     for (const { hop, x, y, width, height } of [...drawn].sort((one, other) => one.isComm - other.isComm)) {
       if (hop.late_ns === null) continue;
       const text = T.deviation(hop.late_ns);
@@ -495,8 +487,8 @@
     }
   };
 
-  const drawFound = (ctx, view, found, c) => {
-    const current = found.find(([, , , , , , , isCurrent]) => isCurrent);
+  const drawFound = (ctx, view, { bars, index }, c) => {
+    const current = bars[index];
     const frame = ([at, start, length, table, lane, depth], colour, width, alpha) => {
       const spot = view.placeOf("measured", table, at, lane, depth);
       const begin = start + view.shiftOf(at);
@@ -507,7 +499,7 @@
       if (alpha < 1 && wide < LEAST_FRAMED) ctx.fillRect(x, spot[0] - 2, Math.max(wide, 1.5), 4); // frames of many would hide them
       else ctx.strokeRect(x - 1, spot[0] - 1, Math.max(wide, 2) + 2, spot[1] + 2);
     };
-    for (const bar of found) if (bar !== current) frame(bar, c.text, 1.5, 0.75);
+    for (const bar of bars) if (bar !== current) frame(bar, c.text, 1.5, 0.75);
     if (current) frame(current, c.ground, 6, 1); // around the one that is gone to, so that it stands out among many
     if (current) frame(current, c.text, 3, 1);
     ctx.globalAlpha = 1;
@@ -529,9 +521,7 @@
       const y = Math.max(spot[0] - 10, T.AXIS + 1);
       ctx.fillRect(x - 2, y, 14, 12);
       ctx.fillStyle = "#ffffff";
-      ctx.font = `600 10px ${FONT}`;
-      ctx.textAlign = "center";
-      ctx.textBaseline = "middle";
+      centre(ctx, `600 10px ${FONT}`);
       ctx.fillText(number, x + 5, y + 6.5);
     });
   };
@@ -550,10 +540,7 @@
     ctx.strokeStyle = c.accent;
     ctx.lineWidth = 1.5;
     ctx.setLineDash([6, 3]);
-    ctx.beginPath();
-    ctx.moveTo(x, T.AXIS);
-    ctx.lineTo(x, size.height);
-    ctx.stroke();
+    drawLine(ctx, x, T.AXIS, x, size.height);
     ctx.setLineDash([]);
   };
 
@@ -573,18 +560,16 @@
     ctx.fillRect(x0, T.AXIS, 1, size.height);
     ctx.fillRect(x1, T.AXIS, 1, size.height);
     const text = T.duration(Math.abs(b - a));
-    ctx.font = `600 13px ${FONT}`;
+    centre(ctx, `600 13px ${FONT}`);
     const width = ctx.measureText(text).width + 14;
     const middle = Math.min(Math.max((x0 + x1) / 2, view.left + width / 2), view.right - width / 2);
     ctx.fillRect(middle - width / 2, T.AXIS + 6, width, 22);
     ctx.fillStyle = "#ffffff";
-    ctx.textAlign = "center";
-    ctx.textBaseline = "middle";
     ctx.fillText(text, middle, T.AXIS + 17.5);
   };
 
   /* Memory of each rank as an area, on the scale of the rank that had most. */
-  const drawMemory = (ctx, view, part, c) => {
+  const drawMemory = (ctx, view, part) => {
     const { rank, bytes } = part.sections.memory;
     const { buckets, mostBytes, colours } = view.about;
     const { begin, end } = part.time;
@@ -611,9 +596,8 @@
     });
   };
 
-  const drawGroups = (ctx, view, part, c) => {
-    const { counts, shares } = part.sections.groups;
-    const numGroups = part.sections.groups.num;
+  const drawGroups = (ctx, view, part) => {
+    const { shares, num: numGroups } = part.sections.groups;
     const levels = numGroups > 32 ? 12 : 32;
     if (!part.tile.strips) {
       const canvas = document.createElement("canvas");
@@ -637,20 +621,9 @@
       pen.putImageData(image, 0, 0);
       part.tile.strips = canvas;
     }
-    const x0 = view.x(part.time.begin);
-    const width = view.x(part.time.end) - x0;
-    const [from, to] = part.clip.map((time) => (time - part.time.begin) / (part.time.end - part.time.begin));
-    const sx = Math.max(0, Math.floor(Math.max((view.left - x0) / width, from) * 1024));
-    const sw = Math.min(1024, Math.ceil(Math.min((view.right - x0) / width, to) * 1024)) - sx;
-    if (sw <= 0) return;
-    ctx.imageSmoothingEnabled = false;
-    for (let group = 0; group < numGroups; group += 1) {
-      const spot = part.groupSpot(group);
-      if (!spot) continue;
-      ctx.globalAlpha = view.alignment ? 0.2 : 1; // a sum of ranks that are shifted apart
-      ctx.drawImage(part.tile.strips, sx, group * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
-      ctx.globalAlpha = 1;
-    }
+    ctx.globalAlpha = view.alignment ? 0.2 : 1; // a sum of ranks that are shifted apart
+    drawRows(ctx, view, part, part.tile.strips, levels, Array.from({ length: numGroups }, (_, group) => [part.groupSpot(group), group]));
+    ctx.globalAlpha = 1;
   };
 
   const drawLabels = (ctx, view, size, c, marks) => {
@@ -820,9 +793,7 @@
     const tick = Math.max(niceStep(((view.t1 - view.t0) / (view.right - view.left)) * 90), 1);
     const [scale, unit] = UNITS.find(([least]) => tick >= least) || UNITS[3];
     const digits = Math.max(0, Math.ceil(-Math.log10(tick / scale)));
-    ctx.font = `11px ${FONT}`;
-    ctx.textBaseline = "middle";
-    ctx.textAlign = "center";
+    centre(ctx, `11px ${FONT}`);
     const zero = view.axisZero;
     for (let time = Math.ceil((view.t0 - zero) / tick) * tick; time <= view.t1 - zero; time += tick) {
       const x = view.x(time + zero);
@@ -834,10 +805,14 @@
     ctx.textAlign = "right";
     ctx.fillStyle = c.soft;
     ctx.fillText(view.alignment ? `${unit}, ranks aligned` : `${unit} from ${view.about.stepName ? "the start" : `step ${view.step ?? "–"}`}`, view.left - 8, T.AXIS - 14);
-    if (view.alignment) {
-      drawAlignedName(ctx, view, size, c);
-      return;
-    }
+    if (view.alignment) drawAlignedName(ctx, view, size, c);
+    else drawSteps(ctx, view, size, c);
+    ctx.fillStyle = c.line;
+    ctx.fillRect(0, T.AXIS - 1, size.width, 1);
+  };
+
+  const drawSteps = (ctx, view, size, c) => {
+    ctx.textAlign = "center";
     let last = -1e9;
     for (const [step, begin, end] of view.about.steps) {
       const x0 = Math.max(view.x(begin), view.left);
@@ -849,25 +824,19 @@
       const middle = (x0 + x1) / 2;
       const width = ctx.measureText(text).width + 14;
       if (x1 - x0 > width && middle - last > width) {
-        ctx.textAlign = "center";
         ctx.fillText(text, middle, 9);
         last = middle;
       }
     }
-    ctx.fillStyle = c.line;
-    ctx.fillRect(0, T.AXIS - 1, size.width, 1);
   };
 
   /* In place of the steps, which begin elsewhere on each rank: what all ranks begin with at the line. */
   const drawAlignedName = (ctx, view, size, c) => {
-    ctx.font = `600 12px ${FONT}`;
+    centre(ctx, `600 12px ${FONT}`);
     ctx.fillStyle = c.accent;
     const width = ctx.measureText(view.alignment.name).width / 2;
     const x = Math.min(Math.max(view.x(view.alignment.start), view.left + width + 4), size.width - width - 4);
-    ctx.textAlign = "center";
     ctx.fillText(view.alignment.name, x, 12);
-    ctx.fillStyle = c.line;
-    ctx.fillRect(0, T.AXIS - 1, size.width, 1);
   };
 
   /* The whole run's shares of each class of ops over all ranks, up to the largest of them all, drawn once for a width. */

@@ -77,17 +77,6 @@
       return known.lanes.map(({ name, depths }, lane) => ({ name, table: "events", lane, depths, height: depths * each }));
     },
 
-    gatherEvents(rows, shift, wanted) {
-      const width = this.about.buckets * 2 ** shift;
-      for (const { type, at } of rows) {
-        if (type !== "rank" || !this.withEvents.has(at) || !(this.lanesOfEvents.get(at) || { lanes: [] }).lanes.length) continue;
-        const moved = this.shiftOf(at);
-        for (let index = Math.floor((this.t0 - moved) / width); index <= Math.floor((this.t1 - moved) / width); index += 1) {
-          this.take("events", "measured", at, shift, index, wanted, at);
-        }
-      }
-    },
-
     eventEntries() {
       const seen = new Set([...this.withEvents].flatMap((at) => (this.lanesOfEvents.get(at) || { classes: [] }).classes));
       return this.about.eventClasses.flatMap(([name, shades], code) => (seen.has(code) ? [[name, shades[0][0]]] : []));

@@ -16,7 +16,7 @@
 
     placeOfHit(hit) {
       const { part, table, section, bar, at, lane, start, length } = hit;
-      const place = { source: part.source, step: part.source === "measured" ? 0 : (this.step ?? 0), table, rank: this.about.ranks[at].rank, lane, start };
+      const place = { source: part.source, step: this.stepOf(part.source), table, rank: this.about.ranks[at].rank, lane, start };
       return this.store.hasAnswers ? place : { ...place, at, length, depth: section.depth[section.track[bar]], microbatch: -1, lines: this.localLines(hit) };
     },
 
@@ -56,11 +56,9 @@
       if (chosen === undefined) return null;
       this.chosen = chosen;
       this.journey = null;
-      this.fillSide();
-      this.redraw();
-      this.write();
+      this.changedSide();
       if (!this.chosen || this.chosen.microbatch < 0) return null;
-      const step = this.about.steps.find(([, begin, end]) => hit.start >= begin && hit.start <= end);
+      const step = this.stepAt(hit.start);
       const number = hit.table === "ops" || !step ? this.chosen.ofStep : step[0];
       return this.select(this.chosen.rank, this.chosen.microbatch, number);
     },
@@ -70,16 +68,12 @@
       if (this.kept.some((bar) => this.textOf(bar) === this.textOf(place))) return this.unkeep(place);
       const bar = await this.askOf(place);
       if (bar && !this.kept.some((other) => this.textOf(other) === this.textOf(bar))) this.kept.push(bar); // while it was asked
-      this.fillSide();
-      this.redraw();
-      this.write();
+      this.changedSide();
     },
 
     unkeep(place) {
       this.kept = this.kept.filter((bar) => this.textOf(bar) !== this.textOf(place));
-      this.fillSide();
-      this.redraw();
-      this.write();
+      this.changedSide();
     },
 
     pinRow(at) {
@@ -126,9 +120,7 @@
         const words = `Aligned: each rank is shifted so that “${alignment.name}” begins where it does on rank ${alignment.rank}; times of different ranks do not compare.${spread}${missing}`;
         this.alignNote.replaceChildren(words, " ", this.button("Undo", "Each rank at its own times again (X)", () => this.unalign(), { id: "timeline-unalign" }));
       }
-      this.fillSide();
-      this.redraw();
-      this.write();
+      this.changedSide();
     },
 
     /* The column at the right */
@@ -142,7 +134,7 @@
 
     card(bar, number) {
       const at = bar.at;
-      const step = this.about.steps.find(([, begin, end]) => bar.start >= begin && bar.start <= end);
+      const step = this.stepAt(bar.start);
       const [[, title], ...rest] = bar.lines;
       const source = bar.source === "measured" ? [] : [["source", T.sourceName(bar.source)]];
       const from = [step && !this.about.stepName ? `from step ${step[0]}` : "from", T.duration(bar.start - (step ? step[1] : 0))];

@@ -20,16 +20,14 @@
       const measured = [Math.round(begin), Math.round(end)];
       this.measured = Object.assign(measured, { ranks });
       if (!this.store.hasAnswers) return this.redraw();
-      const source = this.sources.includes("measured") ? "measured" : this.sources[0];
+      const source = this.mainSource;
       const query = new URLSearchParams({ events: [...this.withEvents].join("."), ...(ranks && { ranks: ranks.join(".") }) });
-      const path = `${this.about.token}/${this.nameOf(source)}/${source === "measured" ? 0 : (this.step ?? 0)}`;
+      const path = `${this.about.token}/${this.nameOf(source)}/${this.stepOf(source)}`;
       const sections = await this.ask("sum", this.store.json(`sums/${path}/${measured.join("/")}?${query}`).catch(() => null));
       if (sections === undefined) return null;
       if (!sections) return this.say("The sums of this range cannot be had.");
       this.summed = { source, sections, range: measured, ranks };
-      this.fillSide();
-      this.redraw();
-      return this.write();
+      return this.changedSide();
     },
 
     /* Of what is shown: for keys alone. */
