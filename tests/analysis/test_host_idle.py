@@ -168,7 +168,9 @@ def test_without_launches_host_is_null_with_the_reason() -> None:
     report = without_calls(record(build("1f1b", 2, 4), device=True))
     assert all(entry.breakdown.idle_ns is not None and entry.host is None for entry in report.device)
     assert [
-        line for line in report.warnings if "why the device was idle is not known" in line and "no CUDA runtime" in line
+        line
+        for line in report.warnings
+        if "why the device was idle is not known" in line and "no runtime calls of CUDA or HIP" in line
     ]
 
 
