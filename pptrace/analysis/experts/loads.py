@@ -144,8 +144,7 @@ def rank_loads(waits: Waits, counts: Mapping[int, RankCounts], sizes: TokenSizes
     counted = {} if sizes is None else rows_and_ratios(sizes.ep_groups, counts)
     forward_of = forward_of_each(exchanges, counts)
     loads = []
-    for own in places_of_each(exchanges["rank"]):
-        rank = int(exchanges["rank"][own[0]])
+    for rank, own in places_of_each(exchanges["rank"]).items():
         forward = own[(exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)]
         if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
             forward = own

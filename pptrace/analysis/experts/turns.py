@@ -135,7 +135,7 @@ def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
     """
     if not counts:
         return exchanges
-    rows, of_ranks = exchanges["rows"].copy(), _places_of_ranks(exchanges)
+    rows, of_ranks = exchanges["rows"].copy(), places_of_each(exchanges["rank"])
     has_rows = bool((rows >= 0).all())
     if has_rows:
         is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
@@ -158,7 +158,7 @@ def forward_of_each(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Int64
     a layer in a step is its n-th count. −1 where there is none, and of ranks whose forwards are not those that they counted.
     """
     forward = np.full(len(exchanges), UNKNOWN)
-    layers, of_ranks = layers_of_places(exchanges, counts), _places_of_ranks(exchanges)
+    layers, of_ranks = layers_of_places(exchanges, counts), places_of_each(exchanges["rank"])
     for rank, of_rank in counts.items():
         own = of_ranks.get(rank, _NONE)
         places, number = distinct_places(exchanges.where(own))
@@ -177,11 +177,6 @@ def forward_of_each(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Int64
     return forward
 
 
-def _places_of_ranks(exchanges: Slice) -> dict[int, Int64]:
-    """The places of each rank's exchanges."""
-    return {int(exchanges["rank"][own[0]]): own for own in places_of_each(exchanges["rank"])}
-
-
 _NONE: Int64 = np.zeros(0, dtype=np.int64)
 
 
@@ -195,7 +190,7 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     """The model's number of each layer: those that a rank counted, in order of its stages; none where they are not as many."""
     numbers: dict[Place, int] = {}
     known = exchanges.where((exchanges["layer"] >= 0) & (exchanges["stage"] >= 0))
-    of_ranks, names = _places_of_ranks(known), ("model_stage", "layer", "stage")
+    of_ranks, names = places_of_each(known["rank"]), ("model_stage", "layer", "stage")
     for rank, of_rank in counts.items():
         own = of_ranks.get(rank, _NONE)
         places = np.unique(np.stack([known[name][own] for name in names]), axis=1).T.tolist()
