@@ -68,9 +68,7 @@ def _companions(times: Slice) -> Iterable[tuple[Slice, list[int]]]:
     """
     rank, group = times["rank"], times["group"]
     by_group = list(places_of_each(group).values())
-    number = np.empty(len(group), dtype=np.int64)
-    for index, at in enumerate(by_group):
-        number[at] = index
+    _, number = np.unique(group, return_inverse=True)
     together: dict[bytes, list[int]] = {}
     of_groups: dict[bytes, Int64] = {}
     for of_rank, own in places_of_each(rank).items():
