@@ -13,3 +13,9 @@ def all_known(values: Iterable[T | None]) -> list[T] | None:
     every = list(values)
     known = [value for value in every if value is not None]
     return known if len(known) == len(every) else None
+
+
+def sum_of(values: Iterable[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    known = all_known(values)
+    return None if known is None else sum(known)

@@ -16,7 +16,6 @@ from pptrace.analysis.findings.window_parts import (
     NOT_SEPARATED,
     WAITING_FOR_LAUNCHES,
     WindowParts,
-    sum_of,
     window_parts,
 )
 from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
@@ -24,6 +23,7 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
 from pptrace.analysis.whole_run import OUTSIDE
+from pptrace.model.known import sum_of
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,9 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     parts = [_as_stated(part, models.get(rank)) for rank, part in inputs.of_ranks.items()]
     if not parts or (not granularity and all(part.no_recompute and part.no_weights for part in parts)):
         return {}
-    steps: dict[int, int] = {}
-    if not any(part.no_recompute for part in parts):
-        for part in parts:
-            for step, ns in part.steps.items():
-                steps[step] = steps.get(step, 0) + ns
+    steps = Counter[int]()
+    for part in parts if not any(part.no_recompute for part in parts) else ():
+        steps.update(part.steps)
     ops = tuple(sorted((one for part in parts for one in part.ops), key=lambda one: (one.stage, one.kind, one.rank)))
     if not any(one.recompute_ns != 0 or one.weights_ns is not None for one in ops):
         ops = ()  # nothing is recomputed, and no more is known
