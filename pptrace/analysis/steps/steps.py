@@ -169,17 +169,13 @@ def _rank_steps(
         ranks_of_plans = (
             () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
         )
-        of_windows = RankWindows(
+        of_windows = RankWindows.of(
             rank,
-            steps=np.array([window.step for window in windows], dtype=np.int64),
-            start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
-            end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
-            comparable=np.array([comparable[window] for window in windows], dtype=np.bool_),
-            is_alone=np.array(
-                [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
-                dtype=np.bool_,
-            ),
-            is_whole=np.array([rank not in step.lacking for step, _ in entries], dtype=np.bool_),
+            windows,
+            data,
+            [comparable[window] for window in windows],
+            [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
+            [rank not in step.lacking for step, _ in entries],
             ideals=tuple(next(iter(ranks), None) for ranks in ranks_of_plans),
         )
         for window, report in zip(windows, report_rank_steps(of_windows, data, mesh), strict=True):
