@@ -23,7 +23,7 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE, InputFormat
 from pptrace.model.wording import as_ranges, listed
 from pptrace.recognise.run import RecognisedRun
-from pptrace.slices import rows_among, rows_where, slices_by_int
+from pptrace.slices import distinct_of, rows_among, rows_where
 from pptrace.timeline.lanes import is_nested
 
 _FEW = 8
@@ -178,20 +178,18 @@ def _peers(run: RecognisedRun, rank: int) -> list[str]:
     ]
 
 
-_HALVES = {"F": 1, "B": 1, "I": 1, "OVERLAP_F_B": 2}
+_HALVES = ("F", "B", "I", "OVERLAP_F_B")
 
 
 def _halves_by_step(ops: pd.DataFrame) -> dict[tuple[int, int], int]:
     """(step, rank) → the number of forwards and backwards, a pair counting as two."""
-    compute = rows_where(ops[["rank", "step", "kind"]], ops["kind"].isin(_HALVES) & (ops["microbatch"] >= 0))
-    counts: dict[tuple[int, int], int] = {}
-    for rank, rows in slices_by_int(compute, "rank", ("step",)).items():
-        kind, kinds = rows.codes("kind")
-        halves = np.array([_HALVES[name] for name in kinds])[kind]
-        steps, firsts = np.unique(rows["step"], return_index=True)
-        of_rank = zip(steps.tolist(), np.add.reduceat(halves, firsts).tolist(), strict=True)
-        counts |= {(step, rank): count for step, count in of_rank}
-    return counts
+    rows = rows_where(
+        ops[["step", "rank", "kind"]], rows_among(ops["kind"], _HALVES) & (ops["microbatch"] >= 0).to_numpy()
+    )
+    number, first = distinct_of([rows["step"], rows["rank"]])
+    counts = np.bincount(number) + np.bincount(number[rows_among(rows["kind"], ("OVERLAP_F_B",))], minlength=len(first))
+    steps_and_ranks = (rows[name].to_numpy()[first].tolist() for name in ("step", "rank"))
+    return dict(zip(zip(*steps_and_ranks, strict=True), counts.tolist(), strict=True))
 
 
 def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

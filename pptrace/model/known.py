@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 T = TypeVar("T")
 
@@ -19,3 +22,9 @@ def sum_of(values: Iterable[int | None]) -> int | None:
     """The sum; None where one of them is not known."""
     known = all_known(values)
     return None if known is None else sum(known)
+
+
+def masked(values: npt.NDArray[Any] | Sequence[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
+    """The values, None where they are not known."""
+    every = values.tolist() if isinstance(values, np.ndarray) else values
+    return [value if is_known else None for value, is_known in zip(every, known.tolist(), strict=True)]

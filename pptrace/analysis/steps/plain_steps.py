@@ -30,11 +30,11 @@ from pptrace.analysis.steps.rank_steps import (
     durations_of_steps,
     host_of_steps,
     idle_by_host,
-    masked,
     memory_of_steps,
 )
 from pptrace.analysis.whole_run import Bubble
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
+from pptrace.model.known import masked
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import rows_among
 from pptrace.timeline.windows import StepWindow

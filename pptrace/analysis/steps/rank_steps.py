@@ -18,6 +18,7 @@ from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, s
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
 from pptrace.model.device_idle import HostIdle, with_host_waits
+from pptrace.model.known import masked
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.recognise.device.work import NO_DEVICE, breakdowns
@@ -178,12 +179,6 @@ def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Bool:
         return np.zeros(len(windows.steps), dtype=np.bool_)
     ends = np.sort(data.clock.to_common_clock(windows.rank, ends))
     return np.searchsorted(ends, windows.end_ns, side="right") > np.searchsorted(ends, windows.start_ns)
-
-
-def masked(values: Int64 | Sequence[Any], known: Bool) -> list[Any]:
-    """The values, None where they are not known."""
-    every = values.tolist() if isinstance(values, np.ndarray) else values
-    return [value if is_known else None for value, is_known in zip(every, known.tolist(), strict=True)]
 
 
 def _phases(
