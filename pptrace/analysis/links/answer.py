@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -43,7 +42,7 @@ from pptrace.intervals import Int64
 from pptrace.marks import P2P
 from pptrace.model.known import all_known
 from pptrace.model.mesh import MeshInfo
-from pptrace.slices import Slice, distinct_of, reduce_groups, slices
+from pptrace.slices import Slice, distinct_of, places_of_each, reduce_groups
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def _messages(rows: Slice) -> Slice:
         longer: Int64 = np.maximum(ns - np.append(ns, 0)[before], 0)
         return longer
 
-    rows = Slice({**rows.columns, "until": until})
+    rows = rows.with_columns({"until": until})
     keys, group, first = grouped(rows, ("axis", "kind"), ("peer", "bytes", "until"))
     return Slice(
         {
@@ -220,13 +219,12 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     if not len(ends):
         return ()
     source, target = np.where(ends["kind"] == "recv", (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
-    table = pd.DataFrame({**ends.columns, "source": source, "target": target})
+    ends = ends.with_columns({"source": source, "target": target})
     on_device = {traffic.rank for traffic in ranks if traffic.on_device}
-    links = [_link(rows, facts, on_device) for rows in slices(table, ("axis", "source", "target")).values()]
+    link, _ = distinct_of([ends["axis"], source, target])
+    links = [_link(ends.where(rows), facts, on_device) for rows in places_of_each(link).values()]
     return tuple(
-        sorted(
-            links, key=lambda link: (-link.late_sender_ns - link.late_receiver_ns, link.axis, link.source, link.target)
-        )
+        sorted(links, key=lambda of: (-of.late_sender_ns - of.late_receiver_ns, of.axis, of.source, of.target))
     )
 
 
@@ -283,7 +281,7 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     on_device = [traffic.rank for traffic in ranks if traffic.on_device]
     if not on_device:
         return None
-    devices = tuple(_device(rank, device_of(facts.get(rank, {}))) for rank in on_device)
+    devices = tuple(_device(rank, facts) for rank in on_device)
     of_ranks = frozenset(on_device)
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for step in report.steps:
@@ -300,8 +298,9 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     return Interconnect(devices, collectives, tuple(unknown_peaks(on_device, facts)), settings_of(on_device, facts))
 
 
-def _device(rank: int, name: str | None) -> DevicePeak:
-    peak = None if name is None else peak_of_device(name)
+def _device(rank: int, facts: Facts) -> DevicePeak:
+    name = device_of(facts.get(rank, {}))
+    peak = peak_of_device(name)
     return DevicePeak(rank, name, None if peak is None else peak.link, None if peak is None else peak.gbps)
 
 
@@ -325,8 +324,7 @@ def _peak_of(group: Sequence[int], kind: str, facts: Facts) -> float | None:
     peak, ports = peak_between(group, facts), ports_between(kind, group, facts)
     if peak is None or ports is None:
         return None if peak is None else peak.gbps
-    devices = [_device(rank, device_of(facts.get(rank, {}))).peak_gbps for rank in group]
-    return between_hosts(ports, peak.gbps, devices)
+    return between_hosts(ports, peak.gbps, (_device(rank, facts).peak_gbps for rank in group))
 
 
 def between_hosts(ports: float, port_gbps: float, devices: Iterable[float | None]) -> float:
