@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -422,6 +422,12 @@ class Finding(Struct, frozen=True):
     #: lower end of the gain's 90 % interval; null as ``gain_ns``, and of a single step, which says nothing of others
     gain_low_ns: int | None = None
     gain_high_ns: int | None = None  #: upper end of it; null as ``gain_low_ns``
+
+
+def behind_critical(findings: Sequence[Finding], further: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings with further ones, behind those that are critical and ahead of those that have a gain."""
+    first = sum(finding.severity is Severity.CRITICAL for finding in findings)
+    return (*findings[:first], *further, *findings[first:])
 
 
 class MissingEvidence(Struct, frozen=True):

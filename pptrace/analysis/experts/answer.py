@@ -22,7 +22,7 @@ from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_s
 from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain, report_traffic
 from pptrace.analysis.experts.waits import LEAST_COMPARED, ROLES, SLOW, Waits, expert_steps
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import Finding, Severity, StepReport
+from pptrace.analysis.result import Finding, Severity, StepReport, behind_critical
 from pptrace.analysis.stragglers.communication import CLEARLY, HotSpot
 from pptrace.analysis.stragglers.reason import gain_interval, gains
 from pptrace.analysis.whole_run import UNEQUAL_ROUTES
@@ -64,16 +64,6 @@ def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot 
         None if layer is None else layer.layer,
         same,
     )
-
-
-def with_findings(
-    findings: Sequence[Finding], experts: ExpertsReport, steps: Sequence[StepReport]
-) -> tuple[Finding, ...]:
-    """The findings, that of a capacity that drops too much ahead of those that have a gain: it changes what is learned; and of
-    ``steps`` without a pipeline the rank whose experts all wait for.
-    """
-    first = sum(finding.severity is Severity.CRITICAL for finding in findings)
-    return (*findings[:first], *_capacity_findings(experts), *_late_findings(experts, steps), *findings[first:])
 
 
 def _late_findings(experts: ExpertsReport, steps: Sequence[StepReport]) -> Iterator[Finding]:
@@ -149,7 +139,11 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     report, experts = inputs.report, inputs.experts
     steps = [step.step for step in report.steps]
     part = None if experts is None else report_experts(experts, inputs.costs, inputs.run.facts, steps)
-    return {} if part is None else {"experts": part, "findings": with_findings(report.findings, part, report.steps)}
+    if part is None:
+        return {}
+    # a capacity that drops too much changes what is learned
+    findings = (*_capacity_findings(part), *_late_findings(part, report.steps))
+    return {"experts": part, "findings": behind_critical(report.findings, findings)}
 
 
 class ExpertsOfRun(Struct, frozen=True, eq=False, dict=True):

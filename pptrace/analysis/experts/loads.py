@@ -18,6 +18,7 @@ from pptrace.analysis.experts.counts import (
     rows_and_ratios,
 )
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.analysis.experts.traffic import in_forwards
 from pptrace.analysis.experts.turns import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread, RankLoad
 from pptrace.analysis.experts.waits import ROLES, Waits
@@ -145,9 +146,7 @@ def rank_loads(waits: Waits, counts: Mapping[int, RankCounts], sizes: TokenSizes
     forward_of = forward_of_each(exchanges, counts)
     loads = []
     for rank, own in places_of_each(exchanges["rank"]).items():
-        forward = own[(exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)]
-        if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
-            forward = own
+        forward = own[in_forwards(exchanges.where(own))]
         of_rank, (rows, ratio) = counts.get(rank), _rows_of_rank(exchanges["rows"][forward], mean[forward])
         rows, ratio = counted.get(rank, (rows, ratio))
         stages = np.unique(exchanges["stage"][forward]).tolist()

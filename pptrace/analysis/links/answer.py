@@ -37,7 +37,7 @@ from pptrace.analysis.links.peaks import (
     unknown_peaks,
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
-from pptrace.analysis.result import Severity
+from pptrace.analysis.result import behind_critical
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
 from pptrace.model.known import all_known
@@ -171,14 +171,13 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     report, numbers = inputs.report, [traffic.rank for traffic in ranks]
     interconnect = interconnect_of(report, ranks, facts, mesh)
     collectives = collectives_of((traffic.sizes for traffic in ranks), numbers, facts, mesh)
-    on_hosts, findings = findings_on_hosts(collectives, report.steps, numbers, facts, mesh), report.findings
-    num_critical = sum(finding.severity is Severity.CRITICAL for finding in findings)
+    on_hosts = findings_on_hosts(collectives, report.steps, numbers, facts, mesh)
     return {
         "links": links_of(ranks, facts),
         "late_ranks": late_ranks_of(ranks),
         "interconnect": interconnect,
         "collectives": with_peaks(collectives, interconnect),
-        "findings": (*findings[:num_critical], *on_hosts, *findings[num_critical:]),
+        "findings": behind_critical(report.findings, on_hosts),
     }
 
 
