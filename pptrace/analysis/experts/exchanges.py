@@ -185,7 +185,7 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
     codes, kinds = ops.codes("kind")
     kind, at = codes[np.maximum(op, 0)], op >= 0
     output = np.where(at, np.array([OUTPUT_OF.get(Kind(name), Output.FORWARD) for name in kinds])[kind], UNKNOWN)
-    is_pair = at & np.array([name == Kind.OVERLAP_F_B for name in kinds])[kind]
+    is_pair = at & ops.among("kind", (Kind.OVERLAP_F_B,))[op]
     op_stage, op_microbatch = (np.where(at, ops[name][np.maximum(op, 0)], UNKNOWN) for name in ("stage", "microbatch"))
     begins = np.flatnonzero(np.concatenate(([True], half[1:] != half[:-1])))
     sizes = np.diff(np.append(begins, len(op)))
