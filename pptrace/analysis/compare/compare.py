@@ -35,7 +35,7 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     undisturbed = all_known((a.undisturbed(), b.undisturbed())) if a.is_disturbed or b.is_disturbed else None
     span_a, span_b, note = _lengths(a.figures, b.figures)
     usual = typical_of_sides(a.typical_steps(span_a), b.typical_steps(span_b), order)
-    lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
+    lengths = usual if undisturbed is None else typical_of_sides(undisturbed[0], undisturbed[1], order)
     recorded = RecordedBoth(a.recording, b.recording)
     of_a = _off_by(recorded.deviation, lengths.a)
     span = SpanChange(of_a.ns, lengths.b.ns, *_change(of_a, lengths.b), undisturbed is not None)
@@ -133,7 +133,7 @@ def _part_changes(
     """
     has_devices = bool(a.recording.has_devices and b.recording.has_devices)
     typical = [
-        (part, typical_of_sides(*of_runs, order))
+        (part, typical_of_sides(of_runs[0], of_runs[1], order))
         for part in matched
         if shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]

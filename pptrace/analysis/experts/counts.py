@@ -97,9 +97,9 @@ def read_counts(fact: object) -> RankCounts | None:
         return None
     step, layer, rows = zip(*found.forwards, strict=True)
     of_forwards = (step, layer, list(map(sum, rows)), sizes, firsts, list(map(len, rows)))
-    columns = (np.array(column, dtype=np.int64) for column in of_forwards)
-    tokens = _tokens(found.tokens, num_forwards)
-    return RankCounts(found.top_k, *columns, _matrix(chosen), _matrix(kept), *tokens)
+    columns = [np.array(column, dtype=np.int64) for column in of_forwards]
+    columns += [_matrix(chosen), _matrix(kept), *_tokens(found.tokens, num_forwards)]
+    return RankCounts(found.top_k, *columns)
 
 
 def _tokens(pairs: object, num_forwards: int) -> Int64:
