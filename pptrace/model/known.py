@@ -24,6 +24,12 @@ def sum_of(values: Iterable[int | None]) -> int | None:
     return None if known is None else sum(known)
 
 
+def common(values: Iterable[T]) -> T | None:
+    """The value that all have; None where they differ, or there are none."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
 def masked(values: npt.NDArray[Any] | Sequence[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
     """The values, None where they are not known."""
     every = values.tolist() if isinstance(values, np.ndarray) else values

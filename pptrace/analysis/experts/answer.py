@@ -15,7 +15,7 @@ from msgspec import Struct
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes, counts_of_ranks, sizes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of, join_exchanges
-from pptrace.analysis.experts.loads import common, layer_loads, rank_loads, spread_over_layers
+from pptrace.analysis.experts.loads import layer_loads, rank_loads, spread_over_layers
 from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, SentRows, Traffic, names_of, sent_rows_of, traffic_of
 from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_stages, with_rows
@@ -27,6 +27,7 @@ from pptrace.analysis.stragglers.communication import CLEARLY, HotSpot
 from pptrace.analysis.stragglers.reason import gain_interval, gains
 from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.axes import Axis
+from pptrace.model.known import common
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.model.wording import as_ranges
 from pptrace.schedule.plan import Plan
@@ -208,8 +209,8 @@ def report_experts(
     layers = layer_loads(exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage))
     return ExpertsReport(
         source=source,
-        num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
-        top_k=common([of_rank.top_k for of_rank in counts.values()]),
+        num_experts=common(num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()),
+        top_k=common(of_rank.top_k for of_rank in counts.values()),
         layers=layers,
         ranks=ranks,
         calls=_calls(experts),

@@ -22,6 +22,7 @@ from pptrace.analysis.experts.traffic import in_forwards
 from pptrace.analysis.experts.turns import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread, RankLoad
 from pptrace.analysis.experts.waits import ROLES, Waits
+from pptrace.model.known import common
 from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.slices import Slice, last_like, places_of_each
 
@@ -214,11 +215,6 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
 
 _OF_FORWARD = ("step", "stage", "microbatch", "layer")
 """Columns that tell of which forward an exchange is."""
-
-
-def common(values: Sequence[int]) -> int | None:
-    """The value that all have; None where they differ, or there are none."""
-    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 FIGURES = (

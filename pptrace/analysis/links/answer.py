@@ -18,6 +18,7 @@ from pptrace.analysis.links.collectives import (
     fast_of_groups,
     findings_on_hosts,
     grouped,
+    groups_of_axis,
     sizes_of_rank,
     with_peaks,
 )
@@ -28,7 +29,6 @@ from pptrace.analysis.links.peaks import (
     fast_of_sizes,
     fit_link,
     is_same_host,
-    members_of,
     peak_between,
     peak_of_device,
     ports_between,
@@ -40,7 +40,7 @@ from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnec
 from pptrace.analysis.result import behind_critical
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
-from pptrace.model.known import all_known
+from pptrace.model.known import all_known, common
 from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice, distinct_of, places_of_each, reduce_groups
 from pptrace.timeline.windows import StepWindow
@@ -306,9 +306,8 @@ def _device(rank: int, facts: Facts) -> DevicePeak:
 def _collective(
     axis: str, kind: str, rate: float, ranks: Sequence[int], facts: Facts, mesh: MeshInfo
 ) -> CollectiveRate:
-    groups = ([tuple(ranks)] if is_same_host(ranks, facts) else members_of(axis, mesh, ranks)) or []
-    hosts = {is_same_host(group, facts) for group in groups}
-    is_same = hosts.pop() if len(hosts) == 1 else None
+    groups = groups_of_axis(axis, ranks, facts, mesh)
+    is_same = common(is_same_host(group, facts) for group in groups)
     of_groups = [ports_between(kind, group, facts) for group in groups] if is_same is False else []
     ports = min((of_group for of_group in of_groups if of_group is not None), default=None)
     peaks = [_peak_of(group, kind, facts) for group in groups] if is_same is not None else []
