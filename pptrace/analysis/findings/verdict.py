@@ -302,12 +302,11 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
             return f"The bubble is not your problem: rank {rank} computes longer than the others. "
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
         return ""
-    of_stage = [
-        found
+    if any(
+        found.evidence.get("where") == {"stage": stage} and (found.gain_ns or 0) < _RULES * step.length_ns
         for found in findings
-        if found.evidence.get("where") == {"stage": stage} and ("gain_if_spread_ns" in found.evidence)
-    ]
-    if any((found.gain_ns or 0) < _RULES * step.length_ns for found in of_stage):
+        if "gain_if_spread_ns" in found.evidence
+    ):
         return ""
     return f"The bubble is not your problem: stage {stage} computes longer than the others. "
 
