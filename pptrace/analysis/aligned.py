@@ -30,9 +30,8 @@ class RankRows(Struct, frozen=True):
 
     def num_ops_by_step(self) -> dict[int, int]:
         """Number of compute ops of each step that has any."""
-        step = self.ops["step"]
-        first = np.flatnonzero(np.r_[len(step) > 0, step[1:] != step[:-1]])
-        return dict(zip(step[first].tolist(), np.diff(np.r_[first, len(step)]).tolist(), strict=True))
+        steps, counts = np.unique(self.ops["step"], return_counts=True)
+        return dict(zip(steps.tolist(), counts.tolist(), strict=True))
 
     def of_step(self, step: int) -> RankRows:
         tables = (self.ops, self.spans, self.comms)

@@ -228,14 +228,10 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
 
 def _freed_by_weights(columns: Mapping[str, Int64], ops: Slice) -> Int64:
     """The end of the W of each backward; 0 where there is none, and of forwards."""
-    if not len(ops):
-        return np.zeros_like(columns["step"])
     late = ops.where(ops.among("kind", (Kind.W,)))
     names = ("step", "stage", "microbatch")
     place = last_like([columns[name] for name in names], [late[name] for name in names])
-    if not len(late):
-        return np.zeros_like(place)
-    return np.where((place >= 0) & (columns["backward"] == 1), late["end_ns"][place], 0)
+    return np.where(columns["backward"] == 1, np.append(late["end_ns"], 0)[place], 0)
 
 
 def _num_layers(of: Int64, stage: Int64, size: Int64, alone: Int64) -> Int64:

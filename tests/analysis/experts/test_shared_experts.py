@@ -25,7 +25,7 @@ def rows_of(calls: list[tuple[str, str]]) -> list[int]:
     columns |= {"step": np.full(num, STEP), "group_size": np.full(num, 2)}
     texts = {"kind": ["all_to_all"] * num, "axis": [axis for axis, _ in calls], "splits": [text for _, text in calls]}
     comms = Slice({**columns, **{name: np.array(of, dtype=object) for name, of in texts.items()}})
-    nothing = Slice({"start_ns": np.zeros(0, dtype=np.int64)})
+    nothing = Slice.empty("step", "stage", "microbatch", "start_ns", "end_ns", "kind", texts=("kind",))
     found: list[int] = exchanges_of(0, RankRows(nothing, nothing, comms), [STEP], EMPTY)["rows"].tolist()
     return found
 
