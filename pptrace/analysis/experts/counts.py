@@ -188,16 +188,15 @@ class TokenSizes(Struct, frozen=True):
 
 def sizes_of_run(facts: Iterable[Mapping[str, Any]]) -> TokenSizes | None:
     """The sizes of a run of our GPT, from the facts of its ranks; None of other runs."""
-    for of_rank in facts:
-        model, mesh = read_gpt_sizes(of_rank.get("model")), of_rank.get("mesh")
-        if model is None or model.experts is None or not isinstance(mesh, Mapping):
-            return None
-        sizes = {axis: mesh.get(str(axis)) for axis in (*MESH_ORDER, Axis.EP, Axis.ETP)}
-        order = complete_order(str(mesh.get("order", "")).split("-"))
-        if order is None or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
-            return None
-        return _sizes_of(model, model.experts, sizes, order)  # type: ignore[arg-type]
-    return None
+    first = next(iter(facts), {})
+    model, mesh = read_gpt_sizes(first.get("model")), first.get("mesh")
+    if model is None or model.experts is None or not isinstance(mesh, Mapping):
+        return None
+    sizes = {axis: mesh.get(str(axis)) for axis in (*MESH_ORDER, Axis.EP, Axis.ETP)}
+    order = complete_order(str(mesh.get("order", "")).split("-"))
+    if order is None or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
+        return None
+    return _sizes_of(model, model.experts, sizes, order)  # type: ignore[arg-type]
 
 
 def _sizes_of(
