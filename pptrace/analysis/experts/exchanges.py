@@ -196,25 +196,19 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
     # A pair is its forward, then its backward, of another stage, where these do not take turns.
     num_second = np.where(second_stage < 0, num_layers, _num_layers(second_stage, stage[forward], size[forward], alone))
     is_known = is_pair & ~in_turns & (num_layers >= 0) & (num_second >= 0)
-    in_row = is_known & (size == num_layers + num_second)
-    repeats = is_known & (size == num_layers + 2 * num_second) & (num_second > 0)
-    is_behind = (in_row | repeats) & (nth >= num_layers)
-    once, twice = size == num_layers, size == 2 * num_layers
-    backward, recomputes = np.where(forward, 0, np.where(output < 0, UNKNOWN, 1)), twice & ~forward & ~is_pair
-    nth_back = np.where(is_behind, nth - num_layers, nth)
-    num_back = np.where(is_behind, num_second, num_layers)
-    recomputes |= repeats & is_behind
-    again = recomputes & (nth_back % 2 == 0)  # each layer runs again, then its backward
-    of_forward = np.where(in_turns, once & ~is_second, (in_row | repeats) & ~is_behind)
-    backward[again | of_forward] = 0
-    layer = np.select(
-        [(forward & once) | of_forward, recomputes, (once & at & (~is_pair | is_second)) | is_behind],
-        [nth, num_back - 1 - nth_back // 2, num_back - 1 - nth_back],
-        UNKNOWN,
-    )
+    in_row = is_known & ((size == num_layers + num_second) | (size == num_layers + 2 * num_second))
+    is_behind = in_row & (nth >= num_layers)
+    is_back = np.where(is_pair, is_behind | is_second, ~forward)
+    # of each half of a pair, or else op: the exchange's place in it, how many it has, and the layers of its stage
+    place, num_of_half = np.where(is_behind, nth - num_layers, nth), np.where(is_behind, size - num_layers, size)
+    num_of_half[in_row & ~is_behind] = num_layers[in_row & ~is_behind]
+    layers = np.where(is_behind, num_second, num_layers)
+    once, twice = at & (num_of_half == layers), at & is_back & (num_of_half == 2 * layers)
+    again = twice & (place % 2 == 0)  # each layer runs again, then its backward
+    layer = np.select([once & ~is_back, once, twice], [place, layers - 1 - place, layers - 1 - place // 2], UNKNOWN)
     layer[is_behind & (second_stage < 0)] = UNKNOWN
     return {
-        "backward": backward,
+        "backward": np.where(at, is_back & ~again, UNKNOWN),
         "stage": np.where(is_behind, second_stage, stage),
         "microbatch": np.where(is_behind, second_microbatch, microbatch),
         "layer": layer,
@@ -222,7 +216,7 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
         "op_stage": op_stage,
         "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~calls["is_mixed"])).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, in_row & ~calls["is_mixed"])).astype(np.int64),
     }
 
 
