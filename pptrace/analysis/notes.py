@@ -69,7 +69,9 @@ def explain_nulls(
             "both where it overlapped with compute"
         )
     yield from dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ()))
-    yield from _nulls(run, steps, stragglers, are_explained=are_explained)
+    yield from _nulls(run, steps, are_explained=are_explained)
+    if steps:
+        yield from _null_line(run, steps, stragglers, are_explained=are_explained)
 
 
 def doubts_of_times(
@@ -238,24 +240,17 @@ def _odd_steps(steps: Sequence[StepReport]) -> Iterator[str]:
 def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """A line for the ranks whose figures are not known in steps of which their traces lack ops."""
     lost = lost_steps(run.ops, run.work)
-
-    def lacks_work(rank: int, step: int) -> bool:
-        return step in lost.get(rank, ()) or bool(run.work[rank].missing_device_events)
-
     lacking: dict[int, list[int]] = {}
     unbounded: dict[int, list[int]] = {}
+    bare: dict[int, list[int]] = {}
     for step in steps:
-        for rank in step.ranks if step.has_pipeline else ():
-            if rank.compute_ns is None and step.span_ns is not None:
-                lacking.setdefault(rank.rank, []).append(step.step)
-            elif rank.compute_ns is None and not lacks_work(rank.rank, step.step):
-                unbounded.setdefault(rank.rank, []).append(step.step)
-    if bare := {
-        rank.rank
-        for step in steps
-        for rank in step.ranks
-        if not step.has_pipeline and rank.compute_ns is None and not lacks_work(rank.rank, step.step)
-    }:
+        has_pipeline = step.has_pipeline
+        for number in (rank.rank for rank in step.ranks if rank.compute_ns is None):
+            if has_pipeline and step.span_ns is not None:
+                lacking.setdefault(number, []).append(step.step)
+            elif step.step not in lost.get(number, ()) and not run.work[number].missing_device_events:
+                (unbounded if has_pipeline else bare).setdefault(number, []).append(step.step)
+    if bare:
         yield (
             f"compute of {rank_text(bare)} is not known, nor what communication it hides: neither operators nor kernels were "
             "recorded; record operators, as pptrace run does without --record light"
@@ -373,9 +368,7 @@ _LAUNCHES_OF: Mapping[str, str] = {
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
 
 
-def _nulls(
-    run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None, *, are_explained: bool
-) -> Iterator[str]:
+def _nulls(run: RecognisedRun, steps: Sequence[StepReport], *, are_explained: bool) -> Iterator[str]:
     yield from _missing_devices(run)
     yield from lines_of_lost_work(run.work, lost_steps(run.ops, run.work))
     if not steps and rows_among(run.ops["kind"], COMPUTE_KINDS).any():
@@ -400,7 +393,6 @@ def _nulls(
             "no forward or backward of a microbatch recognised: no pipeline in these traces, and so no bubbles and phases; the "
             "rest of a rank's step is what is neither compute nor exposed communication"
         )
-        yield from _null_line(run, steps, stragglers, are_explained=are_explained)
         return
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
@@ -417,7 +409,6 @@ def _nulls(
         ideal = "the ideal bubble and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
         yield f"{ideal}what the bubble consists of {'are' if ideal else 'is'} not known where {what}"
-    yield from _null_line(run, steps, stragglers, are_explained=are_explained)
 
 
 def _null_line(
