@@ -44,15 +44,10 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
     kind, kinds = ops.codes("kind")
     parts, compute = data.backward_of(rank), data.lanes[rank].compute
     pieces = (data.clock.to_common_clock(rank, times) for times in (work.pieces.start_ns, work.pieces.end_ns))
-    in_operators = lengths_within(intersect(union(*pieces), compute), ops["start_ns"], ops["end_ns"]).sum()
-    if (
-        not parts.no_weights
-        and in_operators < _LEAST_TOLD * lengths_within(compute, ops["start_ns"], ops["end_ns"]).sum()
-    ):
+    sets = (compute, parts.recompute, parts.weights, intersect(union(*pieces), compute))
+    computes, again, weights, in_operators = (lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in sets)
+    if not parts.no_weights and in_operators.sum() < _LEAST_TOLD * computes.sum():
         parts = replace(parts, no_weights=_FEW_OPERATORS)
-    computes, again, weights = (
-        lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in (compute, parts.recompute, parts.weights)
-    )
     found = []
     for stage, code in sorted(set(zip(ops["stage"].tolist(), kind.tolist(), strict=True))):
         chosen = (ops["stage"] == stage) & (kind == code)

@@ -57,9 +57,8 @@ def times_waited_for(comms: pd.DataFrame, uncertainty_ns: int, computes: Mapping
     first = np.flatnonzero(np.diff(match[rows], prepend=-1) != 0)
     count = np.diff(np.append(first, len(rows)))
     last = first + count - 1
-    waiting = np.where(posted >= end, start, np.maximum(start, asked))[
-        rows
-    ]  # a call that returns at its end waits in it
+    # a call that returns at its end waits in it
+    waiting = np.where(posted >= end, start, np.maximum(start, asked))[rows]
     waiting[last] = np.iinfo(np.int64).min
     next_one = np.lexsort((waiting, match[rows]))[last]
     begins, ends = waiting[next_one], start[rows[last]]
