@@ -326,18 +326,12 @@ class StepReport(Struct, frozen=True):
         return has_forwards and all(rank.phases for rank in self.ranks) and not any(p.num_backward for p in phases)
 
 
-def with_periods_known(steps: Sequence[StepReport]) -> list[StepReport]:
-    """The steps whose period is known; where it is of none, those whose span is."""
-    return [step for step in steps if step.period_ns is not None] or [
-        step for step in steps if step.span_ns is not None
-    ]
-
-
 def typical_of(steps: Sequence[StepReport]) -> StepReport | None:
     """The median by length of some steps, chosen as :attr:`pptrace.analysis.report.Report.typical_step` is; None of no steps."""
     training = [step for step in steps if not step.is_evaluation] or list(steps)
     known = [step for step in training if step.bubble.ratio is not None] or training
-    known = with_periods_known(known) or known
+    with_spans = [step for step in known if step.span_ns is not None]
+    known = [step for step in known if step.period_ns is not None] or with_spans or known
     return sorted(known, key=lambda step: step.length_ns or 0)[(len(known) - 1) // 2] if known else None
 
 

@@ -21,7 +21,7 @@ from pptrace.analysis.findings.reasons import mean_length, with_reasons
 from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.links.answer import comparable_steps, steps_of_ranks
+from pptrace.analysis.links.answer import steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
@@ -196,7 +196,7 @@ def analyse_ranks(
         windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
     give_back_freed_memory()
-    comparable = comparable_steps(windows or marked, data)
+    comparable = steps_of_ranks(window for window in windows or marked if data.is_comparable(window))
     every, of_ranks = [window.step for window in windows], steps_of_ranks(windows or marked)
     steps_of = {
         rank: StepsOfRank(every, comparable.get(rank, ()), of_ranks.get(rank, ()), not comparable)

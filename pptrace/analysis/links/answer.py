@@ -69,11 +69,6 @@ class RankTraffic(Struct, frozen=True, eq=False):
     sizes: Slice = field(default_factory=lambda: Slice.empty("count"))
 
 
-def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
-    """The steps of each rank in which the times of its window's ranks compare."""
-    return steps_of_ranks(window for window in windows if data.is_comparable(window))
-
-
 def steps_of_ranks(windows: Iterable[StepWindow]) -> dict[int, list[int]]:
     """The steps of each rank."""
     steps: dict[int, list[int]] = {}
