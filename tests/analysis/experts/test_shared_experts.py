@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.experts.exchanges import exchanges_of
@@ -45,12 +46,15 @@ def test_rows_are_not_known_where_the_calls_along_etp_do_not_tell_them() -> None
     assert rows_of([(axis, "" if axis == "etp" else text) for axis, text in FORWARD]) == [-1]
 
 
-def test_of_calls_in_no_op_nothing_tells_the_layer_and_the_direction_however_many_an_op_without_a_stage_has() -> None:
+@pytest.mark.parametrize("behind", [1, 2])
+def test_of_calls_in_no_op_nothing_tells_the_layer_and_the_direction_however_many_an_op_without_a_stage_has(
+    behind: int,
+) -> None:
     numbers = {"step": STEP, "stage": -1, "microbatch": 0, "start_ns": 0, "end_ns": 20}
     columns = {name: np.array([number]) for name, number in numbers.items()}
     forward = Slice({**columns, "kind": np.array(["F"], dtype=object)})
-    exchanges = exchanges_in([("ep", "3>5"), ("ep", "5>3")] * 3, forward)
-    assert exchanges["op_output"].tolist() == [0, -1, -1], "one in the forward, two behind it"
-    assert exchanges["layer"].tolist() == [0, -1, -1]
-    assert exchanges["backward"].tolist() == [0, -1, -1]
-    assert exchanges["again"].tolist() == [0, 0, 0]
+    exchanges = exchanges_in([("ep", "3>5"), ("ep", "5>3")] * (1 + behind), forward)
+    assert exchanges["op_output"].tolist() == [0, *[-1] * behind], "one in the forward, the others behind it"
+    assert exchanges["layer"].tolist() == [0, *[-1] * behind]
+    assert exchanges["backward"].tolist() == [0, *[-1] * behind]
+    assert exchanges["again"].tolist() == [0, *[0] * behind]
