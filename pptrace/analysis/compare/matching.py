@@ -253,8 +253,8 @@ def _kind_level(a: set[object], b: set[object], is_same_schedule: bool) -> Calla
 
 
 def _level(name: str, a: Parts, b: Parts) -> Level:
-    """Of bubbles the phases, all of them together where one run has none; of communication axis and kind, the axis alone where
-    the runs use it with different kinds of calls; all else as it is.
+    """The level of bubbles is the phase, all of them together where one run has none; that of communication axis and kind, the
+    axis alone where the runs use it with different kinds of calls; all else is compared as it is.
     """
     if name == BUBBLE and not (_values(a, "phase") and _values(b, "phase")):
         return lambda _: ()
