@@ -235,12 +235,13 @@ def _ordered_parts(ordered: Slice, values: Array) -> Iterator[Slice]:
         yield ordered.where(slice(start, end))
 
 
-def places_of_each(values: Array) -> list[npt.NDArray[np.int64]]:
-    """The places of each value, in the order of the values."""
+def places_of_each(values: Array) -> dict[int, npt.NDArray[np.int64]]:
+    """The places of each value, of integers, in the order of the values."""
     if not len(values):
-        return []
+        return {}
     order = np.argsort(values, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+    parts = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+    return {int(values[places[0]]): places for places in parts}
 
 
 def _plain(column: pd.Series[Any]) -> Any:

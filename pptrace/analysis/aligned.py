@@ -16,7 +16,7 @@ from pptrace.model.device import BackwardParts, DeviceWork
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
-from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices, slices_by_int
+from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
@@ -30,9 +30,8 @@ class RankRows(Struct, frozen=True):
 
     def num_ops_by_step(self) -> dict[int, int]:
         """Number of compute ops of each step that has any."""
-        step = self.ops["step"]
-        first = np.flatnonzero(np.r_[len(step) > 0, step[1:] != step[:-1]])
-        return dict(zip(step[first].tolist(), np.diff(np.r_[first, len(step)]).tolist(), strict=True))
+        steps, counts = np.unique(self.ops["step"], return_counts=True)
+        return dict(zip(steps.tolist(), counts.tolist(), strict=True))
 
     def of_step(self, step: int) -> RankRows:
         tables = (self.ops, self.spans, self.comms)
@@ -120,11 +119,7 @@ class AlignedRun(Struct, frozen=True, dict=True):
         """Rows of a rank in a step."""
         return self.rows.of_rank(rank).of_step(step)
 
-    def memory_events(self, rank: int) -> Slice | None:
-        """The memory events of a rank in time order; None where it has none."""
-        return self._memory.get((rank,))
-
     @cached_property
-    def _memory(self) -> Mapping[tuple[int], Slice]:
-        """The memory events of each rank in time order."""
-        return slices(self.memory.sort_values("t_ns", kind="stable"), ("rank",))
+    def memory_events(self) -> Mapping[int, Slice]:
+        """The memory events of each rank that has any, in time order."""
+        return slices_by_int(self.memory, "rank", ("t_ns",))

@@ -63,13 +63,12 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
 def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
     """Diagnose which rank or call blocks the run, as far as the dumps show."""
     ages = [
-        age
+        _written_ns(dump.path) - call.created_ns
         for dump in dumped.dumps
         for call in dump.calls
         if not call.done and call.created_ns >= 0
-        for age in [_written_ns(dump.path) - call.created_ns]
     ]
-    if bool(ages) and max(ages) < _FRESH_NS and min(ages) > -_FRESH_NS:
+    if ages and max(ages) < _FRESH_NS and min(ages) > -_FRESH_NS:
         reason = "the calls that are not complete were made less than a second before the dumps were written"
         return Diagnosis(None, reason, {})
     return diagnose(list(_ranks(dumped)))

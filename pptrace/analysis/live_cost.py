@@ -46,11 +46,14 @@ def cost_of(steps: Sequence[tuple[int, int, bool, bool]]) -> LiveCost | None:
     it. The median of these differences does not notice single long steps, and its interval holds for whatever distribution they
     have: order statistics by the sign test.
     """
-    lengths = {number: (ns, observed) for number, ns, observed, profiled in steps if not profiled and number >= WARM_UP}
+    lengths = {
+        number: (ns, is_observed) for number, ns, is_observed, profiled in steps if not profiled and number >= WARM_UP
+    }
+    observed = {number: ns for number, (ns, is_observed) in lengths.items() if is_observed}
     differences = sorted(
-        (lengths[number - 1][0] + lengths[number + 1][0]) / 2 / ns - 1
-        for number, (ns, observed) in lengths.items()
-        if not observed and ns > 0 and _observed(lengths, number - 1) and _observed(lengths, number + 1)
+        (observed[number - 1] + observed[number + 1]) / 2 / ns - 1
+        for number, (ns, is_observed) in lengths.items()
+        if not is_observed and ns > 0 and {number - 1, number + 1} <= observed.keys()
     )
     if not differences:
         return None
@@ -62,10 +65,6 @@ def cost_of(steps: Sequence[tuple[int, int, bool, bool]]) -> LiveCost | None:
 def own_share(records: Sequence[tuple[int, int]]) -> float | None:
     """The share of a step that a rank spent on its records, from (own time, step) of each; None where there is none."""
     return median(own / step for own, step in records) if records else None
-
-
-def _observed(lengths: dict[int, tuple[int, bool]], number: int) -> bool:
-    return number in lengths and lengths[number][1]
 
 
 def _interval_rank(count: int) -> int | None:

@@ -124,14 +124,10 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
             "record from before the first step on"
         )
     if little := {rank: of_rank.lost for rank, of_rank in losing.items() if rank not in much}:
-        missing, unrelated = (
-            sum(getattr(lost, name) for lost in little.values()) for name in ("num_missing", "num_unrelated")
-        )
-        parts = (
-            [f"{counted(missing, 'launched kernel')} {'is' if missing == 1 else 'are'} not in the traces"]
-            if missing
-            else []
-        )
+        missing = sum(lost.num_missing for lost in little.values())
+        unrelated = sum(lost.num_unrelated for lost in little.values())
+        are = "is" if missing == 1 else "are"
+        parts = [f"{counted(missing, 'launched kernel')} {are} not in the traces"] if missing else []
         parts += [f"what launched {counted(unrelated, 'kernel')} is not known"] if unrelated else []
         yield f"rank {as_ranges(sorted(little))}: {' and '.join(parts)}, outside of all steps, or fewer than one in a thousand"
 

@@ -23,7 +23,7 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE, InputFormat
 from pptrace.model.wording import as_ranges, listed
 from pptrace.recognise.run import RecognisedRun
-from pptrace.slices import rows_among, rows_where, slices_by_int
+from pptrace.slices import distinct_of, rows_among, rows_where
 from pptrace.timeline.lanes import is_nested
 
 _FEW = 8
@@ -69,7 +69,9 @@ def explain_nulls(
             "both where it overlapped with compute"
         )
     yield from dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ()))
-    yield from _nulls(run, steps, stragglers, are_explained=are_explained)
+    yield from _nulls(run, steps, are_explained=are_explained)
+    if steps:
+        yield from _null_line(run, steps, stragglers, are_explained=are_explained)
 
 
 def doubts_of_times(
@@ -178,20 +180,18 @@ def _peers(run: RecognisedRun, rank: int) -> list[str]:
     ]
 
 
-_HALVES = {"F": 1, "B": 1, "I": 1, "OVERLAP_F_B": 2}
+_HALVES = ("F", "B", "I", "OVERLAP_F_B")
 
 
 def _halves_by_step(ops: pd.DataFrame) -> dict[tuple[int, int], int]:
     """(step, rank) → the number of forwards and backwards, a pair counting as two."""
-    compute = rows_where(ops[["rank", "step", "kind"]], ops["kind"].isin(_HALVES) & (ops["microbatch"] >= 0))
-    counts: dict[tuple[int, int], int] = {}
-    for rank, rows in slices_by_int(compute, "rank", ("step",)).items():
-        kind, kinds = rows.codes("kind")
-        halves = np.array([_HALVES[name] for name in kinds])[kind]
-        steps, firsts = np.unique(rows["step"], return_index=True)
-        of_rank = zip(steps.tolist(), np.add.reduceat(halves, firsts).tolist(), strict=True)
-        counts |= {(step, rank): count for step, count in of_rank}
-    return counts
+    rows = rows_where(
+        ops[["step", "rank", "kind"]], rows_among(ops["kind"], _HALVES) & (ops["microbatch"] >= 0).to_numpy()
+    )
+    number, first = distinct_of([rows["step"], rows["rank"]])
+    counts = np.bincount(number) + np.bincount(number[rows_among(rows["kind"], ("OVERLAP_F_B",))], minlength=len(first))
+    steps_and_ranks = (rows[name].to_numpy()[first].tolist() for name in ("step", "rank"))
+    return dict(zip(zip(*steps_and_ranks, strict=True), counts.tolist(), strict=True))
 
 
 def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -240,24 +240,17 @@ def _odd_steps(steps: Sequence[StepReport]) -> Iterator[str]:
 def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """A line for the ranks whose figures are not known in steps of which their traces lack ops."""
     lost = lost_steps(run.ops, run.work)
-
-    def lacks_work(rank: int, step: int) -> bool:
-        return step in lost.get(rank, ()) or bool(run.work[rank].missing_device_events)
-
     lacking: dict[int, list[int]] = {}
     unbounded: dict[int, list[int]] = {}
+    bare: dict[int, list[int]] = {}
     for step in steps:
-        for rank in step.ranks if step.has_pipeline else ():
-            if rank.compute_ns is None and step.span_ns is not None:
-                lacking.setdefault(rank.rank, []).append(step.step)
-            elif rank.compute_ns is None and not lacks_work(rank.rank, step.step):
-                unbounded.setdefault(rank.rank, []).append(step.step)
-    if bare := {
-        rank.rank
-        for step in steps
-        for rank in step.ranks
-        if not step.has_pipeline and rank.compute_ns is None and not lacks_work(rank.rank, step.step)
-    }:
+        has_pipeline = step.has_pipeline
+        for number in (rank.rank for rank in step.ranks if rank.compute_ns is None):
+            if has_pipeline and step.span_ns is not None:
+                lacking.setdefault(number, []).append(step.step)
+            elif step.step not in lost.get(number, ()) and not run.work[number].missing_device_events:
+                (unbounded if has_pipeline else bare).setdefault(number, []).append(step.step)
+    if bare:
         yield (
             f"compute of {rank_text(bare)} is not known, nor what communication it hides: neither operators nor kernels were "
             "recorded; record operators, as pptrace run does without --record light"
@@ -375,9 +368,7 @@ _LAUNCHES_OF: Mapping[str, str] = {
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
 
 
-def _nulls(
-    run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None, *, are_explained: bool
-) -> Iterator[str]:
+def _nulls(run: RecognisedRun, steps: Sequence[StepReport], *, are_explained: bool) -> Iterator[str]:
     yield from _missing_devices(run)
     yield from lines_of_lost_work(run.work, lost_steps(run.ops, run.work))
     if not steps and rows_among(run.ops["kind"], COMPUTE_KINDS).any():
@@ -402,7 +393,6 @@ def _nulls(
             "no forward or backward of a microbatch recognised: no pipeline in these traces, and so no bubbles and phases; the "
             "rest of a rank's step is what is neither compute nor exposed communication"
         )
-        yield from _null_line(run, steps, stragglers, are_explained=are_explained)
         return
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
@@ -419,7 +409,6 @@ def _nulls(
         ideal = "the ideal bubble and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
         yield f"{ideal}what the bubble consists of {'are' if ideal else 'is'} not known where {what}"
-    yield from _null_line(run, steps, stragglers, are_explained=are_explained)
 
 
 def _null_line(

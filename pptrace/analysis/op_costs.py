@@ -37,15 +37,12 @@ def op_costs(data: AlignedRun) -> tuple[OpCost, ...]:
 
     Compute is kernels where there are any, else the op without the communication nested in it.
     """
-    return tuple(
-        _cost(stage, kind, {rank: np.concatenate(parts) for rank, parts in ranks.items()})
-        for (stage, kind), ranks in sorted(computed_by_op(data).items())
-    )
+    return tuple(_cost(stage, kind, of_ranks) for (stage, kind), of_ranks in sorted(computed_by_op(data).items()))
 
 
-def computed_by_op(data: AlignedRun) -> dict[tuple[int, str], dict[int, list[Int64]]]:
-    """The compute in each op, ns, in parts: by (stage, kind) and rank."""
-    lists: dict[tuple[int, str], dict[int, list[Int64]]] = {}
+def computed_by_op(data: AlignedRun) -> dict[tuple[int, str], dict[int, Int64]]:
+    """The compute in each op, ns: by (stage, kind) and rank."""
+    computed: dict[tuple[int, str], dict[int, Int64]] = {}
     for rank in sorted(data.lanes):
         ops, compute = data.rows.of_rank(rank).ops, data.lanes[rank].compute
         ops = ops.where(~np.isin(ops["step"], list(data.lost_steps.get(rank, ()))) & (ops["stage"] >= 0))
@@ -53,9 +50,9 @@ def computed_by_op(data: AlignedRun) -> dict[tuple[int, str], dict[int, list[Int
             continue
         for stage, of_stage in ops.by("stage").items():
             for kind, rows in of_stage.by("kind").items():
-                computed = lengths_within(compute, rows["start_ns"], rows["end_ns"])
-                lists.setdefault((stage, str(kind)), {}).setdefault(rank, []).append(computed)
-    return lists
+                lengths = lengths_within(compute, rows["start_ns"], rows["end_ns"])
+                computed.setdefault((stage, str(kind)), {})[rank] = lengths
+    return computed
 
 
 def _cost(stage: int, kind: str, of_ranks: dict[int, Int64]) -> OpCost:
@@ -108,8 +105,7 @@ class OpSample(Struct, frozen=True):
 def op_samples(data: AlignedRun) -> tuple[OpSample, ...]:
     """The samples by stage, then kind, of the ops whose costs :func:`pptrace.analysis.op_costs.op_costs` sums up."""
     costs = {
-        key: np.sort(np.concatenate([part for parts in ranks.values() for part in parts]))
-        for key, ranks in sorted(computed_by_op(data).items())
+        key: np.sort(np.concatenate(list(of_ranks.values()))) for key, of_ranks in sorted(computed_by_op(data).items())
     }
     most = max(MOST_POINTS // max(len(costs), 1), _FEWEST_POINTS)
     samples = []

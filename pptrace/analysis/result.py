@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -326,18 +326,12 @@ class StepReport(Struct, frozen=True):
         return has_forwards and all(rank.phases for rank in self.ranks) and not any(p.num_backward for p in phases)
 
 
-def with_periods_known(steps: Sequence[StepReport]) -> list[StepReport]:
-    """The steps whose period is known; where it is of none, those whose span is."""
-    return [step for step in steps if step.period_ns is not None] or [
-        step for step in steps if step.span_ns is not None
-    ]
-
-
 def typical_of(steps: Sequence[StepReport]) -> StepReport | None:
     """The median by length of some steps, chosen as :attr:`pptrace.analysis.report.Report.typical_step` is; None of no steps."""
     training = [step for step in steps if not step.is_evaluation] or list(steps)
     known = [step for step in training if step.bubble.ratio is not None] or training
-    known = with_periods_known(known) or known
+    with_spans = [step for step in known if step.span_ns is not None]
+    known = [step for step in known if step.period_ns is not None] or with_spans or known
     return sorted(known, key=lambda step: step.length_ns or 0)[(len(known) - 1) // 2] if known else None
 
 
@@ -422,6 +416,12 @@ class Finding(Struct, frozen=True):
     #: lower end of the gain's 90 % interval; null as ``gain_ns``, and of a single step, which says nothing of others
     gain_low_ns: int | None = None
     gain_high_ns: int | None = None  #: upper end of it; null as ``gain_low_ns``
+
+
+def behind_critical(findings: Sequence[Finding], further: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings with further ones, behind those that are critical and ahead of those that have a gain."""
+    first = sum(finding.severity is Severity.CRITICAL for finding in findings)
+    return (*findings[:first], *further, *findings[first:])
 
 
 class MissingEvidence(Struct, frozen=True):

@@ -114,12 +114,11 @@ def _taking_turns(ranks: Sequence[int], lanes: Mapping[int, Lane], within: Int64
         return
     kernels = {rank: intersect(lanes[rank].compute, within)[:_MOST_KERNELS] for rank in ranks}
     active = {}
-    for rank, starts in (
-        (rank, kernels[rank][:, 0]) for rank in ranks
-    ):  # from its first to its last kernel in each step
+    for rank, of_rank in kernels.items():  # from its first to its last kernel in each step
+        starts = of_rank[:, 0]
         first, last = np.searchsorted(starts, within[:, 0]), np.searchsorted(starts, within[:, 1])
         has = last > first
-        active[rank] = np.stack((starts[first[has]], kernels[rank][last[has] - 1, 1]), axis=1)
+        active[rank] = np.stack((starts[first[has]], of_rank[last[has] - 1, 1]), axis=1)
     by_chance = dict.fromkeys(ranks, 0.0)
     left = list(ranks)
     while left:

@@ -148,9 +148,8 @@ class StepOutlier(Struct, frozen=True):
     #: causes that it has more of than the usual step, at their places, the most first; they sum to the difference of lengths;
     #: null where a step is not explained
     differences: tuple[Cause, ...] | None
-    ops: tuple[
-        BlamedOp, ...
-    ]  #: the op that most of its bubble beyond the usual step's is charged to; empty where none is
+    #: the op that most of its bubble beyond the usual step's is charged to; empty where none is
+    ops: tuple[BlamedOp, ...]
 
     @property
     def excess_ns(self) -> int:

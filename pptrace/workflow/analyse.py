@@ -21,7 +21,7 @@ from pptrace.analysis.findings.reasons import mean_length, with_reasons
 from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.links.answer import comparable_steps, steps_of_ranks
+from pptrace.analysis.links.answer import steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
@@ -196,7 +196,7 @@ def analyse_ranks(
         windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
     give_back_freed_memory()
-    comparable = comparable_steps(windows or marked, data)
+    comparable = steps_of_ranks(window for window in windows or marked if data.is_comparable(window))
     every, of_ranks = [window.step for window in windows], steps_of_ranks(windows or marked)
     steps_of = {
         rank: StepsOfRank(every, comparable.get(rank, ()), of_ranks.get(rank, ()), not comparable)
@@ -206,11 +206,9 @@ def analyse_ranks(
     answers = ask(ASKED_FIRST if is_brief else QUESTIONS)
     experts = experts_in(answers, run, steps_of)
     routing = None if experts is None else experts.routing
-    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
-    periods = with_periods(
-        reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
-    )
-    steps, costs, line = without_impossible(periods, reported.costs)
+    steps, costs = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
+    periods = with_periods(steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks)
+    steps, costs, line = without_impossible(periods, costs)
     measured = _Measured(
         inputs,
         run,
@@ -240,7 +238,7 @@ def measure(traces: Sequence[Trace], num_ranks: int | None = None) -> MeasuredSt
     run = recognise_ranks([recognise_rank(trace) for trace in traces], num_ranks=num_ranks)
     data, by_end_times = _on_one_clock(run)
     planned = planned_steps(step_windows(data.ops, run.mesh), data, run)
-    steps = report_steps(planned, data, run.mesh, are_explained=False).steps
+    steps, _ = report_steps(planned, data, run.mesh, are_explained=False)
     steps = steps or report_marked_steps(marked_windows(data.ops), data)
     nulls = explain_nulls(run, data.clock, steps, are_explained=False)
     return MeasuredSteps(steps, data, (*run.warnings, *by_end_times, *_warn_of_unknown(data.comms, steps), *nulls))

@@ -67,7 +67,7 @@ def steps_of(data: AlignedRun, mesh: MeshInfo = TWO, ideal: Ideal | None = None)
     windows = step_windows(data.ops, mesh)
     steps = sorted({window.step for window in windows})
     planned = [PlannedStep(tuple(w for w in windows if w.step == step), None, ideal) for step in steps]
-    return report_steps(planned, data, mesh).steps
+    return report_steps(planned, data, mesh)[0]
 
 
 def partition(rank: RankStep) -> tuple[int | None, ...]:
@@ -279,7 +279,7 @@ def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_
     one = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
     data = run_of([*rows, foreign, *missing])
     first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, one))
-    (whole, partly, unplanned) = report_steps([first, second, replace(first, plan=None)], data, one).steps
+    (whole, partly, unplanned), _ = report_steps([first, second, replace(first, plan=None)], data, one)
     assert whole.bubble.waterfall_ns == parts_ns(30, host=5)
     assert partly.bubble.waterfall_ns is None
     assert unplanned.bubble.waterfall_ns is None
@@ -293,7 +293,7 @@ def test_steps_have_waterfalls_where_all_their_pipelines_compare() -> None:
     rows += [op(1, 1, "F", 0, 30, stage=0), op(1, 1, "B", 30, 40, stage=0)]
     for uncertainty, fall in ((30, None), (20, parts_ns(40, host=0, straggler=60))):
         data = run_of(rows, clock=replace(ONE_CLOCK, uncertainty_ns=uncertainty))
-        (step,) = report_steps([PlannedStep(step_windows(data.ops, mesh), plan)], data, mesh).steps
+        (step,), _ = report_steps([PlannedStep(step_windows(data.ops, mesh), plan)], data, mesh)
         assert step.bubble.waterfall_ns == fall
 
 
@@ -312,7 +312,7 @@ def test_the_waterfall_has_the_transfers_of_both_directions_that_were_matched() 
         ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2, 23),
     ):
         data = run_of(rows, comms)
-        (step,) = report_steps([PlannedStep(step_windows(data.ops, TWO), plan)], data, TWO).steps
+        (step,), _ = report_steps([PlannedStep(step_windows(data.ops, TWO), plan)], data, TWO)
         assert step.bubble.waterfall_ns == parts_ns(
             20, 20, communication=communication, host=host, unexplained=25 - communication - (host or 0)
         )

@@ -40,9 +40,7 @@ def assert_nothing_that_compares_ranks(step: StepReport) -> None:
 def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_it_shows_itself() -> None:
     analysis = analyse(RECORDING.traces())
     apart = replace(analysis.data.clock, method=ClockMethod.NONE)
-    (step,) = report_steps(
-        [PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=apart), analysis.mesh
-    ).steps
+    (step,), _ = report_steps([PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=apart), analysis.mesh)
     assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
     for of_rank, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
         assert of_rank.compute_ns == whole.compute_ns > 0
@@ -118,9 +116,7 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     (whole,) = analysis.report.steps
     assert whole.span_ns is not None
     clock = replace(analysis.data.clock, uncertainty_ns=round(part * whole.span_ns))
-    (step,) = report_steps(
-        [PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=clock), analysis.mesh
-    ).steps
+    (step,), _ = report_steps([PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=clock), analysis.mesh)
     if known:
         assert (step.span_ns, step.bubble.ratio) == (whole.span_ns, whole.bubble.ratio)
     else:

@@ -92,7 +92,7 @@ def test_parts_of_all_steps_and_stages_sum_up_and_none_is_impossible(sample: Pat
     assert stages is not None
     assert {(ops.stage, ops.kind) for ops in stages.ops} == set(expected)
     for ops in stages.ops:
-        of_ops = [part for parts in expected[ops.stage, ops.kind].values() for part in parts]
+        of_ops = expected[ops.stage, ops.kind].values()
         assert ops.count == sum(map(len, of_ops))
         assert ops.compute_ns == sum(int(part.sum()) for part in of_ops) == sum(part.ns for part in ops.classes)
         assert not ops.parts or sum(part.ns for part in ops.parts) == ops.compute_ns

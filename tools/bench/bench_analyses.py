@@ -32,7 +32,7 @@ ANALYSES: dict[str, tuple[tuple[Any, str], ...]] = {
         (pptrace.analysis.steps.steps, "graph_of_run"),
     ),
     "stragglers": ((pptrace.workflow.analyse, "study_steps"),),
-    "questions": tuple((pptrace.workflow.analyse, name) for name in ("comparable_steps", "ask_ranks", "with_answers")),
+    "questions": tuple((pptrace.workflow.analyse, name) for name in ("steps_of_ranks", "ask_ranks", "with_answers")),
     "series": ((pptrace.workflow.analyse, "series_of"),),
 }
 """Analyses, and where the whole calls their functions."""

@@ -109,7 +109,7 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
     if num_steps < FEWEST_STEPS:
         return Typical(middle)
     run_to_run = hypot(RUN_TO_RUN * middle, CORE_WAIT * core_wait_ns)
-    samples = lower_median(series[drawn_steps(num_steps, block_length(num_steps))])
+    samples = lower_median(series[drawn_steps(num_steps)])
     return Typical(middle, *sampled_deviation(samples, series), run_to_run)
 
 
@@ -129,7 +129,7 @@ def typical_part(part: Floats, lengths: Int64, core_wait_ns: float = 0.0) -> Typ
     if num_steps < FEWEST_STEPS:
         return Typical(round(mean))
     run_to_run = hypot(RUN_TO_RUN * mean, CORE_WAIT * core_wait_ns)
-    drawn = drawn_steps(num_steps, block_length(num_steps))
+    drawn = drawn_steps(num_steps)
     samples = _mean_of_middle(part[drawn], lengths[drawn], half_width)
     return Typical(round(mean), *sampled_deviation(samples, np.rint(part).astype(np.int64)), run_to_run)
 
@@ -240,8 +240,9 @@ def block_length(num_steps: int) -> int:
 
 
 @lru_cache(maxsize=4)
-def drawn_steps(num_steps: int, length: int) -> Int64:
-    """Indices of the steps of every sample, shape (samples, steps): blocks of ``length`` neighbours one after the other."""
+def drawn_steps(num_steps: int) -> Int64:
+    """Indices of the steps of every sample, shape (samples, steps): blocks of neighbours one after the other."""
+    length = block_length(num_steps)
     num_samples = min(_NUM_SAMPLES, max(_MOST_CELLS // num_steps, _FEWEST_SAMPLES))
     shape = (num_samples, ceil(num_steps / length))
     starts = np.random.default_rng(0).integers(0, num_steps - length + 1, shape)

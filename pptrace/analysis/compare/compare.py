@@ -19,6 +19,7 @@ from pptrace.analysis.compare.run_to_run import Order, TypicalOfSides, changes_o
 from pptrace.analysis.compare.sentence import sentence_of, verdict_of
 from pptrace.analysis.compare.side import ComparedRun, Side, describe_counts, order_of, side_of
 from pptrace.analysis.shared_devices import CORE_WAIT
+from pptrace.model.known import all_known
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds
 
@@ -31,10 +32,10 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     """
     a, b = side_of("A", runs_a), side_of("B", runs_b)
     order = order_of(a, b)
-    undisturbed = _of_both(a.undisturbed(), b.undisturbed()) if a.is_disturbed or b.is_disturbed else None
+    undisturbed = all_known((a.undisturbed(), b.undisturbed())) if a.is_disturbed or b.is_disturbed else None
     span_a, span_b, note = _lengths(a.figures, b.figures)
     usual = typical_of_sides(a.typical_steps(span_a), b.typical_steps(span_b), order)
-    lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
+    lengths = usual if undisturbed is None else typical_of_sides(undisturbed[0], undisturbed[1], order)
     recorded = RecordedBoth(a.recording, b.recording)
     of_a = _off_by(recorded.deviation, lengths.a)
     span = SpanChange(of_a.ns, lengths.b.ns, *_change(of_a, lengths.b), undisturbed is not None)
@@ -76,15 +77,6 @@ def _has_copies(a: Side, b: Side) -> bool:
 
 def _share(ns: float | None, of_ns: int) -> float | None:
     return None if ns is None or of_ns <= 0 else ns / of_ns
-
-
-_OfRuns = tuple[Sequence[Typical], Sequence[Typical]]
-"""A value of each run of A and of each of B."""
-
-
-def _of_both(a: Sequence[Typical] | None, b: Sequence[Typical] | None) -> _OfRuns | None:
-    """Both, where the runs of both sides tell."""
-    return None if a is None or b is None else (a, b)
 
 
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
@@ -141,7 +133,7 @@ def _part_changes(
     """
     has_devices = bool(a.recording.has_devices and b.recording.has_devices)
     typical = [
-        (part, typical_of_sides(*of_runs, order))
+        (part, typical_of_sides(of_runs[0], of_runs[1], order))
         for part in matched
         if shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]
@@ -185,15 +177,15 @@ def _off_by_recording(name: str, both: TypicalOfSides, step_ns: float, has_devic
     return replace(both.a, run_to_run=hypot(both.a.run_to_run, min(step_ns, most)))
 
 
-def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> _OfRuns | None:
+def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> list[list[Typical]] | None:
     """A part of the step in each run of A and of B; None where a run lacks it."""
     if part.lengths is not None:
-        return _of_both(a.typical_part(part.a, part.lengths[0]), b.typical_part(part.b, part.lengths[1]))
+        return all_known((a.typical_part(part.a, part.lengths[0]), b.typical_part(part.b, part.lengths[1])))
     if part.name != COMPUTE:
-        return _of_both(a.typical(part.a), b.typical(part.b))
-    if is_undisturbed and (least := _of_both(a.least_disturbed(part.a), b.least_disturbed(part.b))) is not None:
+        return all_known((a.typical(part.a), b.typical(part.b)))
+    if is_undisturbed and (least := all_known((a.least_disturbed(part.a), b.least_disturbed(part.b)))) is not None:
         return least
-    return _of_both(a.typical_compute(part.a), b.typical_compute(part.b))
+    return all_known((a.typical_compute(part.a), b.typical_compute(part.b)))
 
 
 def shows(a: Series, b: Series) -> bool:

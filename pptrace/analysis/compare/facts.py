@@ -64,16 +64,11 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
 def differing(a: Sequence[Facts], b: Sequence[Facts]) -> tuple[FactChange, ...]:
     """The facts in which runs differ, whichever of the runs of A and of B, in the order of A's and then B's."""
     names = dict.fromkeys(name for run in (*a, *b) for name in run)
-    changed = [
-        FactChange(name, _together(name, a), _together(name, b))
-        for name in names
-        if len({_value(name, run) for run in (*a, *b)}) > 1
-    ]
+    changed = [name for name in names if len({_value(name, run) for run in (*a, *b)}) > 1]
+    of_both = ((name, (_together(name, a), _together(name, b))) for name in changed)
     return tuple(
-        FactChange(fact.name, *(value if value in (None, _NOT_GIVEN) else _HIDDEN for value in (fact.a, fact.b)))
-        if _SECRET.search(fact.name)
-        else fact
-        for fact in changed
+        FactChange(name, *(_HIDDEN if _SECRET.search(name) and of not in (None, _NOT_GIVEN) else of for of in both))
+        for name, both in of_both
     )
 
 

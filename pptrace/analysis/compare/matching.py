@@ -63,10 +63,10 @@ def match_figures(
         yield from _match_compute(a, b, is_same_schedule)
     else:
         yield from _match_windows(a, b, lengths or (a.lengths, b.lengths))
-    for name, level_of in _LEVELS.items():
+    for name in _BESIDE_COMPUTE:
         of_a, of_b = a.parts.get(name, {}), b.parts.get(name, {})
         if ((of_a and of_b) or name == EXPOSED) and (has_pipelines or name not in _OF_PIPELINES):
-            level = level_of(of_a, of_b)
+            level = _level(name, of_a, of_b)
             yield from _match(name, _summed(of_a, level), _summed(of_b, level), a, b)
 
 
@@ -201,7 +201,7 @@ def _within(parts: Parts, stages: set[object]) -> Parts:
 def unmatched_names(a: StepFigures, b: StepFigures) -> Iterator[tuple[str, str]]:
     """(name, which run lacks it) of what one run alone tells; without a pipeline that of one is not missed."""
     has_pipelines = a.has_pipeline and b.has_pipeline
-    for name in (COMPUTE, *_LEVELS):
+    for name in (COMPUTE, *_BESIDE_COMPUTE):
         if not has_pipelines and name in (COMPUTE, *_OF_PIPELINES):
             continue
         if (name in a.parts) != (name in b.parts) and name not in (EXPOSED, RANGE):
@@ -252,17 +252,15 @@ def _kind_level(a: set[object], b: set[object], is_same_schedule: bool) -> Calla
     return lambda kind: together.get(kind, kind)
 
 
-def _phase_level(a: Parts, b: Parts) -> Level:
-    """The phases; all of them together where one run has none."""
-    has_both = bool(_values(a, "phase") and _values(b, "phase"))
-    return lambda place: place if has_both else ()
-
-
-def _communication_level(a: Parts, b: Parts) -> Level:
-    """Axis and kind; the axis alone where the runs use it with different kinds of calls."""
-    kinds_a, kinds_b = _kinds_by_axis(a), _kinds_by_axis(b)
+def _level(name: str, a: Parts, b: Parts) -> Level:
+    """The level of bubbles is the phase, all of them together where one run has none; that of communication axis and kind, the
+    axis alone where the runs use it with different kinds of calls; all else is compared as it is.
+    """
+    if name == BUBBLE and not (_values(a, "phase") and _values(b, "phase")):
+        return lambda _: ()
+    kinds_a, kinds_b = (_kinds_by_axis(parts) if name == EXPOSED else {} for parts in (a, b))
     together = {axis for axis in kinds_a.keys() & kinds_b.keys() if kinds_a[axis] != kinds_b[axis]}
-    return lambda place: place[:1] if place[0][1] in together else place
+    return lambda place: place[:1] if together and place[0][1] in together else place
 
 
 def _kinds_by_axis(parts: Parts) -> dict[object, set[object]]:
@@ -276,15 +274,5 @@ def _values(parts: Parts, name: str) -> set[object]:
     return {value for place in parts for coordinate, value in place if coordinate == name}
 
 
-def _finest(_a: Parts, _b: Parts) -> Level:
-    return lambda place: place
-
-
-_LEVELS: Mapping[str, Callable[[Parts, Parts], Level]] = {
-    BUBBLE: _phase_level,
-    EXPOSED: _communication_level,
-    CAUSE: _finest,
-    IDLE: _finest,
-    RANGE: _finest,
-}
+_BESIDE_COMPUTE = (BUBBLE, EXPOSED, CAUSE, IDLE, RANGE)
 _OF_PIPELINES = (BUBBLE, CAUSE)

@@ -29,7 +29,6 @@ from pptrace.analysis.compare.bootstrap import (
     NOTHING_KNOWN,
     RUN_TO_RUN,
     Typical,
-    block_length,
     drawn_steps,
     lower_median,
     p_value,
@@ -160,7 +159,7 @@ def mean_step_of(series: Int64, core_wait_ns: float = 0.0) -> MeanStep:
         known = 2 * (NOTHING_KNOWN.deviation * mean) ** 2
         variance = (float(((series - mean) ** 2).sum()) + known) / (num_steps + 1)
         return MeanStep(Typical(round(mean), sqrt(variance), num_steps + 1, NOTHING_KNOWN.lasting * mean))
-    sampled = series[drawn_steps(num_steps, block_length(num_steps))]
+    sampled = series[drawn_steps(num_steps)]
     means, medians = sampled.mean(axis=1), np.maximum(lower_median(sampled), 1)
     deviation, freedom = sampled_deviation(means, series)
     run_to_run = hypot(RUN_TO_RUN * mean, CORE_WAIT * core_wait_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
 
@@ -57,9 +57,12 @@ class ComparedRun(Struct, frozen=True, eq=False, dict=True):
         """The step without what disturbed it; None where too few steps or no plan tell."""
         return None if self.op_times is None else self.op_times.undisturbed()
 
-    def typical(self, series: Int64) -> Typical:
-        """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        return typical_of(series, self.core_wait_ns)
+    def typical(self, series: Int64, known: Prior | None = None) -> Typical:
+        """The typical value of a series of its steps, of few of them by what is ``known`` before. A wait for a core may be part
+        of any figure of the step.
+        """
+        typical = typical_of(series, self.core_wait_ns)
+        return typical if known is None or typical.deviation is not None else typical_of_few(series, known)
 
     @property
     def core_wait_ns(self) -> float:
@@ -105,12 +108,16 @@ class Side(Struct, frozen=True, eq=False, dict=True):
         """The step of each run without what disturbed it; None where one does not tell."""
         return all_known(run.undisturbed for run in self.runs)
 
-    def typical(self, series: Series) -> list[Typical] | None:
-        """The typical value of each run, of a series of all steps (NaN where it is not known); None where a run lacks it."""
-        known = [self._known(part) for part in self._of_runs(series)]
-        if not all(part.size for part in known):
+    def typical(
+        self, series: Series, prior_of: Callable[[Steadiness | None], Prior | None] = lambda _: None
+    ) -> list[Typical] | None:
+        """The typical value of each run, of a series of all steps (NaN where it is not known); None where a run lacks it.
+        ``prior_of`` is what is known of a run with few steps before, by its ops.
+        """
+        parts = [self._known(part) for part in self._of_runs(series)]
+        if not all(part.size for part in parts):
             return None
-        return [run.typical(part) for run, part in zip(self.runs, known, strict=True)]
+        return [run.typical(part, prior_of(run.steadiness)) for run, part in zip(self.runs, parts, strict=True)]
 
     def typical_part(self, series: Series, lengths: Int64) -> list[Typical] | None:
         """The same of a part that sums to the ``lengths`` of all steps with others, by those whose lengths are in the middle."""
@@ -127,9 +134,7 @@ class Side(Struct, frozen=True, eq=False, dict=True):
         """The typical step of each run: of the recorded ones, or of those that were timed unrecorded. Of few steps it is hardly
         known, and not unknown.
         """
-        steadiness = [run.steadiness for run in self.runs]
-        priors = [NOTHING_KNOWN if of is None else of.of_steps for of in steadiness]
-        typical = self._or_of_few(lengths.astype(np.float64), priors)
+        typical = self.typical(lengths.astype(np.float64), lambda of: NOTHING_KNOWN if of is None else of.of_steps)
         assert typical is not None  # all runs have whole steps
         measured = [run.recording.measured for run in self.runs]
         if self.figures.period is not lengths:
@@ -154,8 +159,7 @@ class Side(Struct, frozen=True, eq=False, dict=True):
 
     def typical_compute(self, series: Series) -> list[Typical] | None:
         """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
-        steadiness = [run.steadiness for run in self.runs]
-        return self._or_of_few(series, [None if of is None else of.of_ops for of in steadiness])
+        return self.typical(series, lambda of: None if of is None else of.of_ops)
 
     @property
     def prior(self) -> tuple[Prior, bool]:
@@ -164,17 +168,6 @@ class Side(Struct, frozen=True, eq=False, dict=True):
         if known is None:
             return NOTHING_KNOWN, False
         return max((of.of_steps for of in known), key=lambda prior: prior.lasting), True
-
-    def _or_of_few(self, series: Series, priors: Sequence[Prior | None]) -> list[Typical] | None:
-        """The typical values of a series, of runs with few steps by what is known of each before."""
-        typical = self.typical(series)
-        if typical is None:
-            return None
-        parts = map(self._known, self._of_runs(series))
-        return [
-            of_run if known is None or of_run.deviation is not None else typical_of_few(part, known)
-            for of_run, part, known in zip(typical, parts, priors, strict=True)
-        ]
 
     def least_disturbed(self, series: Series) -> list[Typical] | None:
         """The same in the least disturbed steps; None where a run has too few steps as well."""

@@ -69,9 +69,8 @@ class OpTimes(Struct, frozen=True, eq=False):
         cells = max(1, (self.ops.shape[1] + self.messages.shape[1]) * len(self.pipelines)) * len(steps)
         number = min(_NUM_SAMPLES, max(_FEWEST_SAMPLES, _MOST_CELLS // cells))
         usual, more = self._span(steps, _LEVEL), self._span(steps, _NEXT_LEVEL)
-        length = block_length(len(steps))
-        sampled = np.array([self._span(steps[drawn], _LEVEL) for drawn in drawn_steps(len(steps), length)[:number]])
-        return _typical(usual, more, sampled, len(steps) / length)
+        sampled = np.array([self._span(steps[drawn], _LEVEL) for drawn in drawn_steps(len(steps))[:number]])
+        return _typical(usual, more, sampled, len(steps))
 
     def _span(self, steps: Int64, level: float) -> float:
         """The length of the replayed step, ns; of several pipelines that of the longest."""
@@ -87,14 +86,14 @@ def least_disturbed(series: Int64) -> Typical | None:
     """Time of a part of the step in the least disturbed of a series of steps, ns; None with too few steps."""
     if len(series) < _FEWEST_UNDISTURBED:
         return None
-    length = block_length(len(series))
-    samples = _level_of(series[drawn_steps(len(series), length)].T, _LEVEL)
+    samples = _level_of(series[drawn_steps(len(series))].T, _LEVEL)
     usual, more = (float(_level_of(series, level)) for level in (_LEVEL, _NEXT_LEVEL))
-    return _typical(usual, more, samples, len(series) / length)
+    return _typical(usual, more, samples, len(series))
 
 
-def _typical(usual: float, more: float, samples: Floats, num_blocks: float) -> Typical:
-    """A value at both levels, ns, with how much it varies in samples of so many blocks of steps."""
+def _typical(usual: float, more: float, samples: Floats, num_steps: int) -> Typical:
+    """A value at both levels, ns, with how much it varies in samples of blocks of so many steps."""
+    num_blocks = num_steps / block_length(num_steps)
     run_to_run = hypot(RUN_TO_RUN * usual, _STILL_DISTURBED * (more - usual))
     return Typical(round(usual), float(samples.std(ddof=1)), max(num_blocks - 1, 1.0), run_to_run)
 

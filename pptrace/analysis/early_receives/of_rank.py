@@ -15,7 +15,7 @@ from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import BACKWARD_KINDS, FORWARD_KINDS, UNKNOWN, Bool, Int64
 from pptrace.schedule.actions import KINDS, Kind
-from pptrace.slices import Slice, distinct_of, reduce_groups
+from pptrace.slices import Slice, distinct_of, last_like, reduce_groups
 
 HOST, STREAM = "host", "stream"
 NOT_RECORDED = "the kernels of sends and receives were not recorded, so that when they ran is not known"
@@ -288,16 +288,9 @@ def _op_ready(ops: Slice, comms: Slice, at: Int64, launches: Launches | None) ->
 
 def _looked_up(rows: Slice, known: Slice, times: Int64) -> Int64:
     """The times of known rows of the same step, stage and microbatch as some rows; the earliest of all where there is none."""
-    keys, of_known = (
-        (part["step"].astype(np.int64) << 40) + (part["stage"].astype(np.int64) << 20) + part["microbatch"]
-        for part in (rows, known)
-    )
-    order = np.argsort(of_known, kind="stable")
-    none = np.full(len(keys), np.iinfo(np.int64).min)
-    if not len(order):
-        return none
-    place = np.minimum(np.searchsorted(of_known[order], keys), len(order) - 1)
-    return np.where(of_known[order][place] == keys, times[order][place], none)
+    names = ("step", "stage", "microbatch")
+    first = last_like([rows[name] for name in names], [known[name][::-1] for name in names])
+    return np.append(times[::-1], np.iinfo(np.int64).min)[first]
 
 
 def _call_ready(ops: Slice, comms: Slice, at: Int64, launches: Launches | None) -> Int64:

@@ -5,7 +5,7 @@ Findings are of where most rows are, a capacity that drops too much, a rank that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,19 @@ from msgspec import Struct
 from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes, counts_of_ranks, sizes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of, join_exchanges
-from pptrace.analysis.experts.loads import common, layer_loads, rank_loads, spread_over_layers
+from pptrace.analysis.experts.loads import layer_loads, rank_loads, spread_over_layers
 from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, SentRows, Traffic, names_of, sent_rows_of, traffic_of
 from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.types import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain, report_traffic
 from pptrace.analysis.experts.waits import LEAST_COMPARED, ROLES, SLOW, Waits, expert_steps
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.result import Finding, Severity, StepReport
+from pptrace.analysis.result import Finding, Severity, StepReport, behind_critical
 from pptrace.analysis.stragglers.communication import CLEARLY, HotSpot
 from pptrace.analysis.stragglers.reason import gain_interval, gains
 from pptrace.analysis.whole_run import UNEQUAL_ROUTES
 from pptrace.axes import Axis
+from pptrace.model.known import common
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.model.wording import as_ranges
 from pptrace.schedule.plan import Plan
@@ -66,29 +67,19 @@ def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot 
     )
 
 
-def with_findings(
-    findings: Sequence[Finding], experts: ExpertsReport, steps: Sequence[StepReport]
-) -> tuple[Finding, ...]:
-    """The findings, that of a capacity that drops too much ahead of those that have a gain: it changes what is learned; and of
-    ``steps`` without a pipeline the rank whose experts all wait for.
-    """
-    first = sum(finding.severity is Severity.CRITICAL for finding in findings)
-    return (*findings[:first], *_capacity_findings(experts), *_late_findings(experts, steps), *findings[first:])
-
-
-def _late_findings(experts: ExpertsReport, steps: Sequence[StepReport]) -> tuple[Finding, ...]:
+def _late_findings(experts: ExpertsReport, steps: Sequence[StepReport]) -> Iterator[Finding]:
     """The finding of a rank that others wait for because its experts have more rows, or are slow: at most one.
 
     Of steps with a pipeline replays say what it costs.
     """
     if not steps or any(step.has_pipeline for step in steps):
-        return ()
+        return
     total = sum(rank.window_ns for step in steps for rank in step.ranks)
     known = [rank for rank in experts.ranks if rank.caused_after_ns is not None]
     late = max(known, key=lambda rank: rank.caused_after_ns or 0, default=None)
     share = 0.0 if late is None else (late.caused_after_ns or 0) / max(total, 1)
     if late is None or share < MOST_WAITED:
-        return ()
+        return
     ratio, slowness = late.ratio or 0.0, late.slowness or 0.0
     if slowness >= SLOW:
         reason, figures = SLOW_EXPERTS, {"slowness": slowness}
@@ -99,37 +90,34 @@ def _late_findings(experts: ExpertsReport, steps: Sequence[StepReport]) -> tuple
         why = f"experts have {ratio:.1f} times the rows of its group"
         advice = "balance the routes, or place hot experts on different ranks"
     else:
-        return ()
+        return
     evidence = {"where": {"axis": str(Axis.EP), "rank": late.rank}, "reason": reason, "share": share, **figures}
     title = f"Experts: {share:.1%} of the ranks' time is waiting for rank {late.rank}, whose {why}"
-    return (Finding(Severity.WARNING, title, advice, evidence=evidence),)
+    yield Finding(Severity.WARNING, title, advice, evidence=evidence)
 
 
-def _capacity_findings(experts: ExpertsReport) -> tuple[Finding, ...]:
+def _capacity_findings(experts: ExpertsReport) -> Iterator[Finding]:
     """The finding of a capacity that drops too much: one for the layer that drops most."""
     layers = [layer for layer in experts.layers if (layer.dropped_share or 0) >= MOST_DROPPED]
     if not layers:
-        return ()
+        return
     worst = max(layers, key=lambda layer: layer.dropped_share or 0)
     share, name = worst.dropped_share or 0, f"layer {worst.nth if worst.layer is None else worst.layer}"
     num = f" ({len(layers)} of {len(experts.layers)} layers with experts drop {MOST_DROPPED:.0%} or more)"
     lost = worst.dropped_tokens_share
-    figures = {"dropped_share": share, "num_layers": len(layers)} | (
-        {} if lost is None else {"dropped_tokens_share": lost}
-    )
-    return (
-        Finding(
-            Severity.WARNING,
-            f"Capacity: {share:.1%} of the routes of {name} are dropped{num}",
-            f"expert {worst.hottest} has {worst.expert_ratio:.1f} times the mean: balance the routes, raise the capacity, or "
-            "drop nothing; dropped routes add nothing to their token"
-            + (f", and {lost:.1%} of its tokens have no other one" if lost else ""),
-            evidence={
-                "where": {} if worst.layer is None else {"layer": worst.layer},
-                "reason": DROPPED_ROUTES,
-                **figures,
-            },
-        ),
+    of_tokens = f", and {lost:.1%} of its tokens have no other one" if lost else ""
+    evidence: dict[str, object] = {
+        "where": {} if worst.layer is None else {"layer": worst.layer},
+        "reason": DROPPED_ROUTES,
+        "dropped_share": share,
+        "num_layers": len(layers),
+    }
+    yield Finding(
+        Severity.WARNING,
+        f"Capacity: {share:.1%} of the routes of {name} are dropped{num}",
+        f"expert {worst.hottest} has {worst.expert_ratio:.1f} times the mean: balance the routes, raise the capacity, or "
+        f"drop nothing; dropped routes add nothing to their token{of_tokens}",
+        evidence=evidence | ({} if lost is None else {"dropped_tokens_share": lost}),
     )
 
 
@@ -152,7 +140,11 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     report, experts = inputs.report, inputs.experts
     steps = [step.step for step in report.steps]
     part = None if experts is None else report_experts(experts, inputs.costs, inputs.run.facts, steps)
-    return {} if part is None else {"experts": part, "findings": with_findings(report.findings, part, report.steps)}
+    if part is None:
+        return {}
+    # a capacity that drops too much changes what is learned
+    findings = (*_capacity_findings(part), *_late_findings(part, report.steps))
+    return {"experts": part, "findings": behind_critical(report.findings, findings)}
 
 
 class ExpertsOfRun(Struct, frozen=True, eq=False, dict=True):
@@ -217,8 +209,8 @@ def report_experts(
     layers = layer_loads(exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage))
     return ExpertsReport(
         source=source,
-        num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
-        top_k=common([of_rank.top_k for of_rank in counts.values()]),
+        num_experts=common(num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()),
+        top_k=common(of_rank.top_k for of_rank in counts.values()),
         layers=layers,
         ranks=ranks,
         calls=_calls(experts),
@@ -272,10 +264,8 @@ def _calls(experts: ExpertsOfRun) -> tuple[ExpertCalls, ...]:
     keys = np.stack([exchanges[name] for name in ("stage", "layer", "backward")])
     found = []
     for stage, layer, backward in np.unique(keys, axis=1).T.tolist():
-        at, number = (
-            np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0)),
-            numbers.get(Place(stage, layer)),
-        )
+        at = np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0))
+        number = numbers.get(Place(stage, layer))
         found += [_calls_of(experts.waits, role, (stage, layer, backward), number, at) for role in ROLES]
     return tuple(found)
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct, ValidationError, convert
 
 from pptrace.analysis.experts import EXPERT_COUNTS
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
@@ -27,7 +27,6 @@ from pptrace.slices import Slice
 
 Groups = Sequence[Sequence[int]]
 """The ranks that exchange tokens with each other."""
-_MOST = 2**53
 
 
 class RankCounts(Struct, frozen=True, eq=False):
@@ -54,11 +53,23 @@ class RankCounts(Struct, frozen=True, eq=False):
     def in_steps(self, steps: Sequence[int]) -> RankCounts:
         """The forwards of some steps."""
         inside = np.isin(self.step, np.asarray(steps, dtype=np.int64))
-        columns = (getattr(self, name)[inside] for name in _COLUMNS)
-        return RankCounts(self.top_k, *columns)
+        return RankCounts(self.top_k, *(getattr(self, name)[inside] for name in self.__struct_fields__[1:]))
 
 
-_COLUMNS = ("step", "layer", "rows", "num", "first", "held", "chosen", "kept", "tokens", "dropped")
+_Count = Annotated[int, Meta(ge=0, lt=2**53)]
+_Line = Annotated[list[_Count], Meta(min_length=1)]
+
+
+class _Recorded(Struct, frozen=True):
+    """The counts as the runtime writes them; ``forwards`` have (step, layer, rows of each expert), ``kept`` as ``chosen``."""
+
+    top_k: _Count
+    num: int
+    forwards: Annotated[list[tuple[_Count, _Count, _Line]], Meta(min_length=1)]
+    chosen: list[_Line]
+    first: _Count | list[_Count]
+    kept: list[_Line] | None = None
+    tokens: Any = None
 
 
 def counts_of_ranks(
@@ -72,38 +83,33 @@ def counts_of_ranks(
 
 def read_counts(fact: object) -> RankCounts | None:
     """The counts of one rank; None where it has none, or what stands there is damaged."""
-    if not isinstance(fact, Mapping):
+    try:
+        found = convert(fact, _Recorded)
+    except ValidationError:
         return None
-    forwards, chosen, top_k = fact.get("forwards"), fact.get("chosen"), fact.get("top_k")
-    if not (isinstance(forwards, list) and isinstance(chosen, list) and _is_number(top_k) and forwards):
-        return None
-    kept, first = fact.get("kept") or chosen, fact.get("first")
-    firsts: list[Any] = first if isinstance(first, list) else [first] * len(forwards)
-    if not isinstance(kept, list) or not len(chosen) == len(kept) == len(firsts) == len(forwards):
-        return None
-    rows: list[Any] = [entry[2] if isinstance(entry, list) and len(entry) == 3 else None for entry in forwards]
-    if not all(map(_are_numbers, (*chosen, *kept, *rows))) or not all(map(_is_number, firsts)):
-        return None
-    if not all(_is_number(entry[0]) and _is_number(entry[1]) for entry in forwards):
-        return None
+    num_forwards, chosen, kept = len(found.forwards), found.chosen, found.kept or found.chosen
+    firsts = found.first if isinstance(found.first, list) else [found.first] * num_forwards
     sizes = [len(line) for line in chosen]
-    are_alike = len(set(sizes)) == 1 or isinstance(first, list)
-    if [len(line) for line in kept] != sizes or max(sizes) != fact.get("num") or not are_alike:
+    if not len(chosen) == len(firsts) == num_forwards or [len(line) for line in kept] != sizes:
         return None
-    columns: list[list[int]] = [[entry[0] for entry in forwards], [entry[1] for entry in forwards]]
-    columns += [[sum(line) for line in rows], sizes, firsts, [len(line) for line in rows]]
-    assert isinstance(top_k, int)
-    step, layer, computed, num, firsts_of, held = (np.array(column, dtype=np.int64) for column in columns)
-    tokens = _tokens(fact.get("tokens"), len(forwards))
-    return RankCounts(top_k, step, layer, computed, num, firsts_of, held, _matrix(chosen), _matrix(kept), *tokens)
+    are_alike = len(set(sizes)) == 1 or isinstance(found.first, list)
+    if max(sizes) != found.num or not are_alike:
+        return None
+    step, layer, rows = zip(*found.forwards, strict=True)
+    of_forwards = (step, layer, list(map(sum, rows)), sizes, firsts, list(map(len, rows)))
+    columns = [np.array(column, dtype=np.int64) for column in of_forwards]
+    columns += [_matrix(chosen), _matrix(kept), *_tokens(found.tokens, num_forwards)]
+    return RankCounts(found.top_k, *columns)
 
 
 def _tokens(pairs: object, num_forwards: int) -> Int64:
     """(2, forwards): tokens, and those of which no route was kept; −1 in traces that do not tell, or whose counts are damaged."""
-    is_whole = isinstance(pairs, list) and len(pairs) == num_forwards
-    if not is_whole or not all(_are_numbers(pair) and len(pair) == 2 and pair[0] >= pair[1] for pair in pairs):  # type: ignore[attr-defined]
-        return np.full((2, num_forwards), UNKNOWN)
-    return np.array(pairs, dtype=np.int64).T
+    try:
+        tokens: Int64 = np.array(convert(pairs, list[tuple[_Count, _Count]]), dtype=np.int64).reshape(-1, 2).T
+    except ValidationError:
+        tokens = np.zeros((2, 0), dtype=np.int64)
+    is_whole = tokens.shape[1] == num_forwards and (tokens[0] >= tokens[1]).all()
+    return tokens if is_whole else np.full((2, num_forwards), UNKNOWN)
 
 
 def _matrix(lines: Sequence[Sequence[int]]) -> Int64:
@@ -112,14 +118,6 @@ def _matrix(lines: Sequence[Sequence[int]]) -> Int64:
     for row, line in zip(table, lines, strict=True):
         row[: len(line)] = line
     return table
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST
-
-
-def _are_numbers(line: object) -> bool:
-    return isinstance(line, list) and bool(line) and all(map(_is_number, line))
 
 
 def rows_of_group(group: Sequence[int], counts: Mapping[int, RankCounts], layer: int | None = None) -> Int64 | None:
@@ -190,16 +188,15 @@ class TokenSizes(Struct, frozen=True):
 
 def sizes_of_run(facts: Iterable[Mapping[str, Any]]) -> TokenSizes | None:
     """The sizes of a run of our GPT, from the facts of its ranks; None of other runs."""
-    for of_rank in facts:
-        model, mesh = read_gpt_sizes(of_rank.get("model")), of_rank.get("mesh")
-        if model is None or model.experts is None or not isinstance(mesh, Mapping):
-            return None
-        sizes = {axis: mesh.get(str(axis)) for axis in (*MESH_ORDER, Axis.EP, Axis.ETP)}
-        order = complete_order(str(mesh.get("order", "")).split("-"))
-        if order is None or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
-            return None
-        return _sizes_of(model, model.experts, sizes, order)  # type: ignore[arg-type]
-    return None
+    first = next(iter(facts), {})
+    model, mesh = read_gpt_sizes(first.get("model")), first.get("mesh")
+    if model is None or model.experts is None or not isinstance(mesh, Mapping):
+        return None
+    sizes = {axis: mesh.get(str(axis)) for axis in (*MESH_ORDER, Axis.EP, Axis.ETP)}
+    order = complete_order(str(mesh.get("order", "")).split("-"))
+    if order is None or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
+        return None
+    return _sizes_of(model, model.experts, sizes, order)  # type: ignore[arg-type]
 
 
 def _sizes_of(

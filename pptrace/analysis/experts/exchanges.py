@@ -59,56 +59,51 @@ def join_exchanges(ranks: Iterable[Slice]) -> Slice:
 def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64) -> Slice:
     """The exchanges of a rank in some steps, in order of time (columns :data:`EXCHANGES`); ``compute`` is when it computes."""
     comms = rows.comms
-    chosen = comms.among("axis", EXPERT_AXES) & comms.among("kind", _CALLS) & (comms["group_size"] != 1)
-    if not chosen.any():
+    among = np.isin(comms["step"], np.asarray(steps, dtype=np.int64)) & (comms["group_size"] != 1)
+    place = np.flatnonzero(among & comms.among("axis", EXPERT_AXES) & comms.among("kind", _CALLS))
+    if not len(place):
         return no_exchanges()
-    chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
-    place = np.flatnonzero(chosen)
     place = place[np.argsort(comms["start_ns"][place], kind="stable")]
     calls = comms.where(place)
     sent, received = _rows_of_calls(calls)
-    carries = _carry_tokens(calls, sent, received)
-    ended, let_go = (
-        np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls[name])[:-1]))[carries]
+    before = {
+        f"{name}_before": np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls[name])[:-1]))
         for name in ("end_ns", "posted_ns")
-    )
-    calls, place, sent, received = calls.where(carries), place[carries], sent[carries], received[carries]
+    }
+    calls = calls.with_columns({"out_row": place, "sent": sent, "received": received, **before})
+    calls = calls.where(_carry_tokens(calls))
     turns = turns_of(_op_of(calls, rows.ops), calls, rows.ops)
-    order = turns["order"]
-    calls, place, sent, received = calls.where(order), place[order], sent[order], received[order]
-    free = np.where(turns["in_turns"], let_go[order], ended[order])
+    calls = calls.where(turns["order"])
     out = _first_calls(calls, turns["half"])
-    back = out + 1
     columns = _places(turns.where(out), rows.ops)
     is_clear = columns.pop("is_clear") == 1
-    out, back = out[is_clear], back[is_clear]
-    columns = {name: column[is_clear] for name, column in columns.items()}
-    columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
+    out, columns = out[is_clear], {name: column[is_clear] for name, column in columns.items()}
+    dispatch, combine, in_turns = calls.where(out), calls.where(out + 1), turns["in_turns"][out]
+    columns |= {name: dispatch[name] for name in ("step", "sent", "out_row")} | {"rank": np.full(len(out), rank)}
     columns["freed_ns"] = _freed_by_weights(columns, rows.ops)
-    of_etp = comms.among("axis", (Axis.ETP,)) & (comms["group_size"] != 1)
-    of_etp &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
-    shared = comms.where(np.flatnonzero(of_etp)).in_order_of("start_ns")
-    rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns["in_turns"][out])
-    columns |= {"sent": sent[out], "rows": rows_of_experts, "out_row": place[out]}
-    came = np.maximum(calls["end_ns"], calls["asked_ns"])[out]
-    columns["begin_ns"] = np.clip(free[back], came, np.maximum(calls["start_ns"][back], came))
-    hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
-    for call, at in (("out", out), ("back", back)):
-        columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}
+    shared = comms.where(among & comms.among("axis", (Axis.ETP,))).in_order_of("start_ns")
+    columns["rows"] = _rows_with_shared(shared, dispatch, combine, in_turns)
+    came = np.maximum(dispatch["end_ns"], dispatch["asked_ns"])
+    free = np.where(in_turns, combine["posted_ns_before"], combine["end_ns_before"])
+    columns["begin_ns"] = np.clip(free, came, np.maximum(combine["start_ns"], came))
+    for name, call in (("out", dispatch), ("back", combine)):
+        columns |= {f"{name}_{column}": call[column] for column in CALL_COLUMNS}
+        columns[f"{name}_hidden_ns"] = lengths_within(compute, call["transfer_start_ns"], call["transfer_end_ns"])
     return Slice({name: columns[name] for name in EXCHANGES})
 
 
-def _rows_with_shared(shared: Slice, calls: Slice, out: Int64, received: Int64, in_turns: Bool) -> Int64:
-    """The rows of a rank's experts in exchanges that begin with ``out``: those that it received, or where it shares its experts
-    all that the first call along etp between dispatch and combine brings; −1 where that call's splits are not known, and in
-    halves that take turns, where it may be one of the other half.
+def _rows_with_shared(shared: Slice, dispatch: Slice, combine: Slice, in_turns: Bool) -> Int64:
+    """The rows of a rank's experts in exchanges: those that it received, or where it shares its experts all that the first call
+    along etp between dispatch and combine brings; −1 where that call's splits are not known, and in halves that take turns,
+    where it may be one of the other half.
     """
+    received: Int64 = dispatch["received"]
     if not len(shared):
         return received
     _, gathered = _rows_of_calls(shared)
-    at = np.searchsorted(shared["start_ns"], calls["start_ns"][out])
+    at = np.searchsorted(shared["start_ns"], dispatch["start_ns"])
     first = np.minimum(at, len(shared) - 1)
-    is_between = (at < len(shared)) & (shared["start_ns"][first] < calls["start_ns"][out + 1])
+    is_between = (at < len(shared)) & (shared["start_ns"][first] < combine["start_ns"])
     return np.where(in_turns, UNKNOWN, np.where(is_between, gathered[first], received))
 
 
@@ -121,9 +116,9 @@ def _rows_of_calls(calls: Slice) -> tuple[Int64, Int64]:
     return sums[0, codes], sums[1, codes]
 
 
-def _carry_tokens(calls: Slice, sent: Int64, received: Int64) -> Bool:
+def _carry_tokens(calls: Slice) -> Bool:
     """Mark the calls of tokens: those with splits of the widest rows; where no call has splits, the largest."""
-    sizes = np.maximum(calls["bytes"], 0)
+    sizes, sent, received = np.maximum(calls["bytes"], 0), calls["sent"], calls["received"]
     has_splits = sent >= 0
     if not has_splits.any():
         least = np.where(calls.among("kind", (Collective.ALL_TO_ALL,)), _LEAST_PADDED, _LEAST_PART)
@@ -190,7 +185,7 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
     codes, kinds = ops.codes("kind")
     kind, at = codes[np.maximum(op, 0)], op >= 0
     output = np.where(at, np.array([OUTPUT_OF.get(Kind(name), Output.FORWARD) for name in kinds])[kind], UNKNOWN)
-    is_pair = at & np.array([name == Kind.OVERLAP_F_B for name in kinds])[kind]
+    is_pair = at & ops.among("kind", (Kind.OVERLAP_F_B,))[op]
     op_stage, op_microbatch = (np.where(at, ops[name][np.maximum(op, 0)], UNKNOWN) for name in ("stage", "microbatch"))
     begins = np.flatnonzero(np.concatenate(([True], half[1:] != half[:-1])))
     sizes = np.diff(np.append(begins, len(op)))
@@ -201,25 +196,19 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
     # A pair is its forward, then its backward, of another stage, where these do not take turns.
     num_second = np.where(second_stage < 0, num_layers, _num_layers(second_stage, stage[forward], size[forward], alone))
     is_known = is_pair & ~in_turns & (num_layers >= 0) & (num_second >= 0)
-    in_row = is_known & (size == num_layers + num_second)
-    repeats = is_known & (size == num_layers + 2 * num_second) & (num_second > 0)
-    is_behind = (in_row | repeats) & (nth >= num_layers)
-    once, twice = size == num_layers, size == 2 * num_layers
-    backward, recomputes = np.where(forward, 0, np.where(output < 0, UNKNOWN, 1)), twice & ~forward & ~is_pair
-    nth_back = np.where(is_behind, nth - num_layers, nth)
-    num_back = np.where(is_behind, num_second, num_layers)
-    recomputes |= repeats & is_behind
-    again = recomputes & (nth_back % 2 == 0)  # each layer runs again, then its backward
-    of_forward = np.where(in_turns, once & ~is_second, (in_row | repeats) & ~is_behind)
-    backward[again | of_forward] = 0
-    layer = np.select(
-        [(forward & once) | of_forward, recomputes, (once & at & (~is_pair | is_second)) | is_behind],
-        [nth, num_back - 1 - nth_back // 2, num_back - 1 - nth_back],
-        UNKNOWN,
-    )
+    in_row = is_known & ((size == num_layers + num_second) | (size == num_layers + 2 * num_second))
+    is_behind = in_row & (nth >= num_layers)
+    is_back = np.where(is_pair, is_behind | is_second, ~forward)
+    # of each half of a pair, or else op: the exchange's place in it, how many it has, and the layers of its stage
+    place, num_of_half = np.where(is_behind, nth - num_layers, nth), np.where(is_behind, size - num_layers, size)
+    num_of_half[in_row & ~is_behind] = num_layers[in_row & ~is_behind]
+    layers = np.where(is_behind, num_second, num_layers)
+    once, twice = at & (num_of_half == layers), at & is_back & (num_of_half == 2 * layers)
+    again = twice & (place % 2 == 0)  # each layer runs again, then its backward
+    layer = np.select([once & ~is_back, once, twice], [place, layers - 1 - place, layers - 1 - place // 2], UNKNOWN)
     layer[is_behind & (second_stage < 0)] = UNKNOWN
     return {
-        "backward": backward,
+        "backward": np.where(at, is_back & ~again, UNKNOWN),
         "stage": np.where(is_behind, second_stage, stage),
         "microbatch": np.where(is_behind, second_microbatch, microbatch),
         "layer": layer,
@@ -227,20 +216,16 @@ def _places(calls: Slice, ops: Slice) -> dict[str, Int64]:
         "op_stage": op_stage,
         "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~calls["is_mixed"])).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, in_row & ~calls["is_mixed"])).astype(np.int64),
     }
 
 
 def _freed_by_weights(columns: Mapping[str, Int64], ops: Slice) -> Int64:
     """The end of the W of each backward; 0 where there is none, and of forwards."""
-    if not len(ops):
-        return np.zeros_like(columns["step"])
     late = ops.where(ops.among("kind", (Kind.W,)))
     names = ("step", "stage", "microbatch")
     place = last_like([columns[name] for name in names], [late[name] for name in names])
-    if not len(late):
-        return np.zeros_like(place)
-    return np.where((place >= 0) & (columns["backward"] == 1), late["end_ns"][place], 0)
+    return np.where(columns["backward"] == 1, np.append(late["end_ns"], 0)[place], 0)
 
 
 def _num_layers(of: Int64, stage: Int64, size: Int64, alone: Int64) -> Int64:

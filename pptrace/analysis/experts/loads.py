@@ -18,9 +18,11 @@ from pptrace.analysis.experts.counts import (
     rows_and_ratios,
 )
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.analysis.experts.traffic import in_forwards
 from pptrace.analysis.experts.turns import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread, RankLoad
 from pptrace.analysis.experts.waits import ROLES, Waits
+from pptrace.model.known import common
 from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.slices import Slice, last_like, places_of_each
 
@@ -144,11 +146,8 @@ def rank_loads(waits: Waits, counts: Mapping[int, RankCounts], sizes: TokenSizes
     counted = {} if sizes is None else rows_and_ratios(sizes.ep_groups, counts)
     forward_of = forward_of_each(exchanges, counts)
     loads = []
-    for own in places_of_each(exchanges["rank"]):
-        rank = int(exchanges["rank"][own[0]])
-        forward = own[(exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)]
-        if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
-            forward = own
+    for rank, own in places_of_each(exchanges["rank"]).items():
+        forward = own[in_forwards(exchanges.where(own))]
         of_rank, (rows, ratio) = counts.get(rank), _rows_of_rank(exchanges["rows"][forward], mean[forward])
         rows, ratio = counted.get(rank, (rows, ratio))
         stages = np.unique(exchanges["stage"][forward]).tolist()
@@ -216,11 +215,6 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
 
 _OF_FORWARD = ("step", "stage", "microbatch", "layer")
 """Columns that tell of which forward an exchange is."""
-
-
-def common(values: Sequence[int]) -> int | None:
-    """The value that all have; None where they differ, or there are none."""
-    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 FIGURES = (

@@ -9,8 +9,6 @@ Of no account: what the calls themselves take, which is communication, and what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +17,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import UNKNOWN, Floats, Int64
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import Slice, distinct_of, reduce_groups
+from pptrace.slices import Slice, distinct_of, last_like, reduce_groups
 
 
 def time_in_experts(exchanges: Slice) -> Int64:
@@ -140,7 +138,8 @@ class Routing(Struct, frozen=True, eq=False):
             steps: shape (windows,), their numbers.
         """
         exchanges, change = self.exchanges, self.change
-        window = _window_of(ranks, steps, exchanges["rank"], exchanges["step"])
+        members = [ranks.ravel(), np.repeat(steps, table.pp)]
+        window = last_like([exchanges["rank"], exchanges["step"]], members) // table.pp  # −1 stays
         stage, microbatch, output = (exchanges[f"op_{name}"] for name in ("stage", "microbatch", "output"))
         is_planned = (window >= 0) & (stage >= 0) & (stage < table.num_stages)
         is_planned &= (microbatch >= 0) & (microbatch < table.num_microbatches) & (change["ns"] != 0)
@@ -151,15 +150,3 @@ class Routing(Struct, frozen=True, eq=False):
         places, number = np.unique(key, return_inverse=True)
         sums = {name: reduce_groups(np.add, change[name][chosen], number, len(places)) for name in _CHANGES}
         return Slice({"window": places // len(table), "row": places % len(table), **sums})
-
-
-def _window_of(ranks: Int64, steps: Int64, rank: Int64, step: Int64) -> Int64:
-    """The window of each rank and step; −1 where there is none."""
-    windows: Mapping[tuple[int, int], int] = {
-        (number, at): window
-        for window, (of_window, at) in enumerate(zip(ranks.tolist(), steps.tolist(), strict=True))
-        for number in of_window
-    }
-    pairs, number = np.unique(np.stack((rank, step)), axis=1, return_inverse=True)
-    found = np.array([windows.get((one, at), UNKNOWN) for one, at in pairs.T.tolist()], dtype=np.int64)
-    return found[number.ravel()]

@@ -49,7 +49,7 @@ class SentRows(Struct, frozen=True, eq=False):
 def sent_rows_of(exchanges: Slice, comms: Slice) -> SentRows:
     """The rows of one rank's ``exchanges``, whose calls are rows of ``comms``."""
     codes, texts = comms.where(exchanges["out_row"]).codes("splits")
-    counted = _counted(exchanges)
+    counted = in_forwards(exchanges)
     size, weighted = np.zeros(len(exchanges), dtype=np.int64), np.zeros((2, len(exchanges)), dtype=np.uint64)
     size_of_text, weighted_of_text = np.zeros(len(texts), dtype=np.int64), np.zeros((2, len(texts)), dtype=np.uint64)
     times = np.bincount(codes[counted], minlength=len(texts))
@@ -66,7 +66,7 @@ def sent_rows_of(exchanges: Slice, comms: Slice) -> SentRows:
     return SentRows(sums, int(counted.sum()), int(is_known.sum()), row_bytes, size, weighted)
 
 
-def _counted(exchanges: Slice) -> Bool:
+def in_forwards(exchanges: Slice) -> Bool:
     """Mark the exchanges of forwards, recomputations left out; all of them where nothing tells the direction."""
     if (exchanges["backward"] < 0).all():
         return np.ones(len(exchanges), dtype=np.bool_)

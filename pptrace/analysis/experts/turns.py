@@ -50,31 +50,22 @@ def turns_of(op: Int64, calls: Slice, ops: Slice) -> Slice:
         (op[1:] == op[:-1]) & (op[1:] >= 0) & (calls["asked_ns"][:-1] > calls["start_ns"][1:]), False
     )
     is_mixed = np.bincount(op[is_under_way], minlength=len(ops))[at] > 0
-    stage, microbatch = ops["stage"][at], ops["microbatch"][at]
-    kind, kinds = ops.codes("kind")
-    pairs = np.flatnonzero(kind == (kinds.index(Kind.OVERLAP_F_B) if Kind.OVERLAP_F_B in kinds else UNKNOWN))
-    in_turns, is_second = nothing, nothing
-    second_stage, second_microbatch = _second_halves(ops, pairs)
-    if len(pairs):
-        is_forward = kind == (kinds.index(Kind.F) if Kind.F in kinds else UNKNOWN)
-        num_calls = np.bincount(op[op >= 0], minlength=len(ops))
-        first, second = (
-            _calls_of_stages(of, ops["stage"], is_forward, num_calls) for of in (ops["stage"], second_stage)
-        )
-        begins = np.flatnonzero(np.diff(op, prepend=op[0] - 1))
-        nth, by_turns = (
-            np.arange(len(op)) - np.repeat(begins, np.diff(np.append(begins, len(op)))),
-            2 * np.minimum(first, second)[at],
-        )
-        fits = (calls["posted_ns"] > calls["start_ns"]) & (is_under_way | (nth >= by_turns - 1))
-        num_fitting = np.bincount(op[(op >= 0) & fits], minlength=len(ops))
-        takes_turns = (first >= 0) & (second >= 0) & (num_calls == first + second) & (num_fitting == num_calls)
-        in_turns = (op >= 0) & takes_turns[at] & np.isin(op, pairs)
-        is_second = in_turns & np.where(nth < by_turns, nth % 2 == 1, (second > first)[at])
-        stage, microbatch = (
-            np.where(is_second, of_half[at], of_op)
-            for of_half, of_op in ((second_stage, stage), (second_microbatch, microbatch))
-        )
+    is_pair, is_forward = (ops.among("kind", (kind,)) for kind in (Kind.OVERLAP_F_B, Kind.F))
+    second_stage, second_microbatch = _second_halves(ops, is_pair)
+    num_calls = np.bincount(op[op >= 0], minlength=len(ops))
+    first, second = (_calls_of_stages(of, ops["stage"], is_forward, num_calls) for of in (ops["stage"], second_stage))
+    begins = np.flatnonzero(np.diff(op, prepend=op[0] - 1))
+    nth = np.arange(len(op)) - np.repeat(begins, np.diff(np.append(begins, len(op))))
+    by_turns = 2 * np.minimum(first, second)[at]
+    fits = (calls["posted_ns"] > calls["start_ns"]) & (is_under_way | (nth >= by_turns - 1))
+    num_fitting = np.bincount(op[(op >= 0) & fits], minlength=len(ops))
+    takes_turns = is_pair & (first >= 0) & (second >= 0) & (num_calls == first + second) & (num_fitting == num_calls)
+    in_turns = (op >= 0) & takes_turns[at]
+    is_second = in_turns & np.where(nth < by_turns, nth % 2 == 1, (second > first)[at])
+    stage, microbatch = (
+        np.where(is_second, of_half[at], ops[name][at])
+        for name, of_half in (("stage", second_stage), ("microbatch", second_microbatch))
+    )
     run = np.cumsum(np.diff(op, prepend=op[:1]) != 0)
     order = np.lexsort((is_second, run))
     halves = (2 * op + is_second, stage, microbatch, second_stage[at], second_microbatch[at])
@@ -91,15 +82,15 @@ def _calls_of_stages(stage: Int64, of_ops: Int64, is_forward: Bool, num_calls: I
     return calls
 
 
-def _second_halves(ops: Slice, pairs: Int64) -> tuple[Int64, Int64]:
+def _second_halves(ops: Slice, is_pair: Bool) -> tuple[Int64, Int64]:
     """(stage, microbatch) of the second half of each pair; −1 of all other ops, and where its text does not tell."""
     stage, microbatch = (np.full(len(ops), UNKNOWN) for _ in range(2))
-    if not len(pairs):
+    if not is_pair.any():
         return stage, microbatch
     codes, texts = ops.codes("pair")
     halves = [_second_half(str(text)) for text in texts]
     for column, values in zip((stage, microbatch), zip(*halves, strict=True), strict=True):
-        column[pairs] = np.array(values, dtype=np.int64)[codes[pairs]]
+        column[is_pair] = np.array(values, dtype=np.int64)[codes[is_pair]]
     return stage, microbatch
 
 
@@ -135,7 +126,7 @@ def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
     """
     if not counts:
         return exchanges
-    rows, of_ranks = exchanges["rows"].copy(), _places_of_ranks(exchanges)
+    rows, of_ranks = exchanges["rows"].copy(), places_of_each(exchanges["rank"])
     has_rows = bool((rows >= 0).all())
     if has_rows:
         is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
@@ -158,7 +149,7 @@ def forward_of_each(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Int64
     a layer in a step is its n-th count. −1 where there is none, and of ranks whose forwards are not those that they counted.
     """
     forward = np.full(len(exchanges), UNKNOWN)
-    layers, of_ranks = layers_of_places(exchanges, counts), _places_of_ranks(exchanges)
+    layers, of_ranks = layers_of_places(exchanges, counts), places_of_each(exchanges["rank"])
     for rank, of_rank in counts.items():
         own = of_ranks.get(rank, _NONE)
         places, number = distinct_places(exchanges.where(own))
@@ -177,11 +168,6 @@ def forward_of_each(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Int64
     return forward
 
 
-def _places_of_ranks(exchanges: Slice) -> dict[int, Int64]:
-    """The places of each rank's exchanges."""
-    return {int(exchanges["rank"][own[0]]): own for own in places_of_each(exchanges["rank"])}
-
-
 _NONE: Int64 = np.zeros(0, dtype=np.int64)
 
 
@@ -195,7 +181,7 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     """The model's number of each layer: those that a rank counted, in order of its stages; none where they are not as many."""
     numbers: dict[Place, int] = {}
     known = exchanges.where((exchanges["layer"] >= 0) & (exchanges["stage"] >= 0))
-    of_ranks, names = _places_of_ranks(known), ("model_stage", "layer", "stage")
+    of_ranks, names = places_of_each(known["rank"]), ("model_stage", "layer", "stage")
     for rank, of_rank in counts.items():
         own = of_ranks.get(rank, _NONE)
         places = np.unique(np.stack([known[name][own] for name in names]), axis=1).T.tolist()

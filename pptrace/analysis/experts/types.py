@@ -7,7 +7,7 @@ import pandas as pd
 from msgspec import Struct
 
 from pptrace.model.tables import Int64
-from pptrace.slices import distinct_of
+from pptrace.slices import distinct_of, reduce_groups
 
 
 class LayerLoad(Struct, frozen=True):
@@ -218,11 +218,8 @@ class TrafficMatrix(Struct, frozen=True, eq=False):
     @property
     def sent(self) -> Int64:
         """Rows of each cell's source to all targets."""
-        number, _ = distinct_of([self.source])
-        total = np.zeros(int(number.max(initial=-1)) + 1, dtype=np.int64)
-        np.add.at(total, number, self.rows)
-        of_cell: Int64 = total[number]
-        return of_cell
+        number, first = distinct_of([self.source])
+        return reduce_groups(np.add, self.rows, number, len(first))[number]
 
     def table(self) -> pd.DataFrame:
         """A row for each cell: ``source``, ``target``, ``rows`` and ``bytes``, <NA> where they are not known."""

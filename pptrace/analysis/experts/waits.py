@@ -55,7 +55,7 @@ def _ratios_of_ranks(times: Slice) -> dict[int, Floats]:
     """The times of the exchanges of each rank that compare, over what others would take."""
     known = times.where(times["group"] >= 0)
     ratios: dict[int, list[Floats]] = {}
-    for at in places_of_each(known["place"]):
+    for at in places_of_each(known["place"]).values():
         for times_together, ranks in _companions(known.where(at)):
             for rank, of_rank in _ratios(times_together, ranks):
                 ratios.setdefault(rank, []).append(of_rank)
@@ -67,15 +67,13 @@ def _companions(times: Slice) -> Iterable[tuple[Slice, list[int]]]:
     no others).
     """
     rank, group = times["rank"], times["group"]
-    by_group = places_of_each(group)
-    number = np.empty(len(group), dtype=np.int64)
-    for index, at in enumerate(by_group):
-        number[at] = index
+    by_group = list(places_of_each(group).values())
+    _, number = np.unique(group, return_inverse=True)
     together: dict[bytes, list[int]] = {}
     of_groups: dict[bytes, Int64] = {}
-    for own in places_of_each(rank):
+    for of_rank, own in places_of_each(rank).items():
         groups = np.unique(number[own])
-        together.setdefault(groups.tobytes(), []).append(int(rank[own[0]]))
+        together.setdefault(groups.tobytes(), []).append(of_rank)
         of_groups[groups.tobytes()] = groups
     for key, ranks in together.items():
         at = np.concatenate([by_group[index] for index in of_groups[key].tolist()])
@@ -301,10 +299,7 @@ def _reason(is_before: bool, slowness: float, has_most: bool) -> str | None:
 
 def expert_steps(waits: Waits, steps: Iterable[int] = ()) -> tuple[ExpertStep, ...]:
     """The waits of each step with exchanges, and of ``steps`` without any, in the order of their numbers."""
-    step = waits.exchanges["step"]
-    order = np.argsort(step, kind="stable")
-    numbers, begins = np.unique(step[order], return_index=True)
-    places = dict(zip(numbers.tolist(), np.split(order, begins[1:]), strict=False))
+    places = places_of_each(waits.exchanges["step"])
     wanted = sorted({*steps, *(number for number in places if number >= 0)})
     return tuple(
         waits.in_step(number, places[number]) if number in places else ExpertStep(number, *(None,) * 6)

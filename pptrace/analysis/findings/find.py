@@ -86,8 +86,9 @@ def find(
     shares = Shares.of(steps, mean_length(explained))
     losses = _losses_of([step.causes or () for step in explained])
     of_reasons = [_finding_of(reason, shares) for reason in study.reasons]
-    if any("straggler" in reason.causes for reason in study.reasons) and not losses.get("straggler", _NO_LOSS).where:
-        losses.pop("straggler", None)  # none of them more than others: not named besides a reason for it
+    has_reason = any(STRAGGLER in reason.causes for reason in study.reasons)
+    if has_reason and STRAGGLER in losses and not losses[STRAGGLER].where:
+        del losses[STRAGGLER]  # none of them more than others: not named besides a reason for it
     if any(reason.name == SLOW_RANK for reason in study.reasons):
         losses.pop("imbalance", None)  # that of its stages
     for finding in of_series:
@@ -161,9 +162,6 @@ class _Loss(Struct, frozen=True, eq=False):
             return {}
         place, ns = max(self.places.items(), key=lambda item: (item[1], str(item[0])))
         return {place[0]: place[1]} if ns >= _MOST_OF_IT * max(self.total, 1) else {}
-
-
-_NO_LOSS = _Loss("", np.zeros(1, dtype=np.int64), {})
 
 
 def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:

@@ -184,13 +184,11 @@ def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
 def _mean_over_ranks(step: StepReport, reason: str) -> int:
     """Time of the mean rank of a step for one of these reasons, ns; 0 where it is not known of all ranks."""
     if reason == LAUNCHED_WORK:
-        of_ranks = [None if rank.host is None else rank.host.dependency_ns for rank in step.ranks]
-    elif any(rank.exposed_comm_ns is not None for rank in step.ranks):
-        return 0
+        times = all_known(None if rank.host is None else rank.host.dependency_ns for rank in step.ranks)
     else:
-        of_ranks = [communicating_ns(rank) for rank in step.ranks]
-    times = [ns for ns in of_ranks if ns is not None]
-    return sum(times) // len(times) if len(times) == len(of_ranks) else 0
+        is_separated = any(rank.exposed_comm_ns is not None for rank in step.ranks)
+        times = None if is_separated else all_known(map(communicating_ns, step.ranks))
+    return sum(times) // len(times) if times else 0
 
 
 def communicating_ns(rank: RankStep) -> int | None:

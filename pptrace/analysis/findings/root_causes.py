@@ -113,16 +113,12 @@ def _short_of_cores(
     findings: Sequence[Finding], waits: Sequence[CoreWait], step_ns: int, num_steps: int
 ) -> tuple[RootCause | None, list[Finding]]:
     """(the root cause of findings that waits for processor cores may explain, the findings that follow from it marked so)."""
-    named = list(findings)
-    behind = [
-        None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns, num_steps)
-        for finding in named
-    ]
-    short = {wait.rank: wait for wait in behind if wait is not None}
-    for index, wait in enumerate(behind):
+    named, short = list(findings), dict[int, CoreWait]()
+    for index, finding in enumerate(named):
+        wait = None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns, num_steps)
         if wait is not None:
-            evidence = {**named[index].evidence, "core_wait": {"rank": wait.rank, "share": wait.share}}
-            named[index] = _following(replace(named[index], evidence=evidence), CORES)
+            short[wait.rank] = wait
+            named[index] = _following(finding, CORES, core_wait={"rank": wait.rank, "share": wait.share})
     if not short:
         return None, named
     most = max(short.values(), key=lambda wait: wait.share)
@@ -163,8 +159,8 @@ def _with_turns(finding: Finding) -> Finding:
     return replace(finding, detail=f"waits for a turn on the shared GPU are in it; {finding.detail}")
 
 
-def _following(finding: Finding, name: str) -> Finding:
-    return replace(finding, evidence={**finding.evidence, FOLLOWS_FROM: name})
+def _following(finding: Finding, name: str, **evidence: object) -> Finding:
+    return replace(finding, evidence={**finding.evidence, **evidence, FOLLOWS_FROM: name})
 
 
 STRAGGLER = "straggler"

@@ -184,11 +184,7 @@ def _of_outliers(
         f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{of_ops}"
         f"{_call_behind(steps[worst.step], worst.excess_ns)}; "
         f"look at what {whose} did then: input, checkpoints, garbage collection, neighbours",
-        {
-            "cause": main.cause if main else "unexplained",
-            "where": dict(main.where) if main else {},
-            "steps": [outlier.step for outlier in outliers],
-        },
+        _evidence(main) | {"steps": [outlier.step for outlier in outliers]},
         Severity.WARNING if recurs else Severity.INFO,
     )
 
@@ -215,11 +211,7 @@ def _of_change(change: StepChange, share: float) -> Finding | None:
         f"compare step {change.before_step} ({_ms(change.before_ns)} ms) with step {change.after_step} "
         f"({_ms(change.after_ns)} ms): clocks, temperature, input lengths, neighbours",
         gain_ns=gain,
-        evidence={
-            "cause": main.cause if main else "unexplained",
-            "where": dict(main.where) if main else {},
-            "step": change.step,
-        },
+        evidence=_evidence(main) | {"step": change.step},
         gain_low_ns=0,
         gain_high_ns=longer,
     )
@@ -228,6 +220,10 @@ def _of_change(change: StepChange, share: float) -> Finding | None:
 def _largest(differences: Sequence[Cause] | None, total_ns: int) -> Cause | None:
     """The difference that makes most of the total; None if none does."""
     return next((part for part in differences or () if part.ns >= _MOST_OF_IT * total_ns), None)
+
+
+def _evidence(main: Cause | None) -> dict[str, Any]:
+    return {"cause": main.cause, "where": dict(main.where)} if main else {"cause": "unexplained", "where": {}}
 
 
 def _at(main: Cause | None) -> str:

@@ -16,7 +16,6 @@ from pptrace.analysis.findings.window_parts import (
     NOT_SEPARATED,
     WAITING_FOR_LAUNCHES,
     WindowParts,
-    sum_of,
     window_parts,
 )
 from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
@@ -24,6 +23,7 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
 from pptrace.analysis.whole_run import OUTSIDE
+from pptrace.model.known import sum_of
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
@@ -302,12 +302,11 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
             return f"The bubble is not your problem: rank {rank} computes longer than the others. "
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
         return ""
-    of_stage = [
-        found
+    if any(
+        found.evidence.get("where") == {"stage": stage} and (found.gain_ns or 0) < _RULES * step.length_ns
         for found in findings
-        if found.evidence.get("where") == {"stage": stage} and ("gain_if_spread_ns" in found.evidence)
-    ]
-    if any((found.gain_ns or 0) < _RULES * step.length_ns for found in of_stage):
+        if "gain_if_spread_ns" in found.evidence
+    ):
         return ""
     return f"The bubble is not your problem: stage {stage} computes longer than the others. "
 

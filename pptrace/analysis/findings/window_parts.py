@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from pptrace.analysis.findings.plain import communicating_ns
 from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.model.known import all_known
+from pptrace.model.known import sum_of
 
 COMPUTE, EXPOSED = "compute", "exposed communication"
 WAITING_FOR_LAUNCHES = "devices waiting for launches"
@@ -94,9 +94,3 @@ def _of_hosts(step: StepReport, ranks: Sequence[RankStep], rest_ns: int) -> dict
         starved, named = sum(host.launch_starved_ns for host in hosts), sum(parts.values())
         parts[WAITING_FOR_LAUNCHES] = min(max(starved - named, 0), rest_ns - named)
     return parts
-
-
-def sum_of(values: Iterable[int | None]) -> int | None:
-    """The sum; None where one of them is not known."""
-    known = all_known(values)
-    return None if known is None else sum(known)

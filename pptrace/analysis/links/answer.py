@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from pptrace.analysis.links.collectives import (
     fast_of_groups,
     findings_on_hosts,
     grouped,
+    groups_of_axis,
     sizes_of_rank,
     with_peaks,
 )
@@ -29,7 +29,6 @@ from pptrace.analysis.links.peaks import (
     fast_of_sizes,
     fit_link,
     is_same_host,
-    members_of,
     peak_between,
     peak_of_device,
     ports_between,
@@ -38,12 +37,12 @@ from pptrace.analysis.links.peaks import (
     unknown_peaks,
 )
 from pptrace.analysis.links.types import CollectiveRate, DevicePeak, Interconnect, LateRank, Link
-from pptrace.analysis.result import Severity
+from pptrace.analysis.result import behind_critical
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
-from pptrace.model.known import all_known
+from pptrace.model.known import all_known, common
 from pptrace.model.mesh import MeshInfo
-from pptrace.slices import Slice, distinct_of, reduce_groups, slices
+from pptrace.slices import Slice, distinct_of, places_of_each, reduce_groups
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
@@ -68,11 +67,6 @@ class RankTraffic(Struct, frozen=True, eq=False):
     collectives: Slice
     on_device: bool = False
     sizes: Slice = field(default_factory=lambda: Slice.empty("count"))
-
-
-def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
-    """The steps of each rank in which the times of its window's ranks compare."""
-    return steps_of_ranks(window for window in windows if data.is_comparable(window))
 
 
 def steps_of_ranks(windows: Iterable[StepWindow]) -> dict[int, list[int]]:
@@ -129,7 +123,7 @@ def _messages(rows: Slice) -> Slice:
         longer: Int64 = np.maximum(ns - np.append(ns, 0)[before], 0)
         return longer
 
-    rows = Slice({**rows.columns, "until": until})
+    rows = rows.with_columns({"until": until})
     keys, group, first = grouped(rows, ("axis", "kind"), ("peer", "bytes", "until"))
     return Slice(
         {
@@ -172,14 +166,13 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     report, numbers = inputs.report, [traffic.rank for traffic in ranks]
     interconnect = interconnect_of(report, ranks, facts, mesh)
     collectives = collectives_of((traffic.sizes for traffic in ranks), numbers, facts, mesh)
-    on_hosts, findings = findings_on_hosts(collectives, report.steps, numbers, facts, mesh), report.findings
-    num_critical = sum(finding.severity is Severity.CRITICAL for finding in findings)
+    on_hosts = findings_on_hosts(collectives, report.steps, numbers, facts, mesh)
     return {
         "links": links_of(ranks, facts),
         "late_ranks": late_ranks_of(ranks),
         "interconnect": interconnect,
         "collectives": with_peaks(collectives, interconnect),
-        "findings": (*findings[:num_critical], *on_hosts, *findings[num_critical:]),
+        "findings": behind_critical(report.findings, on_hosts),
     }
 
 
@@ -220,13 +213,12 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     if not len(ends):
         return ()
     source, target = np.where(ends["kind"] == "recv", (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
-    table = pd.DataFrame({**ends.columns, "source": source, "target": target})
+    ends = ends.with_columns({"source": source, "target": target})
     on_device = {traffic.rank for traffic in ranks if traffic.on_device}
-    links = [_link(rows, facts, on_device) for rows in slices(table, ("axis", "source", "target")).values()]
+    link, _ = distinct_of([ends["axis"], source, target])
+    links = [_link(ends.where(rows), facts, on_device) for rows in places_of_each(link).values()]
     return tuple(
-        sorted(
-            links, key=lambda link: (-link.late_sender_ns - link.late_receiver_ns, link.axis, link.source, link.target)
-        )
+        sorted(links, key=lambda of: (-of.late_sender_ns - of.late_receiver_ns, of.axis, of.source, of.target))
     )
 
 
@@ -283,7 +275,7 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     on_device = [traffic.rank for traffic in ranks if traffic.on_device]
     if not on_device:
         return None
-    devices = tuple(_device(rank, device_of(facts.get(rank, {}))) for rank in on_device)
+    devices = tuple(_device(rank, facts) for rank in on_device)
     of_ranks = frozenset(on_device)
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for step in report.steps:
@@ -300,17 +292,17 @@ def interconnect_of(report: Report, ranks: Sequence[RankTraffic], facts: Facts, 
     return Interconnect(devices, collectives, tuple(unknown_peaks(on_device, facts)), settings_of(on_device, facts))
 
 
-def _device(rank: int, name: str | None) -> DevicePeak:
-    peak = None if name is None else peak_of_device(name)
+def _device(rank: int, facts: Facts) -> DevicePeak:
+    name = device_of(facts.get(rank, {}))
+    peak = peak_of_device(name)
     return DevicePeak(rank, name, None if peak is None else peak.link, None if peak is None else peak.gbps)
 
 
 def _collective(
     axis: str, kind: str, rate: float, ranks: Sequence[int], facts: Facts, mesh: MeshInfo
 ) -> CollectiveRate:
-    groups = ([tuple(ranks)] if is_same_host(ranks, facts) else members_of(axis, mesh, ranks)) or []
-    hosts = {is_same_host(group, facts) for group in groups}
-    is_same = hosts.pop() if len(hosts) == 1 else None
+    groups = groups_of_axis(axis, ranks, facts, mesh)
+    is_same = common(is_same_host(group, facts) for group in groups)
     of_groups = [ports_between(kind, group, facts) for group in groups] if is_same is False else []
     ports = min((of_group for of_group in of_groups if of_group is not None), default=None)
     peaks = [_peak_of(group, kind, facts) for group in groups] if is_same is not None else []
@@ -325,8 +317,7 @@ def _peak_of(group: Sequence[int], kind: str, facts: Facts) -> float | None:
     peak, ports = peak_between(group, facts), ports_between(kind, group, facts)
     if peak is None or ports is None:
         return None if peak is None else peak.gbps
-    devices = [_device(rank, device_of(facts.get(rank, {}))).peak_gbps for rank in group]
-    return between_hosts(ports, peak.gbps, devices)
+    return between_hosts(ports, peak.gbps, (_device(rank, facts).peak_gbps for rank in group))
 
 
 def between_hosts(ports: float, port_gbps: float, devices: Iterable[float | None]) -> float:

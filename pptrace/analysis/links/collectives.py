@@ -29,6 +29,7 @@ from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.axes import Axis
 from pptrace.intervals import Int64
 from pptrace.marks import P2P, Collective
+from pptrace.model.known import common
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.splits import are_uneven
 from pptrace.model.tables import Bool
@@ -101,10 +102,10 @@ def collectives_of(
         return ()
     every = pd.concat(frames, ignore_index=True)
     keys = [*TEXTS, "group_size"]
-    hosts = {}
-    for axis in every["axis"].unique():
-        of_groups = set(hosts_of_groups(axis, ranks, facts, mesh))
-        hosts[axis] = of_groups.pop() if len(of_groups) == 1 else None
+    hosts = {
+        axis: common(is_same_host(group, facts) for group in groups_of_axis(axis, ranks, facts, mesh))
+        for axis in every["axis"].unique()
+    }
     return tuple(_speed(rows, hosts[rows["axis"].iloc[0]]) for _, rows in every.groupby(keys))
 
 
@@ -184,19 +185,17 @@ def with_peaks(speeds: Iterable[CollectiveSpeed], interconnect: Interconnect | N
     return tuple(map(compared, speeds))
 
 
-def hosts_of_groups(axis: str, ranks: Sequence[int], facts: Facts, mesh: MeshInfo) -> list[bool | None]:
-    """For each group of an axis whether it is on one host (None: not known); [] where the groups are not known."""
-    if is_same_host(ranks, facts):
-        return [True]
-    return [is_same_host(group, facts) for group in members_of(axis, mesh, ranks) or []]
+def groups_of_axis(axis: str, ranks: Sequence[int], facts: Facts, mesh: MeshInfo) -> list[tuple[int, ...]]:
+    """The groups of an axis, on one host all ranks as one; [] where they are not known."""
+    return ([tuple(ranks)] if is_same_host(ranks, facts) else members_of(axis, mesh, ranks)) or []
 
 
 def findings_on_hosts(
     speeds: Sequence[CollectiveSpeed], steps: Sequence[StepReport], ranks: Sequence[int], facts: Facts, mesh: MeshInfo
 ) -> Iterator[Finding]:
     """The finding that tensor parallelism crosses hosts, where what it has exposed takes a share of the ranks' time."""
-    hosts = hosts_of_groups(Axis.TP, ranks, facts, mesh) if any(speed.axis == Axis.TP for speed in speeds) else []
-    num_across = hosts.count(False)
+    groups = groups_of_axis(Axis.TP, ranks, facts, mesh) if any(speed.axis == Axis.TP for speed in speeds) else []
+    num_across = [is_same_host(group, facts) for group in groups].count(False)
     of_ranks = [rank for step in steps for rank in step.ranks]
     exposed = [comm.exposed_ns for rank in of_ranks for comm in rank.comms if comm.axis == Axis.TP]
     share = sum(ns or 0 for ns in exposed) / max(sum(rank.window_ns for rank in of_ranks), 1)
@@ -204,7 +203,7 @@ def findings_on_hosts(
         return
     yield Finding(
         Severity.WARNING,
-        f"Placement: tp crosses hosts ({num_across} of {len(hosts)} groups), and {share:.1%} of the ranks' time is its exposed "
+        f"Placement: tp crosses hosts ({num_across} of {len(groups)} groups), and {share:.1%} of the ranks' time is its exposed "
         "communication",
         "every layer communicates along tp, a stage sends along pp once: keep tp inside a host and let pp or dp cross; `pptrace "
         "whatif --collective-speed tp=X` says what links X times as fast would give",
@@ -213,7 +212,7 @@ def findings_on_hosts(
             "where": {"axis": str(Axis.TP)},
             "reason": ACROSS_HOSTS,
             "share": share,
-            "num_groups": len(hosts),
+            "num_groups": len(groups),
             "num_across": num_across,
         },
     )

@@ -76,9 +76,9 @@ _NOT_WHOLE = frozenset({"MIG", "NVL"})
 """Words of devices that are parts of one, or that are joined by bridges."""
 
 
-def peak_of_device(name: str) -> Peak | None:
-    """The peak of a device by its name, as the driver writes it; None where the table does not have it."""
-    words = frozenset(re.split(r"[^A-Za-z0-9]+", name))
+def peak_of_device(name: str | None) -> Peak | None:
+    """The peak of a device by its name, as the driver writes it; None where the table does not have it, or it is not known."""
+    words = frozenset(re.split(r"[^A-Za-z0-9]+", name or ""))
     if words & _NOT_WHOLE:
         return None
     return next((peak for wanted, peak in PEAKS.items() if words.issuperset(wanted)), None)
@@ -126,8 +126,7 @@ def peak_between(ranks: Sequence[int], facts: Facts) -> Peak | None:
     if not on_one_host:
         ports = all_known(peak_of_ports(facts.get(rank, {}).get(PORTS)) for rank in ranks)
         return None if ports is None else Peak("network", min(ports))
-    names = [device_of(facts.get(rank, {})) for rank in ranks]
-    peaks = all_known(None if name is None else peak_of_device(name) for name in names)
+    peaks = all_known(peak_of_device(device_of(facts.get(rank, {}))) for rank in ranks)
     return None if peaks is None else min(peaks, key=lambda peak: peak.gbps)
 
 

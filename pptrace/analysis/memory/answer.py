@@ -100,7 +100,7 @@ def peaks_of_steps(
         steps, start_ns, end_ns: the steps and their windows, in which events are looked for where the rank has no STEP range.
     """
     recorded = data.recorded_memory.get(rank)
-    events = data.memory_events(rank)
+    events = data.memory_events.get(rank)
     if recorded is None and events is None:
         return [None] * len(steps)
     by_event: list[PeakMemory | None] = [None] * len(steps)

@@ -42,7 +42,8 @@ _COLUMNS: Columns[RankMemory] = {
 def tables(report: Report, amount: Amount) -> list[ReportTable]:
     """The table of memory, where there is anything to show."""
     memory = report.memory
-    return [memory_table(memory, amount)] if memory is not None and has_memory(memory) else []
+    is_known = memory and any(rank.peak_bytes is not None or rank.predicted is not None for rank in memory.ranks)
+    return [memory_table(memory, amount)] if memory and is_known else []
 
 
 FILES: Mapping[str, Rows] = {
@@ -51,13 +52,6 @@ FILES: Mapping[str, Rows] = {
         "memory of each rank: measured peak and predicted parts, microbatches in flight",
     )
 }
-
-
-def has_memory(memory: MemoryReport | None) -> bool:
-    """Return whether there is anything to show: a peak, or a prediction."""
-    return memory is not None and any(
-        rank.peak_bytes is not None or rank.predicted is not None for rank in memory.ranks
-    )
 
 
 def measured_kinds(ranks: Sequence[RankMemory]) -> str:

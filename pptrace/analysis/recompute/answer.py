@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +44,10 @@ def of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> OfRank | None:
     kind, kinds = ops.codes("kind")
     parts, compute = data.backward_of(rank), data.lanes[rank].compute
     pieces = (data.clock.to_common_clock(rank, times) for times in (work.pieces.start_ns, work.pieces.end_ns))
-    in_operators = lengths_within(intersect(union(*pieces), compute), ops["start_ns"], ops["end_ns"]).sum()
-    if (
-        not parts.no_weights
-        and in_operators < _LEAST_TOLD * lengths_within(compute, ops["start_ns"], ops["end_ns"]).sum()
-    ):
+    sets = (compute, parts.recompute, parts.weights, intersect(union(*pieces), compute))
+    computes, again, weights, in_operators = (lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in sets)
+    if not parts.no_weights and in_operators.sum() < _LEAST_TOLD * computes.sum():
         parts = replace(parts, no_weights=_FEW_OPERATORS)
-    computes, again, weights = (
-        lengths_within(times, ops["start_ns"], ops["end_ns"]) for times in (compute, parts.recompute, parts.weights)
-    )
     found = []
     for stage, code in sorted(set(zip(ops["stage"].tolist(), kind.tolist(), strict=True))):
         chosen = (ops["stage"] == stage) & (kind == code)
@@ -76,11 +72,9 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     parts = [_as_stated(part, models.get(rank)) for rank, part in inputs.of_ranks.items()]
     if not parts or (not granularity and all(part.no_recompute and part.no_weights for part in parts)):
         return {}
-    steps: dict[int, int] = {}
-    if not any(part.no_recompute for part in parts):
-        for part in parts:
-            for step, ns in part.steps.items():
-                steps[step] = steps.get(step, 0) + ns
+    steps = Counter[int]()
+    for part in parts if not any(part.no_recompute for part in parts) else ():
+        steps.update(part.steps)
     ops = tuple(sorted((one for part in parts for one in part.ops), key=lambda one: (one.stage, one.kind, one.rank)))
     if not any(one.recompute_ns != 0 or one.weights_ns is not None for one in ops):
         ops = ()  # nothing is recomputed, and no more is known

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pptrace.analysis.recompute.types import BackwardOps, RecomputeReport
 from pptrace.model import units
+from pptrace.model.known import sum_of
 from pptrace.model.report_table import MAX_ROWS, Amount, ReportTable, more, share
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ FILES: Mapping[str, Rows] = {
 def _row(ops: Sequence[BackwardOps]) -> tuple[str, ...]:
     """The mean op of some ranks."""
     count, compute = sum(one.count for one in ops), sum(one.compute_ns for one in ops)
-    again, weights = _sum(one.recompute_ns for one in ops), _sum(one.weights_ns for one in ops)
+    again, weights = sum_of(one.recompute_ns for one in ops), sum_of(one.weights_ns for one in ops)
     ranks = f"{ops[0].rank}" if len(ops) == 1 else f"{len(ops)} ranks"
     parts = [cell for ns in (again, weights) for cell in (_mean(ns, count), units.percent(share(ns, compute)))]
     return (str(ops[0].stage), ops[0].kind, ranks, f"{count:,}", _mean(compute, count), *parts)
@@ -56,11 +57,6 @@ def _row(ops: Sequence[BackwardOps]) -> tuple[str, ...]:
 
 def _mean(ns: int | None, count: int) -> str:
     return units.milliseconds(None if ns is None else ns // count)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    listed = list(values)
-    return None if None in listed else sum(value for value in listed if value is not None)
 
 
 def _notes(recompute: RecomputeReport) -> list[str]:

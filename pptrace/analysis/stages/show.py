@@ -9,7 +9,7 @@ from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.stages.answer import words_of
 from pptrace.analysis.stages.types import StageCompute, StageOps, StageWork
 from pptrace.model import units
-from pptrace.model.report_table import MAX_ROWS, Amount, Columns, ReportTable, more, rows_of
+from pptrace.model.report_table import MAX_ROWS, Amount, Columns, ReportTable, more, table_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.questions import Rows
@@ -43,31 +43,25 @@ def stage_tables(compute: StageCompute, amount: Amount) -> list[ReportTable]:
 
 
 def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
-    with_flops = any(ops.flops is not None for ops in compute.ops)
-    rows = [
-        (
-            str(ops.stage),
-            ops.kind,
-            f"{ops.count:,}",
-            units.milliseconds(ops.compute_ns // ops.count),
-            *([_rate(ops.flops, ops.compute_ns)] if with_flops else []),
-            _shares(ops),
-        )
-        for ops in compute.ops
-    ]
-    whole = amount is Amount.WHOLE
-    shown = rows if whole else rows[:MAX_ROWS]
+    with_flops, is_whole = any(ops.flops is not None for ops in compute.ops), amount is Amount.WHOLE
+    shown = compute.ops if is_whole else compute.ops[:MAX_ROWS]
     longest = sorted(compute.differences, key=lambda one: -one.more_ns)
-    of_stages = [f"stage {one.stage}: {words_of(one)}" for one in (longest if whole else longest[:_MOST_CLASSES])]
     notes = (
-        *more(len(rows) - len(shown)),
-        *of_stages,
+        *more(len(compute.ops) - len(shown)),
+        *(f"stage {one.stage}: {words_of(one)}" for one in (longest if is_whole else longest[:_MOST_CLASSES])),
         "mean compute of an op by kind of work, over all microbatches, steps and replicas",
         *([_COUNTED] if with_flops else []),
-        *dict.fromkeys(f"FLOPs are not known: {ops.no_flops}" for ops in compute.ops if ops.no_flops and whole),
+        *dict.fromkeys(f"FLOPs are not known: {ops.no_flops}" for ops in compute.ops if ops.no_flops and is_whole),
     )
-    columns = ("stage", "kind", "ops", "ms", *(["FLOP/s"] if with_flops else []), "")
-    return ReportTable("stage-work", "What stages compute", columns, tuple(shown), notes, 2)
+    columns: Columns[StageOps] = {
+        "stage": lambda ops: str(ops.stage),
+        "kind": lambda ops: ops.kind,
+        "ops": lambda ops: f"{ops.count:,}",
+        "ms": lambda ops: units.milliseconds(ops.compute_ns // ops.count),
+        **({"FLOP/s": lambda ops: _rate(ops.flops, ops.compute_ns)} if with_flops else {}),
+        "": _shares,
+    }
+    return table_of("stage-work", "What stages compute", shown, columns, notes, 2)
 
 
 _COUNTED = "FLOP/s: matrix products, convolutions and the full square of attention, over all of an op's compute"
@@ -89,26 +83,22 @@ def _shares(ops: StageOps) -> str:
 
 
 def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
-    with_flops = any(part.flops for ops in with_parts for part in ops.parts)
-    rows = [
-        (
-            str(ops.stage),
-            ops.kind,
-            part.name or _NOT_NAMED,
-            units.milliseconds(part.ns // ops.count),
-            units.percent(part.ns / max(ops.compute_ns, 1)),
-            *([_rate(part.flops, part.ns)] if with_flops else []),
-        )
-        for ops in with_parts
-        for part in ops.parts
-    ]
+    rows = [(ops, part) for ops in with_parts for part in ops.parts]
     shown = rows if amount is Amount.WHOLE else rows[:MAX_ROWS]
     notes = (
         *more(len(rows) - len(shown)),
         "parts: modules (with_modules, with_stack), ranges of the program, or what kernels repeat",
     )
-    columns = ("stage", "kind", "part", "ms", "of the op", *(["FLOP/s"] if with_flops else []))
-    return ReportTable("stage-parts", "Parts of the model", columns, tuple(shown), notes, num_labels=3)
+    with_flops = any(part.flops for _, part in rows)
+    columns: Columns[tuple[StageOps, StageWork]] = {
+        "stage": lambda row: str(row[0].stage),
+        "kind": lambda row: row[0].kind,
+        "part": lambda row: row[1].name or _NOT_NAMED,
+        "ms": lambda row: units.milliseconds(row[1].ns // row[0].count),
+        "of the op": lambda row: units.percent(row[1].ns / max(row[0].compute_ns, 1)),
+        **({"FLOP/s": lambda row: _rate(row[1].flops, row[1].ns)} if with_flops else {}),
+    }
+    return table_of("stage-parts", "Parts of the model", shown, columns, notes, 3)
 
 
 _COST_COLUMNS: Columns[OpCost] = {
@@ -131,5 +121,4 @@ def stages_table(costs: Sequence[OpCost]) -> ReportTable:
         "compute in an op, without what it communicates or waits for; all microbatches, steps and replicas",
         "spread: from the tenth to the ninetieth percentile, of the median",
     )
-    rows = rows_of(costs, _COST_COLUMNS)
-    return ReportTable("stages", "Cost by stage and kind", tuple(_COST_COLUMNS), rows, notes, num_labels=2)
+    return table_of("stages", "Cost by stage and kind", costs, _COST_COLUMNS, notes, 2)

@@ -8,6 +8,7 @@ import numpy as np
 
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
+from pptrace.model.known import masked
 from pptrace.model.predicted import Bytes
 from pptrace.model.splits import are_uneven
 from pptrace.model.tables import Bool
@@ -70,59 +71,39 @@ def _summaries(
         start, end = np.maximum(transfers[:, 0], behind[0][of_step]), np.minimum(transfers[:, 1], behind[1][of_step])
         unneeded = np.maximum(end - start, 0) - lengths_within(compute, start, end)
         free = reduce_groups(np.add, unneeded, of_row, len(firsts))
-    columns = (
-        key[firsts],
-        counts,
-        np.add.reduceat(comms["bytes"], firsts),
-        np.minimum.reduceat(comms["bytes"], firsts) >= 0,
-        np.add.reduceat(comms["end_ns"] - comms["start_ns"], firsts),
-        np.add.reduceat(comms["transfer_end_ns"] - comms["transfer_start_ns"], firsts),
-        busy,
-        hidden,
-        np.logical_and.reduceat((comms["match"] >= 0) | (comms["group_size"] == 1), firsts),
-        np.maximum.reduceat(comms["group_size"], firsts),
-        np.logical_or.reduceat(_are_uneven(comms), firsts),
-        free,
-    )
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    for (
-        number,
-        count,
-        num_bytes,
-        has_bytes,
-        total,
-        transfer,
-        busy_ns,
-        hidden_ns,
-        matched,
-        size,
-        uneven,
-        free_ns,
-    ) in rows:
-        rest, kind_index = divmod(number, len(kinds))
-        step_index, axis_index = divmod(rest, len(axes))
-        name = axes[axis_index], kinds[kind_index]
-        algorithm = num_bytes / transfer if transfer and matched and has_bytes else None
-        factor = None if uneven else bus_factor(name[1], size)
-        expected = None if predicted is None else predicted[step_index]
-        yield (
-            step_index,
-            CommSummary(
-                axis=name[0],
-                kind=name[1],
-                count=count,
-                bytes=num_bytes if has_bytes else None,
-                total_ns=total,
-                wait_ns=total - transfer if matched else None,
-                hidden_ns=hidden_ns if matched else None,
-                exposed_ns=busy_ns - hidden_ns if matched else None,
-                overlap_ratio=hidden_ns / busy_ns if busy_ns and matched else None,
-                algbw_gbps=algorithm,
-                busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
-                predicted_bytes=None if expected is None else expected.get(name, 0),
-                free_ns=(0 if name[0] == "pp" else free_ns) if matched and behind is not None else None,
-            ),
+    num_bytes, total, transfer = (
+        np.add.reduceat(values, firsts)
+        for values in (
+            comms["bytes"],
+            comms["end_ns"] - comms["start_ns"],
+            comms["transfer_end_ns"] - comms["transfer_start_ns"],
         )
+    )
+    has_bytes = np.minimum.reduceat(comms["bytes"], firsts) >= 0
+    matched = np.logical_and.reduceat((comms["match"] >= 0) | (comms["group_size"] == 1), firsts)
+    uneven = np.logical_or.reduceat(_are_uneven(comms), firsts)
+    rest, of_kind = np.divmod(key[firsts], len(kinds))
+    of_step, of_axis = np.divmod(rest, len(axes))
+    names = [(axes[row], kinds[column]) for row, column in zip(of_axis.tolist(), of_kind.tolist(), strict=True)]
+    sizes = np.maximum.reduceat(comms["group_size"], firsts).tolist()
+    factors = [None if odd else bus_factor(name[1], size) for name, size, odd in zip(names, sizes, uneven, strict=True)]
+    rates = masked(num_bytes / np.where(transfer == 0, 1, transfer), matched & has_bytes & (transfer != 0))
+    expected = [None if predicted is None else predicted[index] for index in of_step.tolist()]
+    columns = (
+        *zip(*names, strict=True),
+        counts.tolist(),
+        masked(num_bytes, has_bytes),
+        total.tolist(),
+        masked(total - transfer, matched),
+        masked(hidden, matched),
+        masked(busy - hidden, matched),
+        masked(hidden / np.maximum(busy, 1), matched & (busy > 0)),
+        rates,
+        [None if None in both else both[0] * both[1] for both in zip(rates, factors, strict=True)],
+        [None if of is None else of.get(name, 0) for of, name in zip(expected, names, strict=True)],
+        masked(np.where([axis == "pp" for axis, _ in names], 0, free), matched & (behind is not None)),
+    )
+    yield from zip(of_step.tolist(), map(CommSummary, *columns), strict=True)
 
 
 def total_comms(comms: Slice, compute: Int64 | None) -> tuple[CommTotal, ...]:

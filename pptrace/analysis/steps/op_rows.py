@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from typing import Any
 
 from pptrace.analysis.result import OpPart, OpSummary
 from pptrace.errors import ScheduleError
@@ -37,11 +37,7 @@ class OpRows(Sequence[OpSummary]):
     def __len__(self) -> int:
         return self._last - self._first
 
-    @overload
-    def __getitem__(self, index: int) -> OpSummary: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[OpSummary, ...]: ...
-    def __getitem__(self, index: int | slice) -> OpSummary | tuple[OpSummary, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return tuple(self)[index]
 
     def __iter__(self) -> Iterator[OpSummary]:

@@ -13,6 +13,7 @@ in no part.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -83,14 +84,7 @@ def with_periods(
     timelines = _Timelines(data, outside, num_ranks > len(outside))
     lost = frozenset().union(*data.lost_steps.values())  # when these begin is not known
     return tuple(
-        _with_period(
-            step,
-            of_step[step.step],
-            of_step.get(step.step - 1, ()),
-            of_step.get(step.step + 1, ()),
-            bounds,
-            timelines,
-        )
+        _with_period(step, of_step, bounds, timelines)
         if step.span_ns is not None and step.step in of_step and step.step + 1 not in lost
         else step
         for step in steps
@@ -98,16 +92,12 @@ def with_periods(
 
 
 def _with_period(
-    step: StepReport,
-    windows: Sequence[StepWindow],
-    previous: Sequence[StepWindow],
-    following: Sequence[StepWindow],
-    bounds: StepBounds,
-    timelines: _Timelines,
+    step: StepReport, of_step: Mapping[int, Sequence[StepWindow]], bounds: StepBounds, timelines: _Timelines
 ) -> StepReport:
     """A step of pipelines; the last one ends with the range of the rank that began it, and what that rank usually does in such a
     range before its first op is taken for what it did before the first op of the next step, which was not recorded.
     """
+    previous, windows, following = (of_step.get(step.step + beside, ()) for beside in (-1, 0, 1))
     longest = max(windows, key=lambda window: window.span_ns)
     lead_ns = lead_end = 0
     if following:
@@ -239,7 +229,7 @@ class _Timelines:
         self._data = data
         self._outside = outside
         self._lacks_ranks = lacks_ranks
-        self._of_rank: dict[int, tuple[list[_Segment], Int64]] = {}
+        self._of_rank: dict[int, list[_Segment]] = {}
 
     def first_rank(self, window: StepWindow) -> int:
         """The rank whose op begins the window."""
@@ -285,8 +275,7 @@ class _Timelines:
         if segment.axis:
             parts[segment.part, (("axis", segment.axis),)] += end - start
             return
-        rows = self._outside.get(rank)
-        idle = None if rows is None or segment.part != OTHER else rows.starved
+        idle = self._outside[rank].starved if segment.part == OTHER else None
         starved = 0 if idle is None else int(lengths_within(idle, [start], [end])[0])
         of_rank = (("rank", rank),)
         parts[HOST, of_rank] += starved
@@ -295,18 +284,10 @@ class _Timelines:
     def _before(self, rank: int, at_ns: int) -> _Segment:
         """The segment in which the moment before ``at_ns`` lies."""
         if rank not in self._of_rank:
-            rows = self._outside.get(rank)
-            segments = [] if rows is None else _painted(list(self._rows_of(rows.rows)))
-            self._of_rank[rank] = segments, np.array([segment.start_ns for segment in segments], dtype=np.int64)
-        segments, starts = self._of_rank[rank]
-        index = int(np.searchsorted(starts, at_ns)) - 1
-        if index < 0:
-            return _Segment(-(2**62), segments[0].start_ns if segments else 2**62, OTHER)
-        segment = segments[index]
-        if at_ns <= segment.end_ns:
-            return segment
-        following = segments[index + 1].start_ns if index + 1 < len(segments) else 2**62
-        return _Segment(segment.end_ns, following, OTHER)
+            everywhere = 0, _Segment(-(2**62), 2**62, OTHER)
+            self._of_rank[rank] = _painted([everywhere, *self._rows_of(self._outside[rank].rows)])
+        segments = self._of_rank[rank]
+        return segments[bisect_left(segments, at_ns, key=lambda segment: segment.start_ns) - 1]
 
     def _rows_of(self, rows: Slice) -> Iterator[tuple[int, _Segment]]:
         """Rows of a rank as segments, each with how much it counts where several are around a moment."""
@@ -366,7 +347,7 @@ def _part_of(kind: str, axis: str) -> str:
 
 
 def _painted(rows: Sequence[tuple[int, _Segment]]) -> list[_Segment]:
-    """Segments in order, none over another: of those around one moment the one that counts most is there."""
+    """Segments in order, none over another: of those around one moment the one that counts most is there. One is around all."""
     edges = sorted({edge for _, row in rows for edge in (row.start_ns, row.end_ns)})
     opened = sorted(rows, key=lambda row: row[1].start_ns)
     active: list[tuple[int, _Segment]] = []
@@ -377,8 +358,6 @@ def _painted(rows: Sequence[tuple[int, _Segment]]) -> list[_Segment]:
             active.append(opened[following])
             following += 1
         active = [row for row in active if row[1].end_ns > begin]
-        if not active:
-            continue
         _, best = max(active, key=lambda row: (row[0], row[1].start_ns))
         longer = replace(best, start_ns=painted[-1].start_ns, end_ns=end) if painted else None
         if longer is not None and painted[-1] == replace(longer, end_ns=begin):

@@ -30,12 +30,11 @@ from pptrace.analysis.steps.rank_steps import (
     durations_of_steps,
     host_of_steps,
     idle_by_host,
-    lacks_work,
-    masked,
     memory_of_steps,
 )
 from pptrace.analysis.whole_run import Bubble
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
+from pptrace.model.known import masked
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import rows_among
 from pptrace.timeline.windows import StepWindow
@@ -58,9 +57,8 @@ def times_waited_for(comms: pd.DataFrame, uncertainty_ns: int, computes: Mapping
     first = np.flatnonzero(np.diff(match[rows], prepend=-1) != 0)
     count = np.diff(np.append(first, len(rows)))
     last = first + count - 1
-    waiting = np.where(posted >= end, start, np.maximum(start, asked))[
-        rows
-    ]  # a call that returns at its end waits in it
+    # a call that returns at its end waits in it
+    waiting = np.where(posted >= end, start, np.maximum(start, asked))[rows]
     waiting[last] = np.iinfo(np.int64).min
     next_one = np.lexsort((waiting, match[rows]))[last]
     begins, ends = waiting[next_one], start[rows[last]]
@@ -123,9 +121,7 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
         (rank.rank, window.step): rank
         for number, rank_windows in of_rank.items()
         for window, rank in zip(
-            rank_windows,
-            _rank_steps(_columns(number, rank_windows, comparable), data, late.get(number, EMPTY)),
-            strict=True,
+            rank_windows, _rank_steps(number, rank_windows, comparable, data, late.get(number, EMPTY)), strict=True
         )
     }
     return tuple(
@@ -144,28 +140,20 @@ def _bounds(windows: Sequence[StepWindow]) -> tuple[int, int]:
     return min(window.start_ns for window in windows), max(window.end_ns for window in windows)
 
 
-def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, bool]) -> RankWindows:
-    return RankWindows(
-        rank,
-        steps=np.array([window.step for window in windows], dtype=np.int64),
-        start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
-        end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
-        comparable=np.array([comparable[window.step] for window in windows], dtype=np.bool_),
-        is_alone=np.zeros(len(windows), dtype=np.bool_),
-        is_whole=np.ones(len(windows), dtype=np.bool_),
-    )
-
-
-def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64) -> list[RankStep]:
+def _rank_steps(
+    rank: int, of_steps: Sequence[StepWindow], comparable: Mapping[int, bool], data: AlignedRun, late: Int64
+) -> list[RankStep]:
     """The steps of a rank; ``late`` is when others waited for it alone."""
-    rank, rows = windows.rank, data.rows.of_rank(windows.rank)
+    num_steps, rows = len(of_steps), data.rows.of_rank(rank)
+    compare = [comparable[window.step] for window in of_steps]
+    windows = RankWindows.of(rank, of_steps, data, compare, [False] * num_steps, [True] * num_steps)
     lane = data.lanes[rank]
     times = TimesInWindows(lane, windows.start_ns, windows.end_ns)
     comms, comm_window = windows.index_of(rows.comms)
-    has_times = ~lacks_work(windows, data) & lane.knows_compute
+    has_times = ~windows.lacks_work & lane.knows_compute
     known = windows.comparable & times.is_known & has_times
     is_matched = (comms["match"] >= 0) & ~comms.among("kind", MESSAGES)
-    has_matches = windows.comparable & (np.bincount(comm_window[is_matched], minlength=len(windows.steps)) > 0)
+    has_matches = windows.comparable & (np.bincount(comm_window[is_matched], minlength=num_steps) > 0)
     late_ns, in_transfer_ns = (
         lengths_within(times_late, windows.start_ns, windows.end_ns)
         for times_late in (late, intersect(late, lane.transfer))

@@ -18,13 +18,14 @@ from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, s
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
 from pptrace.model.device_idle import HostIdle, with_host_waits
+from pptrace.model.known import masked
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.recognise.device.work import NO_DEVICE, breakdowns
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.slices import Slice, reduce_groups
 from pptrace.timeline.lanes import Lane, host_waits
-from pptrace.timeline.windows import phase_spans_of_steps
+from pptrace.timeline.windows import StepWindow, phase_spans_of_steps
 
 
 class RankWindows(Struct, frozen=True):
@@ -32,7 +33,8 @@ class RankWindows(Struct, frozen=True):
 
     Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
     from its first op to its last. ``is_alone``: other ranks of its pipeline have no trace, and those that have do not compare.
-    ``is_whole``: the trace has every op of the step. ``ideals`` are the rank's ideal bubble in each, None where none is known.
+    ``lacks_work``: device work of it is missing. ``is_whole``: the trace has every op of the step. ``ideals`` are the rank's
+    ideal bubble in each, None where none is known.
     """
 
     rank: int
@@ -40,9 +42,28 @@ class RankWindows(Struct, frozen=True):
     start_ns: Int64
     end_ns: Int64
     comparable: Bool
+    lacks_work: Bool
     is_alone: Bool
     is_whole: Bool
     ideals: tuple[RankIdeal | None, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        windows: Sequence[StepWindow],
+        data: AlignedRun,
+        *marks: Sequence[bool],
+        ideals: tuple[RankIdeal | None, ...] = (),
+    ) -> RankWindows:
+        """The windows of a rank; ``marks`` say of each whether it is ``comparable``, ``is_alone`` and ``is_whole``."""
+        lacks_work = [data.lacks_work(rank, window.step) for window in windows]
+        comparable, is_alone, is_whole, lacks = (np.array(mark, dtype=np.bool_) for mark in (*marks, lacks_work))
+        steps, start, end = (
+            np.array([getattr(window, name) for window in windows], dtype=np.int64)
+            for name in ("step", "start_ns", "end_ns")
+        )
+        return cls(rank, steps, start, end, comparable, lacks, is_alone, is_whole, ideals)
 
     def index_of(self, rows: Slice) -> tuple[Slice, Int64]:
         """(rows of these steps, the index of each one's window); the rows are in order of step."""
@@ -105,7 +126,7 @@ def report_rank_steps(windows: RankWindows, data: AlignedRun, mesh: MeshInfo) ->
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
     known = windows.comparable & ~windows.is_alone & times.is_known & windows.is_whole & ~_has_early_ends(windows, data)
     first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
-    has_times = ~lacks_work(windows, data)
+    has_times = ~windows.lacks_work
     # the lowest stage of each step; None where no op has one
     has_stage = ops["stage"] >= 0
     lowest = reduce_groups(np.minimum, ops["stage"][has_stage], op_window[has_stage], len(windows.steps))
@@ -160,11 +181,6 @@ def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Bool:
     return np.searchsorted(ends, windows.end_ns, side="right") > np.searchsorted(ends, windows.start_ns)
 
 
-def masked(values: Int64, known: Bool) -> list[int | None]:
-    """The values, None where they are not known."""
-    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
-
-
 def _phases(
     ops: Slice, op_window: Int64, windows: RankWindows, lane: Lane, known: Bool
 ) -> list[dict[str, PhaseSummary]]:
@@ -204,7 +220,7 @@ def _not_compute(
     Part of the exposed communication may be waiting after all, as far as the clocks of both sides are uncertain. Where a rank
     is the only one with a trace and its messages were not recorded, any part of the rest may have been a transfer.
     """
-    num_steps, has_work = len(windows.steps), ~lacks_work(windows, data)
+    num_steps, is_known = len(windows.steps), windows.is_whole & ~windows.lacks_work
     matched = np.bincount(comm_window[comms["match"] >= 0], minlength=num_steps)
     slack = 2 * matched * (data.clock.uncertainty_ns or 0)
     is_message = comms.among("kind", MESSAGES) & comms.among("axis", ("pp", UNKNOWN))
@@ -214,9 +230,9 @@ def _not_compute(
     high = np.where(windows.comparable, np.minimum(rest, bubble + slack), rest)
     low = np.where(has_messages, np.where(known, bubble, times.least_bubble_ns), 0)
     return {
-        "not_compute_ns": masked(rest, windows.is_whole & has_work),
-        "bubble_low_ns": masked(low, windows.is_whole & has_work),
-        "bubble_high_ns": masked(np.where(known, bubble, high), windows.is_whole & has_work),
+        "not_compute_ns": masked(rest, is_known),
+        "bubble_low_ns": masked(low, is_known),
+        "bubble_high_ns": masked(np.where(known, bubble, high), is_known),
     }
 
 
@@ -241,16 +257,10 @@ def comms_of_steps(
     behind = (np.where(ends == np.iinfo(np.int64).min, windows.end_ns, ends), windows.end_ns)
     summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
     unknown = () if data.lanes[rank].knows_compute else _BESIDE_COMPUTE
-    of_steps = zip(summaries, lacks_work(windows, data).tolist(), strict=True)
     return [
         tuple(replace(comm, **dict.fromkeys(_TIMES if lacks else unknown)) for comm in of_step)
-        for of_step, lacks in of_steps
+        for of_step, lacks in zip(summaries, windows.lacks_work.tolist(), strict=True)
     ]
-
-
-def lacks_work(windows: RankWindows, data: AlignedRun) -> Bool:
-    """Mark the windows in which device work of the rank is missing."""
-    return np.array([data.lacks_work(windows.rank, step) for step in windows.steps.tolist()], dtype=np.bool_)
 
 
 def durations_of_steps(spans: Slice, windows: RankWindows) -> list[dict[str, int]]:
@@ -268,9 +278,7 @@ def durations_of_steps(spans: Slice, windows: RankWindows) -> list[dict[str, int
 def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:
     """The device breakdown of each window; nothing of those in which work is missing."""
     of_windows = breakdowns(data.work[windows.rank], *_on_rank_clock(windows, data))
-    return [
-        NO_DEVICE if lacks else one for one, lacks in zip(of_windows, lacks_work(windows, data).tolist(), strict=True)
-    ]
+    return [one or NO_DEVICE for one in masked(of_windows, ~windows.lacks_work)]
 
 
 def _on_rank_clock(windows: RankWindows, data: AlignedRun) -> tuple[list[int], list[int]]:
@@ -295,11 +303,9 @@ def host_of_steps(
             return int(data.clock.to_common_clock(rank, np.array([time_ns]))[0])
 
         synchronisations = synchronisations_of_windows(idle.synchronisations, starts, ends, held_up, on_clock)
-    hosts, lacks = host_idle_of_windows(work, idle, starts, ends), lacks_work(windows, data).tolist()
-    return {
-        "host": [None if lacking else host for host, lacking in zip(hosts, lacks, strict=True)],
-        "synchronisations": [None if lacking else one for one, lacking in zip(synchronisations, lacks, strict=True)],
-    }
+    hosts = host_idle_of_windows(work, idle, starts, ends)
+    of_steps = {"host": hosts, "synchronisations": synchronisations}
+    return {name: masked(values, ~windows.lacks_work) for name, values in of_steps.items()}
 
 
 _IDLE_KINDS = ("GC", "DATA", "CHECKPOINT", "LOGGING")
@@ -334,10 +340,9 @@ def idle_by_host(
     if lane.idle is not None and lane.idle.between_operators is not None:
         paused = intersect(merge(lane.idle.between_operators, named), lane.idle.launch_starved)
         between, of_operators = lengths_within(paused, times.start_ns, times.end_ns), of_operators | on_device
-    is_known = (of_operators | on_device).tolist()
     return {
         "paused_in": _paused_in(times, named),
-        "idle_spans": [total if known else None for total, known in zip(totals, is_known, strict=True)],
+        "idle_spans": masked(totals, of_operators | on_device),
         "between_operators_ns": masked(between, of_operators),
     }
 

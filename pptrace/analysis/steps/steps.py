@@ -78,24 +78,6 @@ class PlannedStep(Struct, frozen=True):
     unbounded: frozenset[StepWindow] = frozenset()
 
 
-class _PlanPart(Struct, frozen=True):
-    """Steps of one plan that are explained together: which they are of the run's, the windows of each, and the graph of the
-    plan's messages.
-    """
-
-    plan: Plan
-    indices: tuple[int, ...]
-    steps: tuple[tuple[StepWindow, ...], ...]
-    graph: Graph | None
-
-
-class ReportedSteps(Struct, frozen=True, eq=False):
-    """A run's steps, and by plan what the ops and messages of those that are whole cost."""
-
-    steps: tuple[StepReport, ...]
-    costs: tuple[StepMatrix, ...] = ()
-
-
 def report_steps(
     steps: Sequence[PlannedStep],
     data: AlignedRun,
@@ -104,8 +86,9 @@ def report_steps(
     routing: Routing | None = None,
     *,
     are_explained: bool = True,
-) -> ReportedSteps:
-    """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes.
+) -> tuple[tuple[StepReport, ...], tuple[StepMatrix, ...]]:
+    """(each step over all its pipelines, by plan what the ops and messages of steps that are whole cost); those of many ops are
+    explained in ``jobs`` processes.
 
     ``routing`` is what equal rows of experts would change of ops. Where steps are not to be explained, their causes, critical
     paths and blame are null, and there are no costs.
@@ -115,33 +98,30 @@ def report_steps(
     }
     are_comparable = [all(comparable[window] for window in step.windows) for step in steps]
     parts = _plan_parts(steps, are_comparable, data) if are_explained else []
-    tasks = [explanation_tasks(part.plan.table, part.steps, data, part.graph, routing) for part in parts]
+    tasks = [explanation_tasks(plan.table, windows, data, graph, routing) for plan, _, windows, graph in parts]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
         ranks = _rank_steps(steps, comparable, data, mesh)
         results = iter(explained.results())
     give_back_freed_memory()  # what is kept of it lies in pieces, next to which what follows would take more
     explanations: dict[int, Explanation] = {}
     costs: list[StepMatrix] = []
-    for part, of_plan in zip(parts, tasks, strict=True):
+    for (plan, indices, *_), of_plan in zip(parts, tasks, strict=True):
         entries = list(chain.from_iterable(islice(results, len(of_plan))))
-        explanations |= zip(part.indices, entries, strict=True)
+        explanations |= zip(indices, entries, strict=True)
         # What other processes explained has a table of its own.
-        costs += [replace(entry.costs, table=part.plan.table) for entry in entries if entry.costs is not None]
+        costs += [replace(entry.costs, table=plan.table) for entry in entries if entry.costs is not None]
     reported = tuple(
         _report_step(step, ranks, are_comparable[index], explanations.get(index, Explanation()), mesh)
         for index, step in enumerate(steps)
     )
-    of_table = {id(part.plan.table): part for part in parts}
-    every = tuple(
-        replace(same, plan=part.plan, graph=part.graph)
-        for same in joined(costs)
-        for part in (of_table[id(same.table)],)
-    )
-    return ReportedSteps(reported, every)
+    of_table = {id(plan.table): {"plan": plan, "graph": graph} for plan, *_, graph in parts}
+    return reported, tuple(replace(same, **of_table[id(same.table)]) for same in joined(costs))
 
 
-def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool], data: AlignedRun) -> list[_PlanPart]:
-    """The steps of each plan whose ranks' times compare."""
+def _plan_parts(
+    steps: Sequence[PlannedStep], are_comparable: Sequence[bool], data: AlignedRun
+) -> list[tuple[Plan, list[int], tuple[tuple[StepWindow, ...], ...], Graph | None]]:
+    """(each plan, which steps of it have ranks whose times compare, the windows of each, the graph of the plan's messages)."""
     of_plan: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
         if step.plan is not None and are_comparable[index]:
@@ -150,7 +130,7 @@ def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool], da
     for indices in of_plan.values():
         plan, windows = steps[indices[0]].plan, tuple(steps[index].windows for index in indices)
         assert plan is not None
-        parts.append(_PlanPart(plan, tuple(indices), windows, graph_of_run(plan, windows, data)))
+        parts.append((plan, indices, windows, graph_of_run(plan, windows, data)))
     return parts
 
 
@@ -169,17 +149,13 @@ def _rank_steps(
         ranks_of_plans = (
             () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
         )
-        of_windows = RankWindows(
+        of_windows = RankWindows.of(
             rank,
-            steps=np.array([window.step for window in windows], dtype=np.int64),
-            start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
-            end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
-            comparable=np.array([comparable[window] for window in windows], dtype=np.bool_),
-            is_alone=np.array(
-                [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
-                dtype=np.bool_,
-            ),
-            is_whole=np.array([rank not in step.lacking for step, _ in entries], dtype=np.bool_),
+            windows,
+            data,
+            [comparable[window] for window in windows],
+            [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
+            [rank not in step.lacking for step, _ in entries],
             ideals=tuple(next(iter(ranks), None) for ranks in ranks_of_plans),
         )
         for window, report in zip(windows, report_rank_steps(of_windows, data, mesh), strict=True):

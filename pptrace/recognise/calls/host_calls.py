@@ -182,7 +182,7 @@ def _of_equal_nesting(ranges: _Ranges, firsts: Int64, size: int) -> list[Int64]:
                 columns.append(bits)
                 bits, num_bits = np.zeros(len(firsts), dtype=np.int64), 0
     _, number = distinct_rows(np.stack([*columns, bits], axis=1))
-    return [firsts[rows] for rows in places_of_each(number)]
+    return [firsts[rows] for rows in places_of_each(number).values()]
 
 
 def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slice:

@@ -80,9 +80,7 @@ def independently(series: Series) -> tuple[int, float, float]:
     def beyond(share: float, kept: float) -> float:
         return summed(num_steps, share, kept) / summed(length, share, kept)
 
-    medians = [
-        sorted(steps[step] for step in sample)[(num_steps - 1) // 2] for sample in drawn_steps(num_steps, length)
-    ]
+    medians = [sorted(steps[step] for step in sample)[(num_steps - 1) // 2] for sample in drawn_steps(num_steps)]
     factor = beyond(1.0, correlation)
     if (noise_on_top := independently_on_top(centred, correlation)) is not None:
         factor = 0.3 * factor + 0.7 * beyond(*noise_on_top)

@@ -156,6 +156,9 @@ def test_tokens_of_which_no_route_is_kept_are_counted() -> None:
     recorded.add(0, 0, chosen, chosen, 3, (0, [2, 2, 2]))
     facts = not_none(recorded.facts())
     counts, older = read_counts(facts), read_counts({**facts, "tokens": None})
+    damaged = ([[3, 1], [3, 3]], [[3, 1], [3, 4], [3, 0]], [[3, 1], [3, 3], [3, -1]], [[3, 1], [3, 3], [3]])
+    for tokens in damaged:
+        assert not_none(read_counts({**facts, "tokens": tokens})).tokens.tolist() == [-1, -1, -1]
     assert counts is not None
     assert (counts.tokens.tolist(), counts.dropped.tolist()) == ([3, 3, 3], [1, 3, 0])
     assert older is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.experts.exchanges import exchanges_of
@@ -11,10 +12,11 @@ from pptrace.slices import Slice
 
 STEP, FORWARD = 2, (("ep", "3>5"), ("etp", "5,5>5,4"), ("etp", "5,4>5,5"), ("ep", "5>3"))
 BACKWARD = (("ep", "3>7"), ("etp", "7,7>7,1"), ("etp", "7,1>7,7"), ("ep", "7>3"))
+NO_OPS = Slice.empty("step", "stage", "microbatch", "start_ns", "end_ns", "kind", texts=("kind",))
 
 
-def rows_of(calls: list[tuple[str, str]]) -> list[int]:
-    """Rows of the exchanges that all-to-alls of one rank, one after another, are."""
+def exchanges_in(calls: list[tuple[str, str]], ops: Slice = NO_OPS) -> Slice:
+    """The exchanges that all-to-alls of one rank, one after another, are."""
     num = len(calls)
     start = 10 * np.arange(num)
     numbers = dict.fromkeys(("start_ns", "posted_ns", "asked_ns", "transfer_start_ns"), start)
@@ -25,8 +27,12 @@ def rows_of(calls: list[tuple[str, str]]) -> list[int]:
     columns |= {"step": np.full(num, STEP), "group_size": np.full(num, 2)}
     texts = {"kind": ["all_to_all"] * num, "axis": [axis for axis, _ in calls], "splits": [text for _, text in calls]}
     comms = Slice({**columns, **{name: np.array(of, dtype=object) for name, of in texts.items()}})
-    nothing = Slice({"start_ns": np.zeros(0, dtype=np.int64)})
-    found: list[int] = exchanges_of(0, RankRows(nothing, nothing, comms), [STEP], EMPTY)["rows"].tolist()
+    return exchanges_of(0, RankRows(ops, NO_OPS, comms), [STEP], EMPTY)
+
+
+def rows_of(calls: list[tuple[str, str]]) -> list[int]:
+    """Rows of these exchanges."""
+    found: list[int] = exchanges_in(calls)["rows"].tolist()
     return found
 
 
@@ -38,3 +44,17 @@ def test_a_rank_computes_what_came_to_all_that_share_its_experts() -> None:
 
 def test_rows_are_not_known_where_the_calls_along_etp_do_not_tell_them() -> None:
     assert rows_of([(axis, "" if axis == "etp" else text) for axis, text in FORWARD]) == [-1]
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_of_calls_in_no_op_nothing_tells_the_layer_and_the_direction_however_many_an_op_without_a_stage_has(
+    behind: int,
+) -> None:
+    numbers = {"step": STEP, "stage": -1, "microbatch": 0, "start_ns": 0, "end_ns": 20}
+    columns = {name: np.array([number]) for name, number in numbers.items()}
+    forward = Slice({**columns, "kind": np.array(["F"], dtype=object)})
+    exchanges = exchanges_in([("ep", "3>5"), ("ep", "5>3")] * (1 + behind), forward)
+    assert exchanges["op_output"].tolist() == [0, *[-1] * behind], "one in the forward, the others behind it"
+    assert exchanges["layer"].tolist() == [0, *[-1] * behind]
+    assert exchanges["backward"].tolist() == [0, *[-1] * behind]
+    assert exchanges["again"].tolist() == [0, *[0] * behind]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 from msgspec.structs import replace
 
-from pptrace.analysis.memory.show import has_memory, memory_table
+from pptrace.analysis.memory.show import memory_table, tables
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
+from pptrace.analysis.report import Report
 from pptrace.model.report_table import MAX_ROWS, Amount
 
 PREDICTED = PredictedMemory(1_000, 2_000, 3_000, 4_000, 10_000, ())
@@ -21,10 +25,13 @@ def report(*ranks: RankMemory) -> MemoryReport:
 
 
 def test_there_is_a_table_only_of_something() -> None:
-    assert not has_memory(None)
-    assert not has_memory(report(rank(0, 0)))
-    assert has_memory(report(rank(0, 0), rank(1, 1, peak=5)))
-    assert has_memory(report(rank(0, 0, predicted=PREDICTED)))
+    def has_table(memory: MemoryReport | None) -> bool:
+        return bool(tables(cast(Report, SimpleNamespace(memory=memory)), Amount.BRIEF))
+
+    assert not has_table(None)
+    assert not has_table(report(rank(0, 0)))
+    assert has_table(report(rank(0, 0), rank(1, 1, peak=5)))
+    assert has_table(report(rank(0, 0, predicted=PREDICTED)))
 
 
 def test_columns_without_a_figure_are_left_out() -> None:
