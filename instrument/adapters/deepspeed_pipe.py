@@ -22,9 +22,10 @@ import torch
 
 from instrument.adapters.hooks import Hook, Hooks, Watch, require
 from instrument.adapters.tensor_bytes import num_bytes
-from instrument.adapters.watched_pass import PassListener, TransferWait, WatchedPass, watch_optimizer, watch_span
+from instrument.adapters.watched_pass import TransferWait, WatchedPass, watch_optimizer, watch_span
 from instrument.adapters.works import Works
 from instrument.recorder import Range, null_range
+from instrument.session import Session
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import PptraceError
 from pptrace.marks import Link, SpanKind, Transfer
@@ -139,9 +140,7 @@ class _Run:
 class DeepSpeedHooks:
     """Watches the pipeline engines of this process."""
 
-    def __init__(
-        self, engine: ModuleType, hooks: Hooks, works: Works, listener: PassListener, axes: dict[str, str]
-    ) -> None:
+    def __init__(self, engine: ModuleType, hooks: Hooks, works: Works, listener: Session, axes: dict[str, str]) -> None:
         """Install the hooks; ``axes`` takes by name of a process group its axis.
 
         Raises:

@@ -26,8 +26,8 @@ from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.torch_functional_collectives import MODULE as FUNCTIONAL
 from instrument.adapters.torch_functional_collectives import FunctionalCalls
 from instrument.adapters.torch_pipelining import PipeliningHooks
-from instrument.adapters.watched_pass import PassListener
 from instrument.adapters.works import Works
+from instrument.session import Session
 
 Installer = Callable[[ModuleType], None]
 
@@ -88,7 +88,7 @@ class Adapters:
     """
 
     def __init__(
-        self, session: PassListener, observers: Sequence[CallObserver] = (), logs: Sequence[CallObserver] = ()
+        self, session: Session, observers: Sequence[CallObserver] = (), logs: Sequence[CallObserver] = ()
     ) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
@@ -149,7 +149,7 @@ class Adapters:
     def _watch_calls(self, observers: Sequence[CallObserver], logs: Sequence[CallObserver]) -> DistributedCalls:
         works = Works(self.hooks)
         self._works = works
-        marks = self._marks = CallMarks(self._session.recorder, self._session)
+        marks = self._marks = CallMarks(self._session)
         return DistributedCalls(self.hooks, works, [*observers, marks], logs)
 
     def _watch_pipelining(self, module: ModuleType) -> None:

@@ -25,8 +25,9 @@ from instrument.adapters.hooks import Hooks, Watch, arguments_of, require, requi
 from instrument.adapters.megatron_plans import PassShape, Work, plan_of
 from instrument.adapters.megatron_state import GRADIENTS, OPTIMIZERS, STATE, mesh_of
 from instrument.adapters.tensor_bytes import num_bytes
-from instrument.adapters.watched_pass import PassListener, WatchedPass
+from instrument.adapters.watched_pass import WatchedPass
 from instrument.adapters.works import Works, is_work
+from instrument.session import Session
 from pptrace.marks import Link, Transfer
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -119,7 +120,7 @@ _SHAPE_BYTES = 24
 class MegatronHooks:
     """Watches the schedules of this process."""
 
-    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: PassListener) -> None:
+    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: Session) -> None:
         """Install the hooks.
 
         Raises:

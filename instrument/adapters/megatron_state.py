@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from instrument.adapters.hooks import Hooks, Watch, arguments_of, require, require_parameters
-from instrument.adapters.watched_pass import PassListener, watch_optimizer, watch_span
+from instrument.adapters.watched_pass import watch_optimizer, watch_span
+from instrument.session import Session
 from pptrace.marks import SpanKind
 
 STATE = "megatron.core.parallel_state"
@@ -53,7 +54,7 @@ def watch_order(state: ModuleType, hooks: Hooks) -> None:
     hooks.wrap(state, "initialize_model_parallel", watch)
 
 
-def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: Session) -> None:
     """One step of a ``MegatronOptimizer`` is one step, however many of torch's optimizers it holds.
 
     Raises:
@@ -67,7 +68,7 @@ def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: PassListene
                 hooks.wrap(kind, "step", partial(watch_optimizer, listener))
 
 
-def watch_gradients(gradients: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_gradients(gradients: ModuleType, hooks: Hooks, listener: Session) -> None:
     """``finalize_model_grads`` is the synchronisation of gradients.
 
     Raises:

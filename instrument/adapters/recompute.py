@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from instrument.adapters.hooks import Hooks, Watch, require, require_parameters
-from instrument.adapters.watched_pass import PassListener
 from instrument.recompute import MarkedContexts, RecomputeRange
+from instrument.session import Session
 
 TORCH, MEGATRON = "torch.utils.checkpoint", "megatron.core.tensor_parallel.random"
 _GENERATOR = "_checkpoint_without_reentrant_generator_impl"  # before torch 2.14 without "_impl"
 
 
-def _watch_backward(listener: PassListener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+def _watch_backward(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
     """Put a range around ``ctx.run_function`` while the backward of a checkpoint runs."""
     context, original = args[0], args[0].run_function
 
     def again(*inputs: Any) -> Any:
-        with RecomputeRange(listener.recorder, steps=listener):
+        with RecomputeRange(listener.recorder, session=listener):
             return original(*inputs)
 
     context.run_function = again
@@ -38,7 +38,7 @@ def _watch_backward(listener: PassListener, args: tuple[Any, ...], kwargs: dict[
         context.run_function = original
 
 
-def watch_function(module: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_function(module: ModuleType, hooks: Hooks, listener: Session) -> None:
     """Hook the backward of a module's ``CheckpointFunction``.
 
     Raises:
@@ -49,7 +49,7 @@ def watch_function(module: ModuleType, hooks: Hooks, listener: PassListener) -> 
     hooks.wrap(module.CheckpointFunction, "backward", partial(_watch_backward, listener))
 
 
-def watch_torch(module: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_torch(module: ModuleType, hooks: Hooks, listener: Session) -> None:
     """Hook ``torch.utils.checkpoint``, both ways.
 
     Raises:

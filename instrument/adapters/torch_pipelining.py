@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from instrument.adapters.hooks import Hooks, Watch, require
 from instrument.adapters.tensor_bytes import num_bytes
-from instrument.adapters.watched_pass import PassListener, WatchedPass, watch_span
+from instrument.adapters.watched_pass import WatchedPass, watch_span
 from instrument.adapters.works import Works, is_work
+from instrument.session import Session
 from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind, Transfer
 from pptrace.schedule import registry
@@ -51,7 +52,7 @@ _TAG = "_pptrace_message"
 class _Local(threading.local):
     """The pass of a schedule that this thread runs."""
 
-    def __init__(self, listener: PassListener, works: Works) -> None:
+    def __init__(self, listener: Session, works: Works) -> None:
         self.running = WatchedPass(listener, works)
         self.stages: tuple[int, ...] = ()
         self.pair: Action | None = None
@@ -61,7 +62,7 @@ class _Local(threading.local):
 class PipeliningHooks:
     """Watches the schedules of this process."""
 
-    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: PassListener) -> None:
+    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: Session) -> None:
         """Install the hooks.
 
         Raises:

@@ -5,47 +5,24 @@ An adapter says what runs; this opens and closes the ranges. Several tensors of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from instrument.adapters.hooks import Watch
 from instrument.adapters.works import Works
 from instrument.recorder import Range, Recorder, null_range
+from instrument.session import Session
 from pptrace.marks import Axis, ExchangeMark, Link, OpMark, P2PMark, SpanKind, Transfer, WaitMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
-
-
-class PassListener(Protocol):
-    """Listener of a session to the passes of a pipeline."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def num_steps(self) -> int: ...
-
-    def begin_pass(self) -> None:
-        """A pass of a pipeline with backwards begins."""
-
-    def begin_optimizer(self, optimizer: object) -> None:
-        """The step of a wrapper of optimizers begins: what steps inside is part of it."""
-
-    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
-        """End the optimizer's step; not ``stepped``: it raised."""
-
-    def describe_watched(
-        self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
-    ) -> None:
-        """Say which runtime runs what."""
 
 
 @dataclass(slots=True)
 class WatchedPass:
     """The pass that runs now. Outside a pass, and in one without backwards, no op and no message is named."""
 
-    listener: PassListener
+    listener: Session
     works: Works
     runs: bool = False
     """True if a pass with backwards runs."""
@@ -116,7 +93,7 @@ class WatchedPass:
         self.works.watch(work, tuple(TransferWait(self.listener.recorder, transfer, step) for transfer in transfers))
 
 
-def watch_optimizer(listener: PassListener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+def watch_optimizer(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
     """Watch the step of a wrapper of optimizers, a method."""
     listener.begin_optimizer(args[0])
     stepped = False
@@ -127,7 +104,7 @@ def watch_optimizer(listener: PassListener, args: tuple[Any, ...], kwargs: dict[
         listener.end_optimizer(args[0], stepped=stepped)
 
 
-def watch_span(listener: PassListener, kind: SpanKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+def watch_span(listener: Session, kind: SpanKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
     """Watch a function whose time is a span, such as the synchronisation of gradients."""
     with listener.recorder.span(kind, listener.num_steps):
         yield
