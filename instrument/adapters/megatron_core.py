@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from instrument.adapters.hooks import Hooks, Watch, arguments_of, require, require_parameters
 from instrument.adapters.megatron_plans import PassShape, Work, plan_of
-from instrument.adapters.megatron_state import GRADIENTS, OPTIMIZERS, STATE, mesh_of
+from instrument.adapters.megatron_state import STATE, mesh_of
 from instrument.adapters.tensor_bytes import num_bytes
 from instrument.adapters.watched_pass import WatchedPass
 from instrument.adapters.works import Works, is_work
@@ -99,8 +99,6 @@ FRAMEWORK = "megatron-lm"
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _P2P = "megatron.core.pipeline_parallel.p2p_communication"
 _COMBINED = "megatron.core.pipeline_parallel.combined_1f1b"
-MODULES = (STATE, OPTIMIZERS, GRADIENTS, SCHEDULES)
-"""The modules that are hooked when they are imported."""
 _PASSES = {
     "forward_backward_no_pipelining": False,
     "forward_backward_pipelining_without_interleaving": False,
