@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
 from instrument.expert.all_gather import make_gathered
@@ -31,6 +30,7 @@ from instrument.expert.pieces import Pieces, Tape
 from instrument.expert.router import Router, jittered, keep_second, probabilities_of, weights_of
 from instrument.expert.shared import SharedMlp
 from instrument.expert.unit import SequenceParts
+from instrument.linear_map import LinearMap
 from instrument.seeds import mix
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.sequence.shards import local_part
@@ -287,33 +287,19 @@ class ExpertLayer(nn.Module):
 
 def _take_part(x: Tensor, group: AxisGroup) -> Tensor:
     """This rank's part of each sequence, which all ranks hold; an all-gather of the gradients in backward."""
-    part: Tensor = _TakePart.apply(x, group)  # type: ignore[no-untyped-call]
-    return part
+    own = partial(local_part, dim=SEQUENCE_DIM, group=group)
+    return _TakePart.of(x, own, partial(group.all_gather, dim=SEQUENCE_DIM))
 
 
 def _gather_parts(part: Tensor, group: AxisGroup) -> Tensor:
     """The whole sequences of which the ranks hold parts, by an all-gather; this rank's part of the gradient in backward."""
-    whole: Tensor = _GatherParts.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
+    own = partial(local_part, dim=SEQUENCE_DIM, group=group)
+    return _GatherParts.of(part, partial(group.all_gather, dim=SEQUENCE_DIM), own)
 
 
-class _TakePart(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: AxisGroup) -> Tensor:
-        ctx.group = group
-        return local_part(x, SEQUENCE_DIM, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.all_gather(gradients[0], SEQUENCE_DIM), None
+class _TakePart(LinearMap):
+    """A part of each sequence, and the gradients of all parts."""
 
 
-class _GatherParts(Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: AxisGroup) -> Tensor:
-        ctx.group = group
-        return group.all_gather(part, SEQUENCE_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return local_part(gradients[0], SEQUENCE_DIM, ctx.group), None
+class _GatherParts(LinearMap):
+    """All parts of each sequence, and the gradient of one."""
