@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -123,20 +123,7 @@ def _launch_config(options: RunOptions, pipes: RankPipes) -> LaunchConfig:
 
 
 def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
-    run_dir = options.run_dir.absolute()
-    config = WorkerConfig(
-        run_dir,
-        control_dir,
-        options.profiler,
-        options.window,
-        options.hooks,
-        options.memory,
-        options.live,
-        options.level,
-        options.ranks,
-        options.budget,
-    )
-    environ = config.to_environ()
+    environ = WorkerConfig(replace(options, run_dir=options.run_dir.absolute()), control_dir).hand_over()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank
         environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.nproc))
     return environ

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from instrument.launch.window import DEFAULT_WINDOW, StepWindow, parse_steps
+from instrument.launch.window import DEFAULT_WINDOW, StepWindow
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.validate import read_sound_csv
@@ -79,7 +79,7 @@ class RunOptions:
     node_rank: int = 0
     rdzv_endpoint: str | None = None
     profiler: str = "torch"
-    window: StepWindow = parse_steps(DEFAULT_WINDOW)  # noqa: RUF009
+    window: StepWindow = DEFAULT_WINDOW
     timeout_s: float | None = None
     hooks: bool = True
     """True if the runtimes that the script imports are watched."""
