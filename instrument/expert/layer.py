@@ -59,15 +59,6 @@ class RoutesOfForward:
         self.routes: Routes | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sending:
-    """Tokens (n, h) of a rank, their weights (n, k), and how they come to their experts."""
-
-    tokens: Tensor
-    weights: Tensor
-    dispatch: TokenDispatch
-
-
 class ExpertLayer(nn.Module):
     """(microbatch, sequence / cp, hidden) in and out, with sequence parallelism this rank's shard of that.
 
@@ -109,11 +100,10 @@ class ExpertLayer(nn.Module):
 
     def forward(self, x: Tensor, kept: RoutesOfForward | None = None) -> Tensor:
         """``kept`` is filled by a forward; one that has it filled follows its decisions."""
-        sending = self._send(x, kept or RoutesOfForward())
-        dispatch = sending.dispatch
+        tokens, weights, dispatch = self._send(x, kept or RoutesOfForward())
         if self.options.overlap and self._travels and isinstance(dispatch, RowDispatch):
-            return self._overlapped(x, sending, dispatch)
-        return self._finished(x, sending)
+            return self._overlapped(x, tokens, weights, dispatch)
+        return self._finished(x, tokens, weights, dispatch)
 
     def in_pieces(
         self, x: Tensor, kept: RoutesOfForward, tape: Tape, residual: Tensor
@@ -126,15 +116,14 @@ class ExpertLayer(nn.Module):
         Returns:
             The output, and ``residual`` behind the cuts.
         """
-        sending = self._send(x, kept)
-        dispatch = sending.dispatch
+        tokens, weights, dispatch = self._send(x, kept)
         if not (self._travels and isinstance(dispatch, RowDispatch)):
-            return self._finished(x, sending), residual
-        crossing = [residual, sending.weights]
+            return self._finished(x, tokens, weights, dispatch), residual
+        crossing = [residual, weights]
         if self.shared is not None:
             hidden, coefficients = self.shared.begin(x)
             crossing += [self.shared.end(hidden), *([] if coefficients is None else [coefficients])]
-        rows, crossing = yield from tape.travel(dispatch.exchange, dispatch.leave(sending.tokens), crossing)
+        rows, crossing = yield from tape.travel(dispatch.exchange, dispatch.leave(tokens), crossing)
         rows, _ = yield from tape.travel(dispatch.exchange.mirrored, dispatch.compute(rows, self._compute), [])
         residual, weights, *shared = crossing
         output = self._received(x, dispatch.combine(rows, weights))
@@ -167,13 +156,14 @@ class ExpertLayer(nn.Module):
         """Return whether ranks of tp have the same tokens, of which each routes a part."""
         return self.region.group.size > 1 and not self.region.sequence
 
-    def _send(self, x: Tensor, kept: RoutesOfForward) -> Sending:
+    def _send(self, x: Tensor, kept: RoutesOfForward) -> tuple[Tensor, Tensor, TokenDispatch]:
+        """Tokens (n, h) of this rank, their weights (n, k), and how they come to their experts."""
         tokens = _take_part(x, self.region.group) if self._shares_tokens else x
         ids = self._ids(tokens, kept.key) if self.options.names_tokens else None
         logits = self.router(tokens if ids is None else jittered(tokens, self.options.jitter, ids))
         routes = kept.routes = kept.routes or self._route(logits.detach(), ids)
         weights = self._with_losses(weights_of(logits, routes.chosen, self.options), logits, routes)
-        return Sending(tokens.flatten(0, 1), weights.flatten(0, 1), routes.dispatch)
+        return tokens.flatten(0, 1), weights.flatten(0, 1), routes.dispatch
 
     def _ids(self, tokens: Tensor, key: ForwardKey) -> TokenIds:
         num, held = tokens.shape[:2]
@@ -187,17 +177,17 @@ class ExpertLayer(nn.Module):
             return output.view(x.shape)
         return _gather_parts(output.view(x.shape[0], -1, x.shape[2]), self.region.group)
 
-    def _finished(self, x: Tensor, sending: Sending) -> Tensor:
+    def _finished(self, x: Tensor, tokens: Tensor, weights: Tensor, dispatch: TokenDispatch) -> Tensor:
         """One thing after another."""
-        output = self._received(x, sending.dispatch.run(sending.tokens, sending.weights, self._compute))
+        output = self._received(x, dispatch.run(tokens, weights, self._compute))
         if self.shared is None:
             return output
         hidden, coefficients = self.shared.begin(x)
         return self.shared.join(output, self.shared.end(hidden), coefficients)
 
-    def _overlapped(self, x: Tensor, sending: Sending, dispatch: RowDispatch) -> Tensor:
+    def _overlapped(self, x: Tensor, tokens: Tensor, weights: Tensor, dispatch: RowDispatch) -> Tensor:
         """The shared MLP's two halves while tokens travel there and back; in backward the experts' weights on the way back."""
-        journey = Journey(dispatch.leave(sending.tokens), dispatch.exchange)
+        journey = Journey(dispatch.leave(tokens), dispatch.exchange)
         late = LateWeights()
         aliases = late.aliases(self.inner, self.outer)
         begun = None if self.shared is None else self.shared.begin(x)
@@ -207,7 +197,7 @@ class ExpertLayer(nn.Module):
 
         journey = Journey(dispatch.compute(journey.arrive(), compute), dispatch.exchange.mirrored)
         shared = None if self.shared is None or begun is None else self.shared.end(begun[0])
-        output = self._received(x, dispatch.combine(journey.arrive(), sending.weights))
+        output = self._received(x, dispatch.combine(journey.arrive(), weights))
         if self.shared is None or begun is None or shared is None:
             return output
         return self.shared.join(output, shared, begun[1])
