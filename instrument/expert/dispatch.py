@@ -22,7 +22,8 @@ from torch import Tensor
 
 from instrument.expert.exchange import Exchange, gather_rows, scatter_rows, travel
 from instrument.expert.groups import ExpertGroups
-from instrument.expert.places import Places, counts_of, inverse, permutation, weighted_sum
+from instrument.expert.places import Places, inverse, permutation, weighted_sum
+from instrument.expert_counts import counts_of
 
 Compute = Callable[[Tensor, Sequence[int]], Tensor]
 """(rows, h) of this rank's experts, one expert after another, and how many of each → (rows, h)."""

@@ -19,7 +19,8 @@ from instrument.collectives import Reduction
 from instrument.expert.dispatch import Compute, run_rows
 from instrument.expert.exchange import Exchange, gather_rows, scatter_rows
 from instrument.expert.groups import ExpertGroups
-from instrument.expert.places import Places, counts_of, weighted_sum
+from instrument.expert.places import Places, weighted_sum
+from instrument.expert_counts import counts_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

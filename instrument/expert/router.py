@@ -14,7 +14,7 @@ from torch import Tensor
 
 from instrument.backward_split import split
 from instrument.expert.noise import TokenIds, Use
-from instrument.expert.places import counts_of
+from instrument.expert_counts import counts_of
 from instrument.sequence.partial import HasPartial, Partial
 from pptrace.sizes.expert_options import ExpertOptions, Scoring, SecondChoice
 
