@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from pptrace import axes
 from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
@@ -188,7 +188,6 @@ class Mesh:
 
     shape: MeshShape
     rank: int
-    device_mesh: DeviceMesh
     groups: Mapping[Axis, dist.ProcessGroup]
     pp_reverse: dist.ProcessGroup | None
     embedding: dist.ProcessGroup | None
@@ -229,7 +228,7 @@ class Mesh:
 
     def global_rank(self, pp_rank: int) -> int:
         """The global rank of a pipeline rank in this rank's pipeline."""
-        return self.shape.group_of(self.rank, Axis.PP)[pp_rank]
+        return self.pp_ranks[pp_rank]
 
 
 def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool = False, experts: bool = False) -> Mesh:
@@ -269,7 +268,6 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     return Mesh(
         shape,
         dist.get_rank(),
-        device_mesh,
         MappingProxyType(groups),
         _end_to_end_group(shape, backend, "mesh_pp_reverse") if shape.pp == 2 else None,
         _end_to_end_group(shape, backend, "mesh_embd") if shape.pp > 1 else None,
@@ -279,19 +277,14 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
 
 def _end_to_end_group(shape: MeshShape, backend: str, description: str) -> dist.ProcessGroup | None:
     """The group of the first and last rank of this rank's pipeline, or None for the ranks between them."""
-    ends = [(pipeline[0], pipeline[-1]) for pipeline in _pipelines(shape)]
+    ends = [(pipeline[0], pipeline[-1]) for pipeline in shape.groups_of(Axis.PP)]
     return make_groups(ends, backend, description)
 
 
 def _mirror_group(shape: MeshShape, backend: str) -> dist.ProcessGroup | None:
     """The group of this rank and the rank as far from the pipeline's other end; None for the one in the middle."""
-    pairs = [(line[rank], line[-1 - rank]) for line in _pipelines(shape) for rank in range(shape.pp // 2)]
+    pairs = [(line[rank], line[-1 - rank]) for line in shape.groups_of(Axis.PP) for rank in range(shape.pp // 2)]
     return make_groups(pairs, backend, "mesh_mirror")
-
-
-def _pipelines(shape: MeshShape) -> list[list[int]]:
-    """The global ranks of every pipeline, first stage first."""
-    return [list(pipeline) for pipeline in shape.groups_of(Axis.PP)]
 
 
 def make_groups(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:
