@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from pptrace import axes
 from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
 from pptrace.errors import UsageError
+from pptrace.sizes.mesh import MeshAxes
 
 AXES = tuple(reversed(MESH_ORDER))
 """The axes, slowest first in Megatron-LM's order."""
@@ -32,19 +33,12 @@ _LISTED = f"{', '.join(MESH_ORDER[:-1])} and {MESH_ORDER[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class MeshShape:
-    """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest.
+class MeshShape(MeshAxes):
+    """The mesh of a run.
 
-    ``ep`` of the ranks of a stage share its experts, and ``etp`` each of them; both take no ranks of their own.
+    Raises:
+        UsageError: an order that lacks an axis, or sizes of experts' axes that do not fit the others.
     """
-
-    pp: int
-    dp: int = 1
-    cp: int = 1
-    tp: int = 1
-    order: tuple[Axis, ...] = MESH_ORDER
-    ep: int = 1
-    etp: int = 1
 
     def __post_init__(self) -> None:
         if sorted(axes.without_ep(self.order)) != sorted(AXES) or self.order.count(Axis.EP) > 1:
@@ -67,51 +61,25 @@ class MeshShape:
             return
         before = self.order[: self.order.index(Axis.PP)]
         of_experts = {Axis.TP: self.etp, Axis.EP: self.ep, Axis.DP: self.edp}
-        expected, found = (prod(sizes.get(axis, 1) for axis in before) for sizes in (self._size_of_axis, of_experts))
+        expected, found = (prod(sizes.get(axis, 1) for axis in before) for sizes in (self.sizes, of_experts))
         if expected != found:
             raise UsageError(
                 f"the order of axes is {'-'.join(self.order)}: before pp it has {expected} ranks of attention and {found} of "
                 "experts (etp in the place of tp, edp of dp), so that these would have other pipelines; put pp last"
             )
 
-    @property
-    def of_stage(self) -> int:
-        """Ranks of one stage: dp · cp · tp."""
-        return self.dp * self.cp * self.tp
-
-    @property
-    def edp(self) -> int:
-        """Ranks that hold the same experts of a stage."""
-        return self.of_stage // (self.ep * self.etp)
-
-    @property
-    def world(self) -> int:
-        return prod(self._size_of_axis.values())
-
-    def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
-        """(pp, dp, cp, tp) of a global rank."""
-        coordinates = axes.coordinates_of(rank, self._size_of_axis, self.order)
-        return (coordinates[Axis.PP], coordinates[Axis.DP], coordinates[Axis.CP], coordinates[Axis.TP])
-
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
         """The global rank at a position, at 0 of any other axis; the inverse of :meth:`coordinates_of`."""
         coordinates = {**dict.fromkeys(AXES, 0), Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
-        return axes.rank_of(coordinates, self._size_of_axis, self.order)
-
-    def size_of(self, axis: Axis) -> int:
-        return self._size_of_axis[axis]
-
-    @property
-    def _size_of_axis(self) -> dict[Axis, int]:
-        return {axis: getattr(self, axis, 1) for axis in AXES}
+        return axes.rank_of(coordinates, self.sizes, self.order)
 
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """The ranks that differ from this one in ``axis`` alone, itself included, in the order of their places on it."""
-        return axes.group_of(rank, (axis,), self._size_of_axis, self.order)
+        return axes.group_of(rank, (axis,), self.sizes, self.order)
 
     def expert_group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """The ranks that share the experts of a stage with this one (EP), or each of them (ETP), or hold the same ones (EDP)."""
-        return axes.expert_group_of(rank, axis, self._size_of_axis, self.order, self.ep, self.etp)
+        return axes.expert_group_of(rank, axis, self.sizes, self.order, self.ep, self.etp)
 
     def groups_of(self, *along: Axis) -> list[tuple[int, ...]]:
         """The groups of ranks that differ in ``along`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
@@ -119,7 +87,7 @@ class MeshShape:
             return sorted({self.expert_group_of(rank, along[0]) for rank in range(self.world)})
         if Axis.DP_CP in along:
             along = (*along, Axis.DP, Axis.CP)
-        return axes.groups_of(along, self._size_of_axis, self.order)
+        return axes.groups_of(along, self.sizes, self.order)
 
 
 def read_order(text: str) -> tuple[Axis, ...]:
@@ -254,7 +222,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     can_override = "backend_override" in inspect.signature(init_device_mesh).parameters
     overrides: dict[str, Any] = {"backend_override": dict.fromkeys(names, backend)} if can_override else {}
     device_mesh = init_device_mesh(
-        device_type, tuple(shape.size_of(axis) for axis in slowest_first), mesh_dim_names=names, **overrides
+        device_type, tuple(shape.sizes[axis] for axis in slowest_first), mesh_dim_names=names, **overrides
     )
     groups = {axis: device_mesh.get_group(str(axis)) for axis in AXES}
     both = make_groups(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None

@@ -18,7 +18,7 @@ from pptrace.sizes.experts import (
     layer_calls,
 )
 from pptrace.sizes.gpt_facts import FULLY, GptFacts
-from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.mesh import MeshAxes
 from pptrace.sizes.transformer import (
     UNKNOWN,
     BothWays,
@@ -67,7 +67,7 @@ class ExpertVolume:
     """
 
     facts: GptFacts
-    mesh: Mesh
+    mesh: MeshAxes
     routes: Routes = field(default_factory=dict)
     _known: dict[tuple[int, int], _Means] = field(default_factory=dict)
 

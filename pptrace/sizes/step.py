@@ -20,7 +20,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.sizes.expert_step import ExpertVolume, Routes
 from pptrace.sizes.gpt_facts import FULLY, ITEM_BYTES, GptFacts, modules_of, stage_parameters
 from pptrace.sizes.gradients import GradientVolume, ShardedUnits
-from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.mesh import MeshAxes
 from pptrace.sizes.transformer import (
     AttentionSizes,
     BothWays,
@@ -58,7 +58,7 @@ class StepVolume:
     def __init__(
         self,
         facts: GptFacts,
-        mesh: Mesh,
+        mesh: MeshAxes,
         plan: Plan,
         routes: Routes | None = None,
         lengths: Callable[[int, int], int] | None = None,
@@ -323,8 +323,7 @@ class StepVolume:
         pp_rank = self.pp_rank(rank)
         model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
         along = (Axis.DP, Axis.CP) if self._replica_axis is Axis.DP_CP else (self._replica_axis,)
-        sizes = {axis: self.mesh.size_of(axis) for axis in axes.MESH_ORDER}
-        group = axes.group_of(rank, along, sizes, self.mesh.order)
+        group = axes.group_of(rank, along, self.mesh.sizes, self.mesh.order)
         num_ends = (0 in model_stages) + (self.plan.chain_length - 1 in model_stages)
         # The other end of a tied embedding is on another rank.
         is_tied_apart = self.facts.tied and self.plan.pp > 1 and num_ends == 1
