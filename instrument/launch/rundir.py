@@ -59,7 +59,7 @@ class RunDirectory:
         self._options = options
         self._started_at = _now()
         self._environment = read_environment(os.environ)
-        self._clock = {"start": sample_clock().as_json()}
+        self._clock = {"start": sample_clock()}
         name = "run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json"
         self._path = options.run_dir / name
 
@@ -79,7 +79,7 @@ class RunDirectory:
         Raises:
             PptraceError: it cannot be written, as on a full disk.
         """
-        self._clock["stop"] = sample_clock().as_json()
+        self._clock["stop"] = sample_clock()
         for record in records:
             for scratch in self._options.run_dir.glob(f".rank{record.rank}.*"):  # of a rank killed while it wrote
                 scratch.unlink(missing_ok=True)

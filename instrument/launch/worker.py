@@ -182,11 +182,10 @@ class Rank:
         if options.ranks is not None and rank not in options.ranks:
             return None
         if options.profiler == "torch":
-            from instrument.launch.recording.profiler import Recorded, TraceProfiler
+            from instrument.launch.recording.profiler import TraceProfiler
 
-            shapes = not options.hooks or options.level == "shapes"
-            recorded = Recorded(memory=options.memory, shapes=shapes, operators=self._needs_operators)
-            return TraceProfiler(options.run_dir / f"rank{rank}.json.gz", recorded)
+            path, shapes = options.run_dir / f"rank{rank}.json.gz", not options.hooks or options.level == "shapes"
+            return TraceProfiler(path, memory=options.memory, shapes=shapes, operators=self._needs_operators)
         if options.profiler == "nsys":
             from instrument.launch.recording.nsys_profiler import FACTS_SUFFIX, NsysProfiler
 
@@ -205,14 +204,13 @@ class Rank:
 
     def _make_session(self) -> TracedSession:
         from instrument import session
-        from instrument.launch.recording.traced import ProcessInfo, TracedSession
+        from instrument.launch.recording.traced import TracedSession
         from instrument.launch.watch.call_log import CallLog, call_log_path
         from instrument.launch.watch.python_motion import PythonMotion
 
         record = self._writer.record
         config, options = self._config, self._config.options
         profiler = self._make_profiler()
-        process = ProcessInfo(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
         choice = None
@@ -228,16 +226,14 @@ class Rank:
             line = f"pptrace: no calls are noted, should the run hang: their file cannot be made ({err.strerror})"
             print(line, file=sys.stderr, flush=True)
         traced = TracedSession(
-            process,
-            options.window,
+            options,
+            self._world_size,
             profiler,
             writer,
             counter,
             hold,
-            with_hooks=options.hooks,
             logs=() if calls is None else (calls,),
             agreed=AgreedStart(config.control_dir),
-            live=options.live,
             choice=choice,
         )
         session.install(traced)
