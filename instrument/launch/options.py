@@ -116,7 +116,8 @@ def check_options(options: RunOptions) -> None:
         raise UsageError(
             "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
         )
-    _check_directory(options.run_dir, shared=options.nnodes > 1)
+    with refused_directory(options.run_dir):
+        _require_place(options.run_dir, shared=options.nnodes > 1)
 
 
 def _check_level(options: RunOptions) -> None:
@@ -239,12 +240,7 @@ def refused_directory(path: Path) -> Iterator[None]:
         raise UsageError(f"-o {brief}: cannot be made or written ({why}); give another directory") from None
 
 
-def _check_directory(path: Path, *, shared: bool) -> None:
-    with refused_directory(path):
-        _require_place(path, shared)
-
-
-def _require_place(path: Path, shared: bool) -> None:
+def _require_place(path: Path, *, shared: bool) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"-o {str(path)!r} is a file: expected a directory that is empty or does not exist yet")
     # A run.json alone is that of a run that recorded nothing: the next attempt replaces it.
