@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a rank is told: the options of the run, with an absolute ``run_dir``, and its launcher's own directory."""
+    """Settings of a rank: the options of the run, with an absolute ``run_dir``, and its launcher's own directory."""
 
     options: RunOptions
     control_dir: Path
