@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -74,10 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _end(worker: Rank, code: int, run_dir: Path) -> NoReturn:
     """End as Python would have ended: with the script's error, its exit code, or by the signal that ended it."""
     error, record = worker.error, worker.record
-    if error is not None and not isinstance(error, SystemExit):
-        traceback.print_exception(type(error), error, worker.script_traceback)
-    elif isinstance(error, SystemExit) and error.code is not None and not isinstance(error.code, int):
-        print(error.code, file=sys.stderr)
+    worker.print_error()
     for line in filter(None, (record.note, None if record.trace else f"no trace of this rank in {run_dir}")):
         print(f"pptrace: rank {record.rank}: {line}", file=sys.stderr)
     if record.rank == 0 and record.trace:

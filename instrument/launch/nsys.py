@@ -187,7 +187,7 @@ def add_facts(export: Path, facts: Sequence[tuple[int, object]]) -> None:
 
 
 def _rewrite_run_file(options: RunOptions, ranks: Sequence[RankRecord]) -> None:
-    path = options.run_dir / ("run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json")
+    path = options.run_file
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         settled = {record.rank: record for record in ranks}

@@ -99,6 +99,11 @@ class RunOptions:
         """The script's file name, or the module's name."""
         return self.command[1] if self.command[0] == "-m" else Path(self.command[0]).name
 
+    @property
+    def run_file(self) -> Path:
+        """File that describes the ranks of this node."""
+        return self.run_dir / ("run.json" if self.node_rank == 0 else f"run.node{self.node_rank}.json")
+
 
 def check_options(options: RunOptions) -> None:
     """Find what would fail later.

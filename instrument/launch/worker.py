@@ -111,10 +111,14 @@ class Rank:
         """Error that the script raised."""
         return self._error
 
-    @property
-    def script_traceback(self) -> TracebackType | None:
-        """Traceback of that error within the script."""
-        return _script_part(self._error.__traceback__) if self._error is not None else None
+    def print_error(self) -> None:
+        """Print the script's error as Python would have when it ended the process."""
+        error = self._error
+        if isinstance(error, SystemExit):
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif error is not None:
+            traceback.print_exception(type(error), error, _script_part(error.__traceback__))
 
     def run(self, command: Sequence[str]) -> int:
         """Run the script; its exit code."""
@@ -131,7 +135,8 @@ class Rank:
             except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
                 outcome = _outcome_of(err.__context__ or err)
             if os.getpid() != self._writer.record.pid:
-                _end_child(self._error)
+                self.print_error()
+                _end_child(outcome.exit_code)
             self._ending.settle()
             self._settle(outcome)
             faulthandler.unregister(signal.SIGUSR2)
@@ -245,18 +250,10 @@ class Rank:
         return traced
 
 
-def _end_child(error: BaseException | None) -> NoReturn:
+def _end_child(code: int) -> NoReturn:
     """End a child that the script forked as Python would have, but for C++'s destructors: Kineto's would join threads that
     only the parent has.
     """
-    code = 0
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if error.code is not None and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-    elif error is not None:
-        code = 1
-        traceback.print_exception(type(error), error, _script_part(error.__traceback__))
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
