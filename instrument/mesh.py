@@ -69,7 +69,7 @@ class MeshShape(MeshAxes):
             )
 
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
-        """The global rank at a position, at 0 of any other axis; the inverse of :meth:`coordinates_of`."""
+        """The global rank at a position, at 0 of any other axis; the inverse of ``coordinates_of``."""
         coordinates = {**dict.fromkeys(AXES, 0), Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
         return axes.rank_of(coordinates, self.sizes, self.order)
 
