@@ -112,16 +112,6 @@ class AxisGroup:
     def process_group(self) -> dist.ProcessGroup | None:
         return self._group
 
-    @property
-    def next(self) -> int:
-        """The rank after this one in the ring."""
-        return (self.rank + 1) % self.size
-
-    @property
-    def previous(self) -> int:
-        """The rank before this one in the ring."""
-        return (self.rank - 1) % self.size
-
     def all_reduce(self, tensor: Tensor, reduction: Reduction = Reduction.SUM) -> Tensor:
         """Reduce in place over all ranks; returns ``tensor``."""
         return self._run(

@@ -67,7 +67,7 @@ class ExpertCounts:
         """
         first, rows = held
         top_k = chosen.shape[-1]
-        counts = torch.stack([_count(routes, num_experts) for routes in (chosen, kept)])
+        counts = torch.stack([counts_of(routes.flatten(), num_experts + 1)[:num_experts] for routes in (chosen, kept)])
         dropped = counts.new_zeros(1) if kept is chosen else (kept == num_experts).all(-1).sum().view(1)
         num_arrived = sum(rows) if arrived is None else arrived
         forward = _Forward(step, layer, first, list(rows), counts, chosen.numel() // top_k, dropped, num_arrived)
@@ -118,9 +118,6 @@ class ExpertCounts:
         }
 
 
-def _count(routes: Tensor, num_experts: int) -> Tensor:
-    """Routes to each expert, (num_experts,); ``torch.bincount`` would wait for the device, to know how long its result is."""
-    flat = routes.flatten()
-    return torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )[:num_experts]
+def counts_of(routes: Tensor, num: int) -> Tensor:
+    """Count each of 0 … num − 1: (num,) int64. ``bincount`` would wait for the device, to know how long its result is."""
+    return routes.new_zeros(num).scatter_add_(0, routes, torch.ones_like(routes))

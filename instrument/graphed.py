@@ -14,10 +14,8 @@ Sources: ``torch.cuda.make_graphed_callables``; Megatron-LM ``core/transformer/c
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from weakref import ReferenceType, ref
 
 import torch
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pptrace.errors import ScheduleError
+from pptrace.garbage import paused_gc
 
 
 class GraphedStage(nn.Module):
@@ -76,7 +75,9 @@ class _Slot:
             return output
 
         static = tuple(map(_in_same_memory, (sample.clone(), *self._parameters)))
-        with _without_collections(), warnings.catch_warnings():
+        # A collection that finds graphs of a stage that is gone destroys them, which ends a capture: graphs of
+        # make_graphed_callables are in cycles of references (pytorch issue 195397).
+        with paused_gc(), warnings.catch_warnings():
             # The warm-up's stream, which joins the capture.
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
             self._graphed: Callable[..., Tensor] = torch.cuda.make_graphed_callables(compute, static)  # type: ignore[assignment]
@@ -106,21 +107,6 @@ class _Slot:
             gradient if gradient is None or (owner is not None and owner.grad is not None) else gradient.clone()
             for owner, gradient in zip(owners, gradients, strict=True)
         )
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause Python's automatic collections: one that finds graphs of a stage that is gone destroys them, which ends a capture.
-
-    Graphs of ``make_graphed_callables`` are in cycles of references (pytorch issue 195397).
-    """
-    were_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if were_on:
-            gc.enable()
 
 
 def _in_same_memory(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ the script marks itself it is the name of the range. Nothing here keeps a tensor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol
@@ -44,20 +45,12 @@ class Carried(Protocol):
     def transfer(self) -> Transfer: ...
 
 
-class Opened(Protocol):
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 class LiveRange:
     """A range whose times become a row when it ends, inside ``inner`` where a profiler has one too."""
 
     __slots__ = ("_begin_ns", "_inner", "_key", "_rows")
 
-    def __init__(self, rows: LiveRows, key: Key, inner: Opened | None) -> None:
+    def __init__(self, rows: LiveRows, key: Key, inner: AbstractContextManager[object, None] | None) -> None:
         self._rows = rows
         self._key = key
         self._inner = inner

@@ -20,11 +20,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from pptrace import axes
 from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
 from pptrace.errors import UsageError
+from pptrace.sizes.mesh import MeshAxes
 
 AXES = tuple(reversed(MESH_ORDER))
 """The axes, slowest first in Megatron-LM's order."""
@@ -32,19 +33,12 @@ _LISTED = f"{', '.join(MESH_ORDER[:-1])} and {MESH_ORDER[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class MeshShape:
-    """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest.
+class MeshShape(MeshAxes):
+    """The mesh of a run.
 
-    ``ep`` of the ranks of a stage share its experts, and ``etp`` each of them; both take no ranks of their own.
+    Raises:
+        UsageError: an order that lacks an axis, or sizes of experts' axes that do not fit the others.
     """
-
-    pp: int
-    dp: int = 1
-    cp: int = 1
-    tp: int = 1
-    order: tuple[Axis, ...] = MESH_ORDER
-    ep: int = 1
-    etp: int = 1
 
     def __post_init__(self) -> None:
         if sorted(axes.without_ep(self.order)) != sorted(AXES) or self.order.count(Axis.EP) > 1:
@@ -67,51 +61,25 @@ class MeshShape:
             return
         before = self.order[: self.order.index(Axis.PP)]
         of_experts = {Axis.TP: self.etp, Axis.EP: self.ep, Axis.DP: self.edp}
-        expected, found = (prod(sizes.get(axis, 1) for axis in before) for sizes in (self._size_of_axis, of_experts))
+        expected, found = (prod(sizes.get(axis, 1) for axis in before) for sizes in (self.sizes, of_experts))
         if expected != found:
             raise UsageError(
                 f"the order of axes is {'-'.join(self.order)}: before pp it has {expected} ranks of attention and {found} of "
                 "experts (etp in the place of tp, edp of dp), so that these would have other pipelines; put pp last"
             )
 
-    @property
-    def of_stage(self) -> int:
-        """Ranks of one stage: dp · cp · tp."""
-        return self.dp * self.cp * self.tp
-
-    @property
-    def edp(self) -> int:
-        """Ranks that hold the same experts of a stage."""
-        return self.of_stage // (self.ep * self.etp)
-
-    @property
-    def world(self) -> int:
-        return prod(self._size_of_axis.values())
-
-    def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
-        """(pp, dp, cp, tp) of a global rank."""
-        coordinates = axes.coordinates_of(rank, self._size_of_axis, self.order)
-        return (coordinates[Axis.PP], coordinates[Axis.DP], coordinates[Axis.CP], coordinates[Axis.TP])
-
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
-        """The global rank at a position, at 0 of any other axis; the inverse of :meth:`coordinates_of`."""
+        """The global rank at a position, at 0 of any other axis; the inverse of ``coordinates_of``."""
         coordinates = {**dict.fromkeys(AXES, 0), Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
-        return axes.rank_of(coordinates, self._size_of_axis, self.order)
-
-    def size_of(self, axis: Axis) -> int:
-        return self._size_of_axis[axis]
-
-    @property
-    def _size_of_axis(self) -> dict[Axis, int]:
-        return {axis: getattr(self, axis, 1) for axis in AXES}
+        return axes.rank_of(coordinates, self.sizes, self.order)
 
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """The ranks that differ from this one in ``axis`` alone, itself included, in the order of their places on it."""
-        return axes.group_of(rank, (axis,), self._size_of_axis, self.order)
+        return axes.group_of(rank, (axis,), self.sizes, self.order)
 
     def expert_group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """The ranks that share the experts of a stage with this one (EP), or each of them (ETP), or hold the same ones (EDP)."""
-        return axes.expert_group_of(rank, axis, self._size_of_axis, self.order, self.ep, self.etp)
+        return axes.expert_group_of(rank, axis, self.sizes, self.order, self.ep, self.etp)
 
     def groups_of(self, *along: Axis) -> list[tuple[int, ...]]:
         """The groups of ranks that differ in ``along`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
@@ -119,7 +87,7 @@ class MeshShape:
             return sorted({self.expert_group_of(rank, along[0]) for rank in range(self.world)})
         if Axis.DP_CP in along:
             along = (*along, Axis.DP, Axis.CP)
-        return axes.groups_of(along, self._size_of_axis, self.order)
+        return axes.groups_of(along, self.sizes, self.order)
 
 
 def read_order(text: str) -> tuple[Axis, ...]:
@@ -188,7 +156,6 @@ class Mesh:
 
     shape: MeshShape
     rank: int
-    device_mesh: DeviceMesh
     groups: Mapping[Axis, dist.ProcessGroup]
     pp_reverse: dist.ProcessGroup | None
     embedding: dist.ProcessGroup | None
@@ -229,7 +196,7 @@ class Mesh:
 
     def global_rank(self, pp_rank: int) -> int:
         """The global rank of a pipeline rank in this rank's pipeline."""
-        return self.shape.group_of(self.rank, Axis.PP)[pp_rank]
+        return self.pp_ranks[pp_rank]
 
 
 def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool = False, experts: bool = False) -> Mesh:
@@ -255,7 +222,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     can_override = "backend_override" in inspect.signature(init_device_mesh).parameters
     overrides: dict[str, Any] = {"backend_override": dict.fromkeys(names, backend)} if can_override else {}
     device_mesh = init_device_mesh(
-        device_type, tuple(shape.size_of(axis) for axis in slowest_first), mesh_dim_names=names, **overrides
+        device_type, tuple(shape.sizes[axis] for axis in slowest_first), mesh_dim_names=names, **overrides
     )
     groups = {axis: device_mesh.get_group(str(axis)) for axis in AXES}
     both = make_groups(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
@@ -269,7 +236,6 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     return Mesh(
         shape,
         dist.get_rank(),
-        device_mesh,
         MappingProxyType(groups),
         _end_to_end_group(shape, backend, "mesh_pp_reverse") if shape.pp == 2 else None,
         _end_to_end_group(shape, backend, "mesh_embd") if shape.pp > 1 else None,
@@ -279,19 +245,14 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
 
 def _end_to_end_group(shape: MeshShape, backend: str, description: str) -> dist.ProcessGroup | None:
     """The group of the first and last rank of this rank's pipeline, or None for the ranks between them."""
-    ends = [(pipeline[0], pipeline[-1]) for pipeline in _pipelines(shape)]
+    ends = [(pipeline[0], pipeline[-1]) for pipeline in shape.groups_of(Axis.PP)]
     return make_groups(ends, backend, description)
 
 
 def _mirror_group(shape: MeshShape, backend: str) -> dist.ProcessGroup | None:
     """The group of this rank and the rank as far from the pipeline's other end; None for the one in the middle."""
-    pairs = [(line[rank], line[-1 - rank]) for line in _pipelines(shape) for rank in range(shape.pp // 2)]
+    pairs = [(line[rank], line[-1 - rank]) for line in shape.groups_of(Axis.PP) for rank in range(shape.pp // 2)]
     return make_groups(pairs, backend, "mesh_mirror")
-
-
-def _pipelines(shape: MeshShape) -> list[list[int]]:
-    """The global ranks of every pipeline, first stage first."""
-    return [list(pipeline) for pipeline in shape.groups_of(Axis.PP)]
 
 
 def make_groups(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:

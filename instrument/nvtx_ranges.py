@@ -10,6 +10,8 @@ ranges, but nvtx returns a dummy. If a tool is injected nevertheless, the domain
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import nvtx
@@ -23,9 +25,9 @@ class Domain(Protocol):
 
     def get_event_attributes(self, message: str) -> Any: ...
 
-    def push_range(self, attributes: Any) -> None: ...
+    def push_range(self, attributes: Any, /) -> object: ...
 
-    def pop_range(self) -> None: ...
+    def pop_range(self) -> object: ...
 
 
 def open_domain(name: str) -> Domain | None:
@@ -35,7 +37,9 @@ def open_domain(name: str) -> Domain | None:
         if type(domain).__name__ != "DummyDomain":
             return domain
         return _unchecked_domain(name) or _torch_ranges() if is_injected() else None
-    return _Functions(name) if is_injected() else None
+    if not is_injected():
+        return None
+    return _Functions(partial(nvtx.push_range, domain=name), partial(nvtx.pop_range, domain=name))
 
 
 def is_injected() -> bool:
@@ -64,34 +68,15 @@ def _torch_ranges() -> Domain | None:
         from torch._C import _nvtx
     except ImportError:
         return None
-    return _TorchRanges(_nvtx)
+    return _Functions(_nvtx.rangePushA, _nvtx.rangePop)
 
 
 class _Functions:
-    """The functions of nvtx before 0.2.12, which cache what they register themselves."""
+    """Functions that push and pop ranges; those of nvtx before 0.2.12 cache what they register themselves."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def get_event_attributes(self, message: str) -> str:
-        return message
-
-    def push_range(self, attributes: str) -> None:
-        nvtx.push_range(attributes, domain=self._name)
-
-    def pop_range(self) -> None:
-        nvtx.pop_range(domain=self._name)
-
-
-class _TorchRanges:
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
+        self.push_range = push
+        self.pop_range = pop
 
     def get_event_attributes(self, message: str) -> str:
         return message
-
-    def push_range(self, attributes: str) -> None:
-        self._library.rangePushA(attributes)
-
-    def pop_range(self) -> None:
-        self._library.rangePop()

@@ -6,33 +6,26 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 from instrument.recorder import Recorder
+from instrument.session import Session
 from pptrace.marks import SpanKind
 
 Context = AbstractContextManager[object]
 
 
-class Steps(Protocol):
-    """Says which step runs now."""
-
-    @property
-    def num_steps(self) -> int: ...
-
-
 class RecomputeRange(AbstractContextManager[None]):
     """The range of a recompute, of the step that runs when it begins. It may be entered several times, one after another."""
 
-    def __init__(self, recorder: Recorder, inner: Context | None = None, steps: Steps | None = None) -> None:
+    def __init__(self, recorder: Recorder, inner: Context | None = None, session: Session | None = None) -> None:
         """Take what writes the range, the script's own context inside it, and what counts steps if the recorder does not."""
         self._recorder = recorder
-        self._steps = steps
+        self._session = session
         self._inner = nullcontext() if inner is None else inner
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        step = self._recorder.step if self._steps is None else self._steps.num_steps
+        step = self._recorder.step if self._session is None else self._session.num_steps
         self._open.enter_context(self._recorder.span(SpanKind.RECOMPUTE, step))
         self._open.enter_context(self._inner)
 
@@ -50,8 +43,8 @@ class MarkedContexts:
 
     recorder: Recorder
     contexts: Callable[[], tuple[Context, Context]] | None = None
-    steps: Steps | None = None
+    session: Session | None = None
 
     def __call__(self) -> tuple[Context, Context]:
         forward, again = (nullcontext(), None) if self.contexts is None else self.contexts()
-        return forward, RecomputeRange(self.recorder, again, self.steps)
+        return forward, RecomputeRange(self.recorder, again, self.session)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -51,17 +51,13 @@ _enter_record: Any = torch.autograd._record_function_with_args_enter  # type: ig
 _exit_record: Any = torch.autograd._record_function_with_args_exit  # type: ignore[attr-defined]
 
 
-class Range(Protocol):
-    """A context manager that opens and closes one range."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+Range = AbstractContextManager[None, None]
+"""Opens and closes one range."""
 
 
 class _NullRange:
+    """Python's own is one whose methods torch.compile cannot trace."""
+
     __slots__ = ()
 
     def __enter__(self) -> None:

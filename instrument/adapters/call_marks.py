@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from instrument.adapters.calls import Call
-from instrument.recorder import Range, Recorder
+from instrument.recorder import Range
+from instrument.session import Session
 from pptrace.marks import AwaitMark, Axis, CallMark
 
 _MOST_FAILED = 1000
-
-
-class Steps(Protocol):
-    """Says which step runs now."""
-
-    @property
-    def num_steps(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -31,9 +24,9 @@ class _Open:
 class CallMarks:
     """An observer of calls. While nobody listens, or inside a range that names the communication already, it writes nothing."""
 
-    def __init__(self, recorder: Recorder, steps: Steps) -> None:
-        self._recorder = recorder
-        self._steps = steps
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._recorder = session.recorder
         self._open: dict[int, _Open] = {}
         self.failed_calls: list[tuple[str, str, int, int]] = []
         """Kind, group, sequence and peer of those that raised: their ranges end with the error, not with a communication."""
@@ -43,7 +36,7 @@ class CallMarks:
         if not recorder.listening or recorder.communicating:
             return
         handle = recorder.new_handle() if call.is_async else None
-        step = self._steps.num_steps
+        step = self._session.num_steps
         peer = call.peer if call.peer >= 0 else None
         mark = CallMark(call.kind, _group_word(call), call.sequence, call.num_bytes, step, peer, handle)
         opened = recorder.mark(mark)

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from instrument.adapters.hooks import Hook, Hooks, require
-from instrument.adapters.watched_pass import OptimizerHook, PassListener, SpanHook, TransferWait, WatchedPass
+from instrument.adapters.hooks import Hook, Hooks, Watch, require
+from instrument.adapters.tensor_bytes import num_bytes
+from instrument.adapters.watched_pass import TransferWait, WatchedPass, watch_optimizer, watch_span
 from instrument.adapters.works import Works
-from instrument.recorder import Range
+from instrument.recorder import Range, null_range
+from instrument.session import Session
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import PptraceError
 from pptrace.marks import Link, SpanKind, Transfer
@@ -119,7 +122,6 @@ class _Message:
     peer: int
     bytes: int = 0
     open: Range | None = None
-    num_queued: int = 0
 
 
 @dataclass(slots=True)
@@ -138,9 +140,7 @@ class _Run:
 class DeepSpeedHooks:
     """Watches the pipeline engines of this process."""
 
-    def __init__(
-        self, engine: ModuleType, hooks: Hooks, works: Works, listener: PassListener, axes: dict[str, str]
-    ) -> None:
+    def __init__(self, engine: ModuleType, hooks: Hooks, works: Works, listener: Session, axes: dict[str, str]) -> None:
         """Install the hooks; ``axes`` takes by name of a process group its axis.
 
         Raises:
@@ -155,26 +155,34 @@ class DeepSpeedHooks:
         self._hooks = hooks
         self._axes = axes
         self._listener = listener
-        self.watched = WatchedPass(listener, works)
+        self._pass = WatchedPass(listener, works)
         self._run: _Run | None = None
         self._tables: dict[int, Any] = {}
         self._plans: dict[tuple[type, int, int], Plan | None] = {}
-        hooks.wrap(kind, "_exec_schedule", _PassHook(self))
+        hooks.wrap(kind, "_exec_schedule", self._watch_pass)
         for name in ("_send_tensor_meta", "_recv_tensor_meta"):
-            hooks.wrap(kind, name, _NegotiationHook(self))
+            hooks.wrap(kind, name, self._watch_negotiation)
         for name, sends in (("send", True), ("recv", False)):
-            hooks.wrap(engine.p2p, name, _TensorHook(self, sends))
+            hooks.wrap(engine.p2p, name, partial(self._watch_tensor, sends))
 
     @property
-    def run(self) -> _Run | None:
+    def _running(self) -> _Run | None:
         """The pass with backwards that runs now."""
-        return self._run if self.watched.runs else None
+        return self._run if self._pass.runs else None
 
-    def begin_pass(self, engine: Any, schedule: Any) -> None:
+    def _watch_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        self._begin_pass(args[0], args[1] if len(args) > 1 else kwargs["pipe_schedule"])
+        try:
+            yield
+        finally:
+            self._pass.end()
+            self._run = None
+
+    def _begin_pass(self, engine: Any, schedule: Any) -> None:
         self._run = None
         self._watch_instructions(type(engine)._INSTRUCTION_MAP)
         if not torch.is_grad_enabled():  # eval_batch
-            self.watched.begin_evaluation()
+            self._pass.begin_evaluation()
             return
         grid = engine.grid
         pp, rank = int(grid.pipe_parallel_size), int(engine.stage_id)
@@ -183,7 +191,7 @@ class DeepSpeedHooks:
             self._plans[key] = plan_of(schedule)
             self._describe(engine, self._plans[key])
         self._run = _Run(engine, Buffers(pp, rank))
-        self.watched.begin(self._plans[key], rank)
+        self._pass.begin(self._plans[key], rank)
 
     def _describe(self, engine: Any, plan: Plan | None) -> None:
         grid = engine.grid
@@ -211,188 +219,94 @@ class DeepSpeedHooks:
 
     def _hook_of(self, instruction: str) -> Hook | None:
         if instruction == "OptimizerStep":
-            return OptimizerHook(self._listener)
+            return partial(watch_optimizer, self._listener)
         if instruction in ("ReduceGrads", "ReduceTiedGrads"):
-            return SpanHook(self._listener, SpanKind.GRAD_SYNC)
+            return partial(watch_span, self._listener, SpanKind.GRAD_SYNC)
         if instruction == "CommitP2P":
-            return _CommitHook(self)
+            return self._watch_commit
         if instruction == LOAD:
-            return _LoadHook(self, SpanHook(self._listener, SpanKind.DATA))
+            return self._watch_load
         kind = KINDS.get(instruction)
         if kind is None:
             return None
-        return _OpHook(self, instruction) if kind.is_compute else _MessageHook(self, instruction)
+        return partial(self._watch_op if kind.is_compute else self._watch_message, instruction)
 
-    def end_pass(self) -> None:
-        self.watched.end()
-        self._run = None
-
-    def action(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
+    def _action(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
         """Action that an instruction is about to run; the engine passes its arguments by name."""
-        run = self.run
+        run = self._running
         positional = dict(zip(("buffer_id", "phase"), args[1:], strict=False))
         return None if run is None else run.buffers.action(instruction, {**positional, **kwargs})
 
-    def begin_message(self, action: Action) -> _Message | None:
-        run = self.run
-        if run is None:
-            return None
+    def _watch_op(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        op = self._action(instruction, args, kwargs)
+        if op is None:
+            return
+        self._pass.begin_op(op)
+        try:
+            yield
+        finally:
+            self._pass.end_op()
+
+    def _watch_load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        self._action(LOAD, args, kwargs)
+        yield from watch_span(self._listener, SpanKind.DATA, args, kwargs)
+
+    def _watch_message(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """The size of what several tensors carry stands in the mark of the wait."""
+        run, action = self._running, self._action(instruction, args, kwargs)
+        if run is None or action is None:
+            return
         peer = int(run.engine.grid.stage_to_global(stage_id=run.buffers.peer(action)))
-        queued = len(getattr(run.engine, "_p2p_ops", ()))
-        run.message = _Message(action, peer, num_queued=queued)
-        return run.message
+        num_queued = len(getattr(run.engine, "_p2p_ops", ()))
+        message = run.message = _Message(action, peer)
+        try:
+            yield
+            run.message = None
+            message.bytes += num_bytes([op.tensor for op in getattr(run.engine, "_p2p_ops", ())[num_queued:]])
+            transfer = Transfer(action, peer, message.bytes)
+            if message.open is not None:
+                wait = TransferWait(self._listener.recorder, transfer, self._listener.num_steps)
+                wait.waiting()
+                wait.completed()
+            elif message.bytes:
+                run.queued.append(transfer)
+        finally:
+            if message.open is not None:
+                message.open.__exit__(None, None, None)
 
-    def begin_tensor(self, tensor: torch.Tensor, stage: int, sends: bool) -> Range | None:
-        """A tensor is about to be sent or received: of the instruction's message, or a shape that goes before it."""
-        run = self.run
-        if run is None:
-            return None
-        num_bytes = tensor.numel() * tensor.element_size()
-        if run.negotiates:
-            peer = int(run.engine.grid.stage_to_global(stage_id=stage))
-            return self.watched.exchange([Link(sends, peer, num_bytes)])
-        message = run.message
-        if message is not None:
-            if message.open is None:
-                message.open = self.watched.post([Transfer(message.action, message.peer, 0)])
-            message.bytes += num_bytes
-        return None
-
-    def end_message(self, message: _Message) -> None:
-        """The instruction has returned. The size of what several tensors carried stands in the mark of the wait."""
-        run = self._run
+    def _watch_commit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        run = self._running
         if run is None:
             return
-        run.message = None
-        for op in getattr(run.engine, "_p2p_ops", ())[message.num_queued :]:
-            message.bytes += op.tensor.numel() * op.tensor.element_size()
-        transfer = Transfer(message.action, message.peer, message.bytes)
-        if message.open is not None:
-            wait = TransferWait(self._listener.recorder, transfer, self._listener.num_steps)
-            wait.waiting()
-            wait.completed()
-            message.open.__exit__(None, None, None)
-        elif message.bytes:
-            run.queued.append(transfer)
-
-
-class _PassHook(Hook):
-    def __init__(self, deepspeed: DeepSpeedHooks) -> None:
-        self._deepspeed = deepspeed
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._deepspeed.begin_pass(args[0], args[1] if len(args) > 1 else kwargs["pipe_schedule"])
-
-    def after(self, token: None, result: Any) -> None:
-        self._deepspeed.end_pass()
-
-    def failed(self, token: None) -> None:
-        self._deepspeed.end_pass()
-
-
-class _OpHook(Hook):
-    def __init__(self, deepspeed: DeepSpeedHooks, instruction: str) -> None:
-        self._deepspeed = deepspeed
-        self._instruction = instruction
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        op = self._deepspeed.action(self._instruction, args, kwargs)
-        if op is not None and op.microbatch is not None:
-            self._deepspeed.watched.begin_op(op.kind, op.stage, op.microbatch, op.chunk)
-
-    def after(self, token: None, result: Any) -> None:
-        self._deepspeed.watched.end_op()
-
-    def failed(self, token: None) -> None:
-        self._deepspeed.watched.end_op()
-
-
-class _LoadHook(Hook):
-    def __init__(self, deepspeed: DeepSpeedHooks, span: SpanHook) -> None:
-        self._deepspeed = deepspeed
-        self._span = span
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range:
-        self._deepspeed.action(LOAD, args, kwargs)
-        return self._span.before(args, kwargs)
-
-    def after(self, token: Range, result: Any) -> None:
-        self._span.after(token, result)
-
-    def failed(self, token: Range) -> None:
-        self._span.failed(token)
-
-
-class _MessageHook(Hook):
-    def __init__(self, deepspeed: DeepSpeedHooks, instruction: str) -> None:
-        self._deepspeed = deepspeed
-        self._instruction = instruction
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Message | None:
-        action = self._deepspeed.action(self._instruction, args, kwargs)
-        return None if action is None else self._deepspeed.begin_message(action)
-
-    def after(self, token: _Message | None, result: Any) -> None:
-        if token is not None:
-            self._deepspeed.end_message(token)
-
-    def failed(self, token: _Message | None) -> None:
-        if token is not None and token.open is not None:
-            token.open.__exit__(None, None, None)
-
-
-class _CommitHook(Hook):
-    def __init__(self, deepspeed: DeepSpeedHooks) -> None:
-        self._deepspeed = deepspeed
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
-        run = self._deepspeed.run
-        if run is None:
-            return None
         transfers, run.queued = run.queued, []
-        return self._deepspeed.watched.post(transfers)
+        with self._pass.post(transfers) or null_range():
+            yield
 
-    def after(self, token: Range | None, result: Any) -> None:
-        if token is not None:
-            token.__exit__(None, None, None)
+    def _watch_negotiation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """Shapes are sent before the first tensors: messages that carry no microbatch."""
+        run = self._running
+        if run is None:
+            return
+        run.negotiates += 1
+        try:
+            yield
+        finally:
+            run.negotiates -= 1
 
-    def failed(self, token: Range | None) -> None:
-        self.after(token, None)
-
-
-class _NegotiationHook(Hook):
-    """Shapes are sent before the first tensors: messages that carry no microbatch."""
-
-    def __init__(self, deepspeed: DeepSpeedHooks) -> None:
-        self._deepspeed = deepspeed
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run | None:
-        run = self._deepspeed.run
-        if run is not None:
-            run.negotiates += 1
-        return run
-
-    def after(self, token: _Run | None, result: Any) -> None:
-        if token is not None:
-            token.negotiates -= 1
-
-    def failed(self, token: _Run | None) -> None:
-        self.after(token, None)
-
-
-class _TensorHook(Hook):
-    def __init__(self, deepspeed: DeepSpeedHooks, sends: bool) -> None:
-        self._deepspeed = deepspeed
-        self._sends = sends
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
+    def _watch_tensor(self, sends: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """A tensor is sent or received: of the instruction's message, or a shape that goes before it."""
+        run = self._running
+        if run is None:
+            return
         tensor = args[0] if args else kwargs["tensor"]
-        stage = args[1] if len(args) > 1 else kwargs["dest_stage" if self._sends else "src_stage"]
-        return self._deepspeed.begin_tensor(tensor, int(stage), self._sends)
-
-    def after(self, token: Range | None, result: Any) -> None:
-        if token is not None:
-            token.__exit__(None, None, None)
-
-    def failed(self, token: Range | None) -> None:
-        self.after(token, None)
+        message = run.message
+        if run.negotiates:
+            stage = int(args[1] if len(args) > 1 else kwargs["dest_stage" if sends else "src_stage"])
+            link = Link(sends, int(run.engine.grid.stage_to_global(stage_id=stage)), num_bytes(tensor))
+            with self._pass.exchange([link]):
+                yield
+        elif message is not None:
+            if message.open is None and (posted := self._pass.post([Transfer(message.action, message.peer, 0)])):
+                posted.__enter__()
+                message.open = posted
+            message.bytes += num_bytes(tensor)

@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -22,20 +22,11 @@ _is_compiling = torch.compiler.is_compiling
 _INHERITED = object()
 
 
-class Hook:
-    """Calls before and after a function: ``before(args, kwargs)`` gives a token that ``after`` and ``failed`` get.
-
-    ``after(token, result)`` follows a call that returned, ``failed(token)`` one that raised.
-    """
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Look at a call that is about to begin."""
-
-    def after(self, token: Any, result: Any) -> None:
-        """Look at what it returned."""
-
-    def failed(self, token: Any) -> None:
-        """The call raised."""
+Watch = Generator[None, Any, None]
+Hook = Callable[[tuple[Any, ...], dict[str, Any]], Watch]
+"""Watches one call, given its arguments. The function runs at the ``yield``, which gives what it returned; where it raises, the
+generator is closed there. One that ends before it has yielded does not watch that call.
+"""
 
 
 class Hooks:
@@ -88,17 +79,23 @@ class Hooks:
             if _is_compiling() or not alive or not self.active:
                 return original(*args, **kwargs)
             try:
-                token = hook.before(args, kwargs)
+                watch = hook(args, kwargs)
+                next(watch, None)
             except Exception as err:
                 give_up(err)
                 return original(*args, **kwargs)
             try:
                 result = original(*args, **kwargs)
             except BaseException:
-                _quietly(hook.failed, token, give_up)
+                try:
+                    watch.close()
+                except Exception as err:
+                    give_up(err)
                 raise
             try:
-                hook.after(token, result)
+                watch.send(result)
+            except StopIteration:
+                pass
             except Exception as err:
                 give_up(err)
             return result
@@ -144,14 +141,6 @@ class Hooks:
         self.active = False
 
 
-def _quietly(failed: Callable[[Any], None], token: Any, give_up: Callable[[Exception], None]) -> None:
-    """Tell a hook of a failure; its own must not hide the script's."""
-    try:
-        failed(token)
-    except Exception as err:
-        give_up(err)
-
-
 def require(owner: Any, names: Iterable[str]) -> None:
     """Check that a package is of a known shape.
 
@@ -163,8 +152,11 @@ def require(owner: Any, names: Iterable[str]) -> None:
             raise AttributeError(f"{getattr(owner, '__name__', owner)} has no {name!r}")
 
 
-def signature_of(function: Any) -> inspect.Signature:
-    return inspect.signature(function)
+def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+    """Arguments of a call by name, however they were passed."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def require_parameters(owner: Any, name: str, parameters: Iterable[str]) -> None:
@@ -174,6 +166,6 @@ def require_parameters(owner: Any, name: str, parameters: Iterable[str]) -> None
         AttributeError: it is missing, or lacks a parameter.
     """
     require(owner, (name,))
-    lacking = set(parameters) - set(signature_of(getattr(owner, name)).parameters)
+    lacking = set(parameters) - set(inspect.signature(getattr(owner, name)).parameters)
     if lacking:
         raise AttributeError(f"{name} of {owner.__name__} has no parameter {min(lacking)!r}")

@@ -6,7 +6,7 @@ Hooks of a package come with its import, so that it is hooked only if the script
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -26,10 +26,10 @@ from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.torch_functional_collectives import MODULE as FUNCTIONAL
 from instrument.adapters.torch_functional_collectives import FunctionalCalls
 from instrument.adapters.torch_pipelining import PipeliningHooks
-from instrument.adapters.watched_pass import PassListener
 from instrument.adapters.works import Works
+from instrument.session import Session
 
-Installer = Callable[[ModuleType], None]
+Installer = Callable[[ModuleType], object]
 
 
 class ImportHooks(MetaPathFinder):
@@ -88,37 +88,47 @@ class Adapters:
     """
 
     def __init__(
-        self, session: PassListener, observers: Sequence[CallObserver] = (), logs: Sequence[CallObserver] = ()
+        self, session: Session, observers: Sequence[CallObserver] = (), logs: Sequence[CallObserver] = ()
     ) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
         self.framework = ""
         """Framework of data parallelism; "" where nothing of it was made."""
-        self._session = session
-        self._watch("checkpoint", recompute.TORCH, lambda module: recompute.watch_torch(module, self.hooks, session))
-        self._marks: CallMarks | None = None
+        hooks = self.hooks
+        self._watch("checkpoint", recompute.TORCH, lambda module: recompute.watch_torch(module, hooks, session))
+        self._marks = CallMarks(session)
         self.calls: DistributedCalls | None = None
         if dist.is_available():
             self.calls = self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers, logs))
         if self.calls is None:
             return
-        self._watch("torch.distributed.pipelining", "torch.distributed.pipelining.schedules", self._watch_pipelining)
-        groups = DataParallelHooks(self.hooks, self.calls, self._name_framework)
-        self._watch("functional collectives", FUNCTIONAL, self._watch_functional)
+        calls, works = self.calls, self._works
+        pipelining = "torch.distributed.pipelining"
+        self._watch(
+            pipelining, f"{pipelining}.schedules", lambda module: PipeliningHooks(module, hooks, works, session)
+        )
+        groups = DataParallelHooks(hooks, calls, self._name_framework)
+        self._watch("functional collectives", FUNCTIONAL, lambda _: FunctionalCalls(hooks, calls))
         self._watch("DeviceMesh", "torch.distributed.device_mesh", groups.mesh)
         self._watch("DDP", "torch.nn.parallel.distributed", groups.ddp)
         self._watch("FSDP", "torch.distributed.fsdp.fully_sharded_data_parallel", groups.fsdp1)
         self._watch("FSDP2", "torch.distributed.fsdp._fully_shard._fsdp_common", groups.fsdp2)
-        for name in megatron_core.MODULES:
-            self.imports.when_imported(name, self._watch_megatron)
-        megatron = version_of("megatron-core")
-        self.imports.when_imported(
-            recompute.MEGATRON,
-            lambda module: self._try(
-                module.__name__, megatron, lambda: recompute.watch_function(module, self.hooks, session)
-            ),
+        of_megatron: dict[str, Installer] = {  # each may be of a shape that is not known
+            megatron_state.STATE: lambda module: megatron_state.watch_order(module, hooks),
+            megatron_state.OPTIMIZERS: lambda module: megatron_state.watch_optimizers(module, hooks, session),
+            megatron_state.GRADIENTS: lambda module: megatron_state.watch_gradients(module, hooks, session),
+            megatron_core.SCHEDULES: lambda module: megatron_core.MegatronHooks(module, hooks, works, session),
+            recompute.MEGATRON: lambda module: recompute.watch_function(module, hooks, session),
+        }
+        for name, install in of_megatron.items():
+            self._watch(name, name, install, "megatron-core")
+        of_deepspeed = deepspeed_pipe.DeepSpeedHooks
+        self._watch(
+            "deepspeed",
+            deepspeed_pipe.ENGINE,
+            lambda module: of_deepspeed(module, hooks, works, session, calls.axes),
+            "deepspeed",
         )
-        self.imports.when_imported(deepspeed_pipe.ENGINE, self._watch_deepspeed)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -128,63 +138,27 @@ class Adapters:
     def facts(self) -> Mapping[str, object]:
         """Facts of the hooks for the trace's metadata: versions, what was reported, calls that raised, groups by name."""
         calls = self.calls
-        groups = {} if calls is None else calls.groups
-        axes = {} if calls is None else calls.axes
-        described = {} if calls is None else calls.descriptions
         return {
             "hooks": dict(self.hooks.installed),
             "notes": list(self.hooks.lines),
-            "failed_calls": [list(call) for call in self._marks.failed_calls] if self._marks is not None else [],
-            "groups": {
-                "_".join(name.split()) or "-": {
-                    "ranks": list(group.ranks),
-                    "axis": "" if name in described else axes.get(name, group.axis),
-                    "description": described.get(name, group.description),
-                    **({"reducer": True} if self.calls is not None and name in self.calls.reducers else {}),
-                }
-                for name, group in groups.items()
-            },
+            "failed_calls": [list(call) for call in self._marks.failed_calls],
+            "groups": {} if calls is None else dict(_facts_of_groups(calls)),
         }
 
     def _watch_calls(self, observers: Sequence[CallObserver], logs: Sequence[CallObserver]) -> DistributedCalls:
-        works = Works(self.hooks)
-        self._works = works
-        marks = self._marks = CallMarks(self._session.recorder, self._session)
-        return DistributedCalls(self.hooks, works, [*observers, marks], logs)
+        self._works = Works(self.hooks)
+        return DistributedCalls(self.hooks, self._works, [*observers, self._marks], logs)
 
-    def _watch_pipelining(self, module: ModuleType) -> None:
-        PipeliningHooks(module, self.hooks, self._works, self._session)
+    def _watch(self, name: str, module: str, install: Installer, package: str = "") -> None:
+        """Install the hooks of a part of torch, or of another package, when the script imports it."""
 
-    def _watch_functional(self, module: ModuleType) -> None:
-        assert self.calls is not None
-        FunctionalCalls(self.hooks, self.calls)
+        def installer(loaded: ModuleType) -> None:
+            self._try(name, version_of(package) if package else torch.__version__, lambda: install(loaded))
 
-    def _watch(self, name: str, module: str, install: Callable[[ModuleType], None]) -> None:
-        """Install the hooks of a part of torch when the script imports it."""
-        self.imports.when_imported(module, lambda loaded: self._try(name, torch.__version__, lambda: install(loaded)))
+        self.imports.when_imported(module, installer)
 
     def _name_framework(self, name: str) -> None:
         self.framework = name
-
-    def _watch_megatron(self, module: ModuleType) -> None:
-        """Hook one of Megatron-LM's modules, each of which may be of a shape that is not known."""
-        hooks, session = self.hooks, self._session
-        install: dict[str, Callable[[], object]] = {
-            megatron_state.STATE: lambda: megatron_state.watch_order(module, hooks),
-            megatron_state.OPTIMIZERS: lambda: megatron_state.watch_optimizers(module, hooks, session),
-            megatron_state.GRADIENTS: lambda: megatron_state.watch_gradients(module, hooks, session),
-            megatron_core.SCHEDULES: lambda: megatron_core.MegatronHooks(module, hooks, self._works, session),
-        }
-        self._try(module.__name__, version_of("megatron-core"), install[module.__name__])
-
-    def _watch_deepspeed(self, module: ModuleType) -> None:
-        axes = {} if self.calls is None else self.calls.axes
-        install = deepspeed_pipe.DeepSpeedHooks
-        self._try(
-            "deepspeed",
-            version_of("deepspeed"),
-            lambda: install(module, self.hooks, self._works, self._session, axes),
-        )
 
     def _try(self, name: str, version: str, install: Callable[[], _T]) -> _T | None:
         """Install the hooks of a package; one of a shape that is not known runs without, with a line: then None."""
@@ -195,6 +169,17 @@ class Adapters:
             return None
         self.hooks.installed[name] = version
         return installed
+
+
+def _facts_of_groups(calls: DistributedCalls) -> Iterator[tuple[str, dict[str, object]]]:
+    for name, group in calls.groups.items():
+        described = calls.descriptions.get(name)
+        facts: dict[str, object] = {
+            "ranks": list(group.ranks),
+            "axis": "" if described is not None else calls.axes.get(name, group.axis),
+            "description": group.description if described is None else described,
+        }
+        yield "_".join(name.split()) or "-", facts | ({"reducer": True} if name in calls.reducers else {})
 
 
 def version_of(package: str) -> str:

@@ -14,18 +14,20 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from instrument.adapters.hooks import Hook, Hooks, require, require_parameters, signature_of
+from instrument.adapters.hooks import Hooks, Watch, arguments_of, require, require_parameters
 from instrument.adapters.megatron_plans import PassShape, Work, plan_of
-from instrument.adapters.megatron_state import GRADIENTS, OPTIMIZERS, STATE, mesh_of
-from instrument.adapters.watched_pass import PassListener, WatchedPass
+from instrument.adapters.megatron_state import STATE, mesh_of
+from instrument.adapters.tensor_bytes import num_bytes
+from instrument.adapters.watched_pass import WatchedPass
 from instrument.adapters.works import Works, is_work
-from instrument.recorder import Range
+from instrument.session import Session
 from pptrace.marks import Link, Transfer
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -97,8 +99,6 @@ FRAMEWORK = "megatron-lm"
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _P2P = "megatron.core.pipeline_parallel.p2p_communication"
 _COMBINED = "megatron.core.pipeline_parallel.combined_1f1b"
-MODULES = (STATE, OPTIMIZERS, GRADIENTS, SCHEDULES)
-"""The modules that are hooked when they are imported."""
 _PASSES = {
     "forward_backward_no_pipelining": False,
     "forward_backward_pipelining_without_interleaving": False,
@@ -118,7 +118,7 @@ _SHAPE_BYTES = 24
 class MegatronHooks:
     """Watches the schedules of this process."""
 
-    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: PassListener) -> None:
+    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: Session) -> None:
         """Install the hooks.
 
         Raises:
@@ -139,31 +139,36 @@ class MegatronHooks:
         self._plans: dict[PassShape, Plan | None] = {}
         self._described: tuple[PassShape, tuple[int, ...]] | None = None
         for name, interleaved in _PASSES.items():
-            hooks.wrap(schedules, name, _PassHook(self, interleaved))
-        hooks.wrap(schedules, "forward_step", _ForwardHook(self, signature_of(schedules.forward_step)))
-        hooks.wrap(schedules, "backward_step", _BackwardHook(self, signature_of(schedules.backward_step)))
+            hooks.wrap(schedules, name, partial(self._watch_pass, interleaved))
+        forward, backward = map(inspect.signature, (schedules.forward_step, schedules.backward_step))
+        hooks.wrap(schedules, "forward_step", partial(self._watch_forward, forward))
+        hooks.wrap(schedules, "backward_step", partial(self._watch_backward, backward))
         for name in ("_p2p_ops", "_batched_p2p_ops"):
-            hooks.wrap(p2p, name, _MessagesHook(self))
+            hooks.wrap(p2p, name, self._watch_messages)
         owner = getattr(p2p, "P2PCommunicator", p2p)
         if hasattr(owner, "_communicate_shapes"):
-            shapes = signature_of(owner._communicate_shapes)
-            hooks.wrap(owner, "_communicate_shapes", _ShapesHook(self, shapes))
+            shapes = inspect.signature(owner._communicate_shapes)
+            hooks.wrap(owner, "_communicate_shapes", partial(self._watch_shapes, shapes))
         combined = sys.modules.get(_COMBINED)
         if combined is not None:
             name = "combined_forward_backward_step"
             require_parameters(combined, name, ("f_model", "b_model", "b_output_tensor", "current_microbatch"))
-            hooks.wrap(combined, name, _CombinedHook(self, signature_of(getattr(combined, name))))
+            hooks.wrap(combined, name, partial(self._watch_combined, inspect.signature(getattr(combined, name))))
 
     @property
-    def watched(self) -> WatchedPass:
-        return self._pass
-
-    @property
-    def run(self) -> Run | None:
+    def _running(self) -> Run | None:
         """The pass with backwards that runs now."""
         return self._run if self._pass.runs else None
 
-    def begin_pass(self, interleaved: bool, arguments: Mapping[str, Any]) -> None:
+    def _watch_pass(self, interleaved: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        self._begin_pass(interleaved, kwargs)
+        try:
+            yield
+        finally:
+            self._pass.end()
+            self._run = None
+
+    def _begin_pass(self, interleaved: bool, arguments: Mapping[str, Any]) -> None:
         self._run = None
         if arguments.get("forward_only", False):
             self._pass.begin_evaluation()
@@ -199,13 +204,79 @@ class MegatronHooks:
             self._pass.listener.describe_watched(FRAMEWORK, plan, ranks, mesh_of(self._state, shape.num_chunks))
         return plan
 
-    def end_pass(self) -> None:
-        self._pass.end()
-        self._run = None
+    def _watch_forward(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        run = self._running
+        if run is None:
+            return
+        arguments = arguments_of(signature, args, kwargs)
+        forward = run.begin_forward(arguments["model"], arguments["current_microbatch"])
+        self._pass.begin_op(forward)
+        yield from self._watch_op(run, forward)
 
-    def transfers(self, arguments: Mapping[str, Any]) -> dict[str, Transfer]:
+    def _watch_backward(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        run = self._running
+        if run is None:
+            return
+        self._pass.begin_op(run.begin_backward(arguments_of(signature, args, kwargs)["output_tensor"]))
+        yield from self._watch_op(run, None)
+
+    def _watch_combined(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """A forward, a backward, or both at once."""
+        run = self._running
+        if run is None:
+            return
+        arguments = arguments_of(signature, args, kwargs)
+        forward = backward = None
+        if arguments["b_model"] is not None:
+            backward = run.begin_backward(arguments["b_output_tensor"])
+        if arguments["f_model"] is not None:
+            forward = run.begin_forward(arguments["f_model"], arguments["current_microbatch"])
+        if forward is not None and backward is not None:
+            self._pass.begin_pair(forward, backward)
+        elif (op := forward or backward) is not None:
+            self._pass.begin_op(op)
+        yield from self._watch_op(run, forward)
+
+    def _watch_op(self, run: Run, forward: Action | None) -> Watch:
+        """End what has begun, in which a forward ran, if one did."""
+        try:
+            result = yield
+        finally:
+            self._pass.end_op()
+        if forward is not None:
+            run.forward_gave(forward, result)
+
+    def _watch_messages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        transfers = self._transfers(kwargs)
+        posted = self._pass.post(list(transfers.values()))
+        if posted is None:
+            return
+        with posted:
+            result = yield
+        if isinstance(result, dict):  # _p2p_ops: handles by "send_next" and the like
+            for name, transfer in transfers.items():
+                work = result.get(name.removeprefix("tensor_"))
+                if is_work(work):
+                    self._pass.watch(work, [transfer])
+            return
+        works = [work for work in result or () if is_work(work)]
+        if len(works) == len(transfers):
+            order = ("send_prev", "recv_prev", "send_next", "recv_next")
+            in_order = [transfers[name] for end in order if (name := f"tensor_{end}") in transfers]
+            for transfer, work in zip(in_order, works, strict=True):
+                self._pass.watch(work, [transfer])
+        elif works:
+            self._pass.watch(works[-1], list(transfers.values()))
+
+    def _watch_shapes(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        if self._running is None:
+            return
+        with self._pass.exchange(self._links(arguments_of(signature, args, kwargs))):
+            yield
+
+    def _transfers(self, arguments: Mapping[str, Any]) -> dict[str, Transfer]:
         """Messages of a call by name of the tensor; {} where no pass runs."""
-        run = self.run
+        run = self._running
         named: dict[str, Transfer] = {}
         if run is None:
             return named
@@ -213,10 +284,10 @@ class MegatronHooks:
             tensor = arguments.get(name)
             if tensor is not None and (action := run.message(kind)) is not None:
                 peer = arguments["prev_pipeline_rank" if name.endswith("prev") else "next_pipeline_rank"]
-                named[name] = Transfer(action, int(peer), tensor.numel() * tensor.element_size())
+                named[name] = Transfer(action, int(peer), num_bytes(tensor))
         return named
 
-    def links(self, arguments: Mapping[str, Any]) -> list[Link]:
+    def _links(self, arguments: Mapping[str, Any]) -> list[Link]:
         """The messages that carry the shapes of the next ones."""
         owner = arguments.get("self")
         ends = {}
@@ -226,132 +297,3 @@ class MegatronHooks:
         names = ("tensor_send_next", "recv_prev", "tensor_send_prev", "recv_next")
         given = [name for name in names if arguments[name] is not None and arguments[name] is not False]
         return [Link("send" in name, int(ends[name[-4:]]), _SHAPE_BYTES) for name in given]
-
-
-class _BoundHook(Hook):
-    """A hook that reads arguments by name, however they were passed."""
-
-    def __init__(self, megatron: MegatronHooks, signature: inspect.Signature) -> None:
-        self._megatron = megatron
-        self._signature = signature
-
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
-
-
-class _PassHook(Hook):
-    def __init__(self, megatron: MegatronHooks, interleaved: bool) -> None:
-        self._megatron = megatron
-        self._interleaved = interleaved
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._megatron.begin_pass(self._interleaved, kwargs)
-
-    def after(self, token: Any, result: Any) -> None:
-        self._megatron.end_pass()
-
-    def failed(self, token: Any) -> None:
-        self._megatron.end_pass()
-
-
-class _ForwardHook(_BoundHook):
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
-        run = self._megatron.run
-        if run is None:
-            return None
-        arguments = self._named(args, kwargs)
-        forward = run.begin_forward(arguments["model"], arguments["current_microbatch"])
-        self._megatron.watched.begin_op(Kind.F, forward.stage, int(forward.microbatch or 0), forward.chunk)
-        return forward
-
-    def after(self, token: Action | None, result: Any) -> None:
-        run = self._megatron.run
-        self._megatron.watched.end_op()
-        if token is not None and run is not None:
-            run.forward_gave(token, result)
-
-    def failed(self, token: Action | None) -> None:
-        self._megatron.watched.end_op()
-
-
-class _BackwardHook(_BoundHook):
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run = self._megatron.run
-        if run is not None:
-            backward = run.begin_backward(self._named(args, kwargs)["output_tensor"])
-            self._megatron.watched.begin_op(Kind.B, backward.stage, int(backward.microbatch or 0), backward.chunk)
-
-    def after(self, token: None, result: Any) -> None:
-        self._megatron.watched.end_op()
-
-    def failed(self, token: None) -> None:
-        self._megatron.watched.end_op()
-
-
-class _CombinedHook(_ForwardHook):
-    """A forward, a backward, or both at once."""
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
-        run, watched = self._megatron.run, self._megatron.watched
-        if run is None:
-            return None
-        arguments = self._named(args, kwargs)
-        forward = backward = None
-        if arguments["b_model"] is not None:
-            backward = run.begin_backward(arguments["b_output_tensor"])
-        if arguments["f_model"] is not None:
-            forward = run.begin_forward(arguments["f_model"], arguments["current_microbatch"])
-        if forward is not None and backward is not None:
-            watched.begin_pair(forward, backward)
-        elif (op := forward or backward) is not None:
-            watched.begin_op(op.kind, op.stage, int(op.microbatch or 0), op.chunk)
-        return forward
-
-
-class _MessagesHook(Hook):
-    def __init__(self, megatron: MegatronHooks) -> None:
-        self._megatron = megatron
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Transfer], Range | None]:
-        transfers = self._megatron.transfers(kwargs)
-        return transfers, self._megatron.watched.post(list(transfers.values()))
-
-    def after(self, token: tuple[dict[str, Transfer], Range | None], result: Any) -> None:
-        transfers, opened = token
-        if opened is None:
-            return
-        opened.__exit__(None, None, None)
-        if isinstance(result, dict):  # _p2p_ops: handles by "send_next" and the like
-            for name, transfer in transfers.items():
-                work = result.get(name.removeprefix("tensor_"))
-                if is_work(work):
-                    self._megatron.watched.watch(work, [transfer])
-            return
-        works = [work for work in result or () if is_work(work)]
-        if len(works) == len(transfers):
-            order = ("send_prev", "recv_prev", "send_next", "recv_next")
-            posted = [transfers[name] for end in order if (name := f"tensor_{end}") in transfers]
-            for transfer, work in zip(posted, works, strict=True):
-                self._megatron.watched.watch(work, [transfer])
-        elif works:
-            self._megatron.watched.watch(works[-1], list(transfers.values()))
-
-    def failed(self, token: tuple[dict[str, Transfer], Range | None]) -> None:
-        if token[1] is not None:
-            token[1].__exit__(None, None, None)
-
-
-class _ShapesHook(_BoundHook):
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
-        if self._megatron.run is None:
-            return None
-        return self._megatron.watched.exchange(self._megatron.links(self._named(args, kwargs)))
-
-    def after(self, token: Range | None, result: Any) -> None:
-        if token is not None:
-            token.__exit__(None, None, None)
-
-    def failed(self, token: Range | None) -> None:
-        self.after(token, None)

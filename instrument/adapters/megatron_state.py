@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from types import ModuleType
 from typing import Any
 
-from instrument.adapters.hooks import Hook, Hooks, require, require_parameters, signature_of
-from instrument.adapters.watched_pass import OptimizerHook, PassListener, SpanHook
+from instrument.adapters.hooks import Hooks, Watch, arguments_of, require, require_parameters
+from instrument.adapters.watched_pass import watch_optimizer, watch_span
+from instrument.session import Session
 from pptrace.marks import SpanKind
 
 STATE = "megatron.core.parallel_state"
@@ -42,10 +44,17 @@ def watch_order(state: ModuleType, hooks: Hooks) -> None:
         AttributeError: this is another Megatron-LM than those that are known.
     """
     require_parameters(state, "initialize_model_parallel", ("order",))
-    hooks.wrap(state, "initialize_model_parallel", _OrderHook(state, signature_of(state.initialize_model_parallel)))
+    signature = inspect.signature(state.initialize_model_parallel)
+
+    def watch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        order = str(arguments_of(signature, args, kwargs)["order"])
+        yield
+        setattr(state, _ORDER, order)
+
+    hooks.wrap(state, "initialize_model_parallel", watch)
 
 
-def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: Session) -> None:
     """One step of a ``MegatronOptimizer`` is one step, however many of torch's optimizers it holds.
 
     Raises:
@@ -56,27 +65,13 @@ def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: PassListene
         if isinstance(kind, type) and issubclass(kind, optimizers.MegatronOptimizer):
             step = vars(kind).get("step")
             if step is not None and not getattr(step, "__isabstractmethod__", False):
-                hooks.wrap(kind, "step", OptimizerHook(listener))
+                hooks.wrap(kind, "step", partial(watch_optimizer, listener))
 
 
-def watch_gradients(gradients: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_gradients(gradients: ModuleType, hooks: Hooks, listener: Session) -> None:
     """``finalize_model_grads`` is the synchronisation of gradients.
 
     Raises:
         AttributeError: this is another Megatron-LM than those that are known.
     """
-    hooks.wrap(gradients, "finalize_model_grads", SpanHook(listener, SpanKind.GRAD_SYNC))
-
-
-class _OrderHook(Hook):
-    def __init__(self, state: ModuleType, signature: inspect.Signature) -> None:
-        self._state = state
-        self._signature = signature
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return str(bound.arguments["order"])
-
-    def after(self, token: str, result: Any) -> None:
-        setattr(self._state, _ORDER, token)
+    hooks.wrap(gradients, "finalize_model_grads", partial(watch_span, listener, SpanKind.GRAD_SYNC))

@@ -9,45 +9,36 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from instrument.adapters.hooks import Hook, Hooks, require, require_parameters
-from instrument.adapters.watched_pass import PassListener
+from instrument.adapters.hooks import Hooks, Watch, require, require_parameters
 from instrument.recompute import MarkedContexts, RecomputeRange
+from instrument.session import Session
 
 TORCH, MEGATRON = "torch.utils.checkpoint", "megatron.core.tensor_parallel.random"
 _GENERATOR = "_checkpoint_without_reentrant_generator_impl"  # before torch 2.14 without "_impl"
 
 
-class _AgainHook(Hook):
-    """Puts a range around ``ctx.run_function`` while the backward of a checkpoint runs."""
+def _watch_backward(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+    """Put a range around ``ctx.run_function`` while the backward of a checkpoint runs."""
+    context, original = args[0], args[0].run_function
 
-    def __init__(self, listener: PassListener) -> None:
-        self._listener = listener
+    def again(*inputs: Any) -> Any:
+        with RecomputeRange(listener.recorder, session=listener):
+            return original(*inputs)
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
-        context, original = args[0], args[0].run_function
-
-        def again(*inputs: Any) -> Any:
-            with RecomputeRange(self._listener.recorder, steps=self._listener):
-                return original(*inputs)
-
-        context.run_function = again
-        return context, original
-
-    def after(self, token: tuple[Any, Callable[..., Any]], result: Any) -> None:
-        context, original = token
+    context.run_function = again
+    try:
+        yield
+    finally:
         context.run_function = original
 
-    def failed(self, token: tuple[Any, Callable[..., Any]]) -> None:
-        self.after(token, None)
 
-
-def watch_function(module: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_function(module: ModuleType, hooks: Hooks, listener: Session) -> None:
     """Hook the backward of a module's ``CheckpointFunction``.
 
     Raises:
@@ -55,10 +46,10 @@ def watch_function(module: ModuleType, hooks: Hooks, listener: PassListener) -> 
     """
     require(module, ("CheckpointFunction",))
     require_parameters(module.CheckpointFunction, "forward", ("ctx", "run_function"))
-    hooks.wrap(module.CheckpointFunction, "backward", _AgainHook(listener))
+    hooks.wrap(module.CheckpointFunction, "backward", partial(_watch_backward, listener))
 
 
-def watch_torch(module: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+def watch_torch(module: ModuleType, hooks: Hooks, listener: Session) -> None:
     """Hook ``torch.utils.checkpoint``, both ways.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.hooks import Hook, Hooks, Watch
 from instrument.adapters.torch_distributed import DistributedCalls
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -20,17 +20,14 @@ Name = Callable[[str], None]
 """Takes the framework that ran, where no pipeline's runtime says it."""
 
 
-class _Made(Hook):
-    """Reads process groups off an object when it has been made."""
+def _made(read: Callable[[Any], None]) -> Hook:
+    """Read process groups off an object when it has been made."""
 
-    def __init__(self, read: Callable[[Any], None]) -> None:
-        self._read = read
+    def watch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        yield
+        read(args[0])
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0]
-
-    def after(self, token: Any, result: Any) -> None:
-        self._read(token)
+    return watch
 
 
 class DataParallelHooks:
@@ -43,20 +40,20 @@ class DataParallelHooks:
 
     def ddp(self, module: ModuleType) -> None:
         """``torch.nn.parallel.distributed``."""
-        self._hooks.wrap(module.DistributedDataParallel, "__init__", _Made(self._read_ddp))
+        self._hooks.wrap(module.DistributedDataParallel, "__init__", _made(self._read_ddp))
 
     def fsdp1(self, module: ModuleType) -> None:
         """``torch.distributed.fsdp.fully_sharded_data_parallel``."""
-        self._hooks.wrap(module.FullyShardedDataParallel, "__init__", _Made(self._read_fsdp1))
+        self._hooks.wrap(module.FullyShardedDataParallel, "__init__", _made(self._read_fsdp1))
 
     def fsdp2(self, module: ModuleType) -> None:
         """``torch.distributed.fsdp._fully_shard._fsdp_common``: the classes that say which mesh dimension does what."""
         for name in ("FSDPMeshInfo", "DDPMeshInfo"):
-            self._hooks.wrap(getattr(module, name), "__post_init__", _Made(self._read_fsdp2))
+            self._hooks.wrap(getattr(module, name), "__post_init__", _made(self._read_fsdp2))
 
     def mesh(self, module: ModuleType) -> None:
         """``torch.distributed.device_mesh``."""
-        self._hooks.wrap(module.DeviceMesh, "__init__", _Made(self._read_mesh))
+        self._hooks.wrap(module.DeviceMesh, "__init__", _made(self._read_mesh))
 
     def _read_ddp(self, model: Any) -> None:
         self._name(DDP)

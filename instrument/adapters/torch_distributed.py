@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,11 +21,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from instrument.adapters.calls import SETUP, Call, CallGroup, CallObserver
-from instrument.adapters.group_messages import GroupMessageHook
-from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.hooks import Hook, Hooks, Watch
 from instrument.adapters.tensor_bytes import num_bytes
 from instrument.adapters.unhooked_calls import UnhookedCalls
-from instrument.adapters.works import Awaited, Works, is_work
+from instrument.adapters.works import CallWait, Works, is_work
 from pptrace.marks import P2P
 
 
@@ -117,6 +117,7 @@ class DistributedCalls:
     ) -> None:
         self._hooks = hooks
         self._works = works
+        self._logs = logs
         self._observers = [*logs, *observers]
         self._unhooked = UnhookedCalls(logs)
         self._setups = itertools.count()
@@ -133,13 +134,13 @@ class DistributedCalls:
         """Groups that were used by name, also those that are gone."""
         for name, function in _FUNCTIONS.items():
             if hasattr(c10d, name) or hasattr(dist, name):
-                self._wrap(name, _CallHook(self, function))
-        self._wrap("batch_isend_irecv", _BatchHook(self))
+                self._wrap(name, partial(self._watch_function, function))
+        self._wrap("batch_isend_irecv", self._watch_batch)
         self._wrap_coalescing_manager()
         if logs:
-            self._wrap("init_process_group", _SetupHook(self, logs))
+            self._wrap("init_process_group", self._watch_setup)
             for kind in P2P:
-                hooks.wrap(dist.ProcessGroup, kind, GroupMessageHook(self, works, logs, kind))
+                hooks.wrap(dist.ProcessGroup, kind, partial(self._watch_group_message, kind))
             self._unhooked.start()
 
     def _wrap(self, name: str, hook: Hook) -> None:
@@ -159,7 +160,7 @@ class DistributedCalls:
                 with original(*args, **kwargs) as manager:
                     yield manager
                 return
-            calls, works = self.begin_batch(), []
+            calls, works = self._begin_batch(), []
             counted = self._begin_count(_argument(args, kwargs, 0, "group"))
             self._local.posts_at_exit = True
             self._local.waits_at_exit = not _argument(args, kwargs, 2, "async_ops")
@@ -171,7 +172,7 @@ class DistributedCalls:
                 self._local.posts_at_exit = self._local.waits_at_exit = False
                 self._end_count(counted)
                 self._return_late()
-                self.end_batch(calls, works)
+                self._end_batch(calls, works)
 
         self._hooks.replace_everywhere("_coalescing_manager", original, watched, "torch")
 
@@ -179,7 +180,7 @@ class DistributedCalls:
         """A manager that gathers calls posts them when it ends, so the last of them returns only then."""
         late, self._local.late = self._local.late, None
         if late is not None:
-            self._tell("returned", late)
+            self.tell("returned", late)
 
     def _begin_count(self, group: Any) -> tuple[Any, int | None] | None:
         """Begin to count what the group posts under a hook; None where this rank is no member of it."""
@@ -193,45 +194,73 @@ class DistributedCalls:
         if counted is not None:
             self._unhooked.end(*counted)
 
-    def begin_batch(self) -> list[Call]:
+    def _begin_batch(self) -> list[Call]:
         """Gather the calls of this thread, until they are settled together."""
         if self._local.batch is None:
             self._local.batch = []
             self._local.batch_number = next(self._batches)
         return self._local.batch
 
-    def end_batch(self, calls: list[Call], works: Sequence[Any]) -> None:
+    def _end_batch(self, calls: list[Call], works: Sequence[Any]) -> None:
         """A batch has been posted, with these handles."""
         self._local.batch = None
-        self._settle_batch(calls, works)
-
-    def _settle_batch(self, calls: list[Call], works: Sequence[Any]) -> None:
         handles = [work for work in works if is_work(work)]
         if len(handles) == len(calls):
             for call, work in zip(calls, handles, strict=True):
-                self._works.watch(work, (_CallWait(self, call),))
+                self._works.watch(work, (CallWait(self.tell, call),))
         elif handles:
-            self._works.watch(handles[-1], tuple(_CallWait(self, call) for call in calls))
+            self._works.watch(handles[-1], tuple(CallWait(self.tell, call) for call in calls))
         else:
             for call in calls:
-                self._tell("completed", call)
+                self.tell("completed", call)
 
-    def begin(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The call that a function is about to make; None inside another call, and for a rank that is no member."""
-        return self.enter(lambda: self._call(function, args, kwargs))
+    def _watch_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """``batch_isend_irecv`` calls ``isend`` and ``irecv``; their handles come at its end."""
+        calls, works = self._begin_batch(), []
+        try:
+            result = yield
+            works = result if isinstance(result, list) else [result]
+        finally:
+            self._end_batch(calls, works)
 
-    def enter(self, make: Callable[[], Call | None]) -> Call | None:
-        """The same for whatever ``make`` makes of it; :meth:`leave` or :meth:`abort` follows."""
+    def watch(self, make: Callable[[], Call | None]) -> Generator[None, Any, tuple[Call | None, Any]]:
+        """Watch the call that ``make`` makes, None of a rank that is no member; a call inside another one is part of that.
+
+        Returns:
+            The call, or None where nobody or its batch sees to its end, and what it returned.
+        """
         local = self._local
-        if local.depth:
-            local.depth += 1
-            return None
-        call = make() if dist.is_initialized() else None
-        local.depth = 1
+        call = None if local.depth or not dist.is_initialized() else make()
+        local.depth += 1
         if call is not None:
             self._return_late()
-            self._tell("posted", call)
-        return call
+            self.tell("posted", call)
+        event = "failed"
+        try:
+            result = yield
+            event = "returned"
+        finally:
+            local.depth -= 1
+            if call is not None:
+                self._settle_count()
+                if event == "returned" and local.batch is not None:
+                    local.batch.append(call)
+                if event == "returned" and local.posts_at_exit:
+                    local.late = call
+                else:
+                    self.tell(event, call)
+        return (call if local.batch is None else None), result
+
+    def _watch_function(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        call, result = yield from self.watch(lambda: self._call(function, args, kwargs))
+        if call is None:
+            return
+        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
+            call.peer = result
+        if call.is_async and is_work(result):
+            self._works.watch(result, (CallWait(self.tell, call),))
+        else:
+            self.tell("completed", call)
 
     def look(self) -> None:
         """Report what C++ has posted: the script is over."""
@@ -241,21 +270,46 @@ class DistributedCalls:
         """The script ends with an error, perhaps that of a call which no hook sees."""
         self._unhooked.fail()
 
-    def begin_setup(self, world_size: int) -> Call:
-        """The ranks are about to make the default process group."""
-        group = CallGroup("", tuple(range(world_size)), "", "all ranks")
-        return Call(self._unhooked.next_number(), SETUP, group, -1, 0, next(self._setups))
+    def _watch_setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """The default process group is made by all ranks together: the first call in which one may be missed."""
+        size, of = os.environ.get("WORLD_SIZE", ""), _argument(args, kwargs, 3, "world_size")
+        if not size.isdigit() or of not in (None, -1, int(size)):
+            return  # of other ranks than those of the run
+        group = CallGroup("", tuple(range(int(size))), "", "all ranks")
+        call = Call(self._unhooked.next_number(), SETUP, group, -1, 0, next(self._setups))
+        self._log("posted", call)
+        event = "failed"
+        try:
+            yield
+            event = "completed"
+        finally:
+            self._log(event, call)
 
-    def begin_group_message(self, kind: str, group: Any, peer: int, size: int, tag: int) -> Call | None:
-        """The message that a method of a group is about to post; None inside a function that is watched."""
-        if self._local.depth or self._local.batch is not None or not dist.is_initialized():
-            return None
-        ranks = self._group(group)[0].ranks
-        return self.new_call(kind, group, ranks[peer], size, is_async=True, tag=tag)
+    def _watch_group_message(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """``ProcessGroup.send`` and ``recv``, by which pptrace's runtime posts its messages, and marks them itself.
 
-    def end_group_message(self) -> None:
-        """The method has returned, or raised."""
-        self._settle_count()
+        The logs alone get to know of them. Without that a hang would have them as collectives that C++ posted.
+        """
+        is_inside = self._local.depth or self._local.batch is not None
+        if is_inside or kwargs or len(args) != 4 or not dist.is_initialized():
+            return
+        group, tensors, peer, tag = args
+        peer = self._group(group)[0].ranks[peer]
+        call = self.new_call(kind, group, peer, num_bytes(tensors), is_async=True, tag=tag)
+        self._log("posted", call)
+        event, work = "failed", None
+        try:
+            work = yield
+            event = "returned"
+        finally:
+            self._settle_count()
+            self._log(event, call)
+        if is_work(work):
+            self._works.watch(work, (CallWait(self._log, call),))
+
+    def _log(self, event: str, call: Call) -> None:
+        for log in self._logs:
+            getattr(log, event)(call)
 
     def _call(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         group = _member_group(_argument(args, kwargs, function.group, "group"))
@@ -284,43 +338,6 @@ class DistributedCalls:
             is_async or (batch is not None and not self._local.waits_at_exit),
             tag,
         )
-
-    def end(self, call: Call | None, result: Any) -> None:
-        """The function has returned."""
-        if not self.leave(call):
-            return
-        assert call is not None
-        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
-            call.peer = result
-        if call.is_async and is_work(result):
-            self._works.watch(result, (self.awaited(call),))
-        else:
-            self.complete(call)
-
-    def leave(self, call: Call | None) -> bool:
-        """End a call that has returned; True if its end is still to be seen to: nobody else, such as a batch, does that."""
-        self._local.depth -= 1
-        if call is None:
-            return False
-        self._settle_count()
-        if self._local.batch is not None:
-            self._local.batch.append(call)
-            if self._local.posts_at_exit:
-                self._local.late = call
-                return False
-        self._tell("returned", call)
-        return self._local.batch is None
-
-    def awaited(self, call: Call) -> Awaited:
-        """A call as its handle knows it."""
-        return _CallWait(self, call)
-
-    def abort(self, call: Call | None) -> None:
-        """The function raised."""
-        self._local.depth -= 1
-        if call is not None:
-            self._settle_count()
-            self._tell("failed", call)
 
     def _settle_count(self) -> None:
         counted, self._local.counted = self._local.counted, None
@@ -362,97 +379,14 @@ class DistributedCalls:
             return -1 if function.kind == "recv" else 0
         return int(peer)
 
-    def _tell(self, event: str, call: Call) -> None:
+    def tell(self, event: str, call: Call) -> None:
+        """Tell the observers of an event, by name of their method; one that raises is taken out."""
         for observer in tuple(self._observers):
             try:
                 getattr(observer, event)(call)
             except Exception as err:
                 self._observers.remove(observer)
                 self._hooks.say(f"{type(observer).__name__} raised {type(err).__name__}: {err}; it is taken out")
-
-    def wait(self, call: Call) -> None:
-        self._tell("waiting", call)
-
-    def complete(self, call: Call) -> None:
-        self._tell("completed", call)
-
-    def fail_call(self, call: Call) -> None:
-        self._tell("failed", call)
-
-
-@dataclass(frozen=True, slots=True)
-class _CallWait:
-    """A call as its handle knows it."""
-
-    calls: DistributedCalls
-    call: Call
-
-    def waiting(self) -> None:
-        self.calls.wait(self.call)
-
-    def completed(self) -> None:
-        self.calls.complete(self.call)
-
-    def failed(self) -> None:
-        self.calls.fail_call(self.call)
-
-
-class _CallHook(Hook):
-    def __init__(self, calls: DistributedCalls, function: _Function) -> None:
-        self._calls = calls
-        self._function = function
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        return self._calls.begin(self._function, args, kwargs)
-
-    def after(self, token: Call | None, result: Any) -> None:
-        self._calls.end(token, result)
-
-    def failed(self, token: Call | None) -> None:
-        self._calls.abort(token)
-
-
-class _SetupHook(Hook):
-    """The default process group is made by all ranks together: the first call in which one may be missed."""
-
-    def __init__(self, calls: DistributedCalls, logs: Sequence[CallObserver]) -> None:
-        self._calls = calls
-        self._logs = logs
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        size, of = os.environ.get("WORLD_SIZE", ""), _argument(args, kwargs, 3, "world_size")
-        if not size.isdigit() or of not in (None, -1, int(size)):
-            return None  # of other ranks than those of the run
-        call = self._calls.begin_setup(int(size))
-        for log in self._logs:
-            log.posted(call)
-        return call
-
-    def after(self, token: Call | None, result: Any) -> None:
-        if token is not None:
-            for log in self._logs:
-                log.completed(token)
-
-    def failed(self, token: Call | None) -> None:
-        if token is not None:
-            for log in self._logs:
-                log.failed(token)
-
-
-class _BatchHook(Hook):
-    """``batch_isend_irecv`` calls ``isend`` and ``irecv``; their handles come at its end."""
-
-    def __init__(self, calls: DistributedCalls) -> None:
-        self._calls = calls
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
-        return self._calls.begin_batch()
-
-    def after(self, token: list[Call], result: Any) -> None:
-        self._calls.end_batch(token, result if isinstance(result, list) else [result])
-
-    def failed(self, token: list[Call]) -> None:
-        self._calls.end_batch(token, ())
 
 
 def _member_group(group: Any) -> Any | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from torch.jit import _builtins
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from instrument.adapters.calls import Call
-from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.hooks import Hooks, Watch
 from instrument.adapters.tensor_bytes import num_bytes
 from instrument.adapters.torch_distributed import DistributedCalls
-from instrument.adapters.works import Awaited
+from instrument.adapters.works import CallWait
 
 MODULE = "torch.distributed._functional_collectives"
 """The module whose import completes the operators."""
@@ -54,30 +55,66 @@ class FunctionalCalls:
         self._hooks = hooks
         self._calls = calls
         self._results = _Results()
-        self._wrap(torch.ops._c10d_functional.wait_tensor, lambda names: _Wait(names, self._results))
+        self._wrap(torch.ops._c10d_functional.wait_tensor, self._watch_wait)
         for namespace in _NAMESPACES:
             for base, kind in _KINDS.items():
                 for name in (base, f"{base}_", f"{base}_out"):
                     packet = getattr(getattr(torch.ops, namespace), name, None)
                     if packet is not None:
-                        self._wrap(packet, self._hook_of(kind))
+                        self._wrap(packet, partial(self._watch_collective, kind, True))
         exchange = getattr(torch.ops._dtensor, "shard_dim_alltoall", None)
         if exchange is not None:
-            self._wrap(exchange, self._hook_of("all_to_all", is_async=False))
+            self._wrap(exchange, partial(self._watch_collective, "all_to_all", False))
 
-    def _hook_of(self, kind: str, *, is_async: bool = True) -> Callable[[Sequence[str]], Hook]:
-        return lambda names: _Collective(names, kind, is_async, self._calls, self._results)
-
-    def _wrap(self, packet: Any, hook_of: Callable[[Sequence[str]], Hook]) -> None:
-        """Watch an operator, whether it is called as such or by its only overload's name."""
+    def _wrap(self, packet: Any, watch: Callable[[Arguments], Watch]) -> None:
+        """Watch an operator, whether it is called as such or by its only overload's name; ``watch`` gets named arguments."""
         names = [argument.name for argument in packet.default._schema.arguments]
-        hook = hook_of(names)
+
+        def hook(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+            return watch({**dict(zip(names, args, strict=False)), **kwargs})
+
         for owner in (packet, packet.default):
             original = owner._op
             watched = _Operator(original, self._hooks.watched(original, hook))
             self._hooks.replace(owner, "_op", watched)
             if name := _builtins._find_builtin(original):  # type: ignore[no-untyped-call]
                 _builtins._register_builtin(watched, name)  # TorchScript knows it by id
+
+    def _watch_wait(self, values: Arguments) -> Watch:
+        (tensor,) = values.values()
+        pending = self._results.of(tensor) if _are_real((tensor,)) else None
+        if pending is None:
+            return
+        pending.wait.waiting()
+        end = pending.fail
+        try:
+            yield
+            end = pending.complete
+        finally:
+            self._results.remove(tensor)
+            end()
+
+    def _watch_collective(self, kind: str, is_async: bool, values: Arguments) -> Watch:
+        if not _are_real(list(_tensors(values))):
+            return
+        call, result = yield from self._calls.watch(lambda: self._call(kind, is_async, values))
+        if call is None:
+            return
+        tensors = result if isinstance(result, list | tuple) else (result,)
+        if is_async and _are_real(tensors):
+            self._results.add(tensors, CallWait(self._calls.tell, call))
+        else:
+            self._calls.tell("completed", call)
+
+    def _call(self, kind: str, is_async: bool, values: Arguments) -> Call:
+        group = values["group_name"]
+        if isinstance(group, str):
+            group = c10d._resolve_process_group(group)  # type: ignore[arg-type]
+        peer = next((int(values[name]) for name in ("src", "dst") if name in values), -1)
+        if kind == "broadcast":
+            peer = torch.distributed.get_global_rank(group, peer)
+        size = _message_bytes(kind, values)
+        return self._calls.new_call(kind, group, peer, size, is_async=is_async, tag=values.get("tag", 0))
 
 
 class _Operator:
@@ -106,18 +143,18 @@ class _Operator:
 class _Pending:
     """A call whose results are waited for, any of them: they have one work."""
 
-    awaited: Awaited
+    wait: CallWait
     is_complete: bool = False
 
     def complete(self) -> None:
         if not self.is_complete:
             self.is_complete = True
-            self.awaited.completed()
+            self.wait.completed()
 
     def fail(self) -> None:
         if not self.is_complete:
             self.is_complete = True
-            self.awaited.failed()
+            self.wait.failed()
 
 
 class _Results:
@@ -127,8 +164,8 @@ class _Results:
         self._pending: dict[int, tuple[StorageWeakRef, _Pending]] = {}
         self._limit = _FIRST_LIMIT
 
-    def add(self, tensors: Sequence[torch.Tensor], awaited: Awaited) -> None:
-        pending = _Pending(awaited)
+    def add(self, tensors: Sequence[torch.Tensor], wait: CallWait) -> None:
+        pending = _Pending(wait)
         for tensor in tensors:
             # While it is kept, no other storage gets the address.
             reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
@@ -149,84 +186,6 @@ class _Results:
 
     def remove(self, tensor: torch.Tensor) -> None:
         self._pending.pop(tensor.untyped_storage()._cdata, None)
-
-
-class _Wait(Hook):
-    def __init__(self, names: Sequence[str], results: _Results) -> None:
-        self._names = names
-        self._results = results
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, _Pending] | None:
-        (tensor,) = _named(self._names, args, kwargs).values()
-        if not _are_real((tensor,)):
-            return None
-        pending = self._results.of(tensor)
-        if pending is None:
-            return None
-        pending.awaited.waiting()
-        return tensor, pending
-
-    def after(self, token: tuple[torch.Tensor, _Pending] | None, result: Any) -> None:
-        if token is not None:
-            tensor, pending = token
-            self._results.remove(tensor)
-            pending.complete()
-
-    def failed(self, token: tuple[torch.Tensor, _Pending] | None) -> None:
-        if token is not None:
-            tensor, pending = token
-            self._results.remove(tensor)
-            pending.fail()
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    call: Call | None  # None inside another call
-
-
-class _Collective(Hook):
-    def __init__(
-        self, names: Sequence[str], kind: str, is_async: bool, calls: DistributedCalls, results: _Results
-    ) -> None:
-        self._names = names
-        self._kind = kind
-        self._is_async = is_async
-        self._calls = calls
-        self._results = results
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Begun | None:
-        values = _named(self._names, args, kwargs)
-        if not _are_real(list(_tensors(values))):
-            return None
-        return _Begun(self._calls.enter(lambda: self._call(values)))
-
-    def _call(self, values: Arguments) -> Call | None:
-        group = values["group_name"]
-        if isinstance(group, str):
-            group = c10d._resolve_process_group(group)  # type: ignore[arg-type]
-        peer = next((int(values[name]) for name in ("src", "dst") if name in values), -1)
-        if self._kind == "broadcast":
-            peer = torch.distributed.get_global_rank(group, peer)
-        size = _message_bytes(self._kind, values)
-        return self._calls.new_call(self._kind, group, peer, size, is_async=self._is_async, tag=values.get("tag", 0))
-
-    def after(self, token: _Begun | None, result: Any) -> None:
-        if token is None or not self._calls.leave(token.call):
-            return
-        assert token.call is not None
-        tensors = result if isinstance(result, list | tuple) else (result,)
-        if self._is_async and _are_real(tensors):
-            self._results.add(tensors, self._calls.awaited(token.call))
-        else:
-            self._calls.complete(token.call)
-
-    def failed(self, token: _Begun | None) -> None:
-        if token is not None:
-            self._calls.abort(token.call)
-
-
-def _named(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _tensors(values: Arguments) -> Iterator[torch.Tensor]:

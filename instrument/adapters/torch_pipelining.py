@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
-from instrument.adapters.hooks import Hook, Hooks, require
-from instrument.adapters.watched_pass import TransferWait
+from instrument.adapters.hooks import Hooks, Watch, require
+from instrument.adapters.tensor_bytes import num_bytes
+from instrument.adapters.watched_pass import WatchedPass, watch_span
 from instrument.adapters.works import Works, is_work
-from instrument.recorder import Range, Recorder
+from instrument.session import Session
 from pptrace.errors import ScheduleError
-from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, Transfer
+from pptrace.marks import SpanKind, Transfer
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
@@ -48,176 +49,113 @@ _PLANNED_BY_NAME = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 _TAG = "_pptrace_message"
 
 
-class Passes(Protocol):
-    """Listener of a session to the passes of a pipeline."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def num_steps(self) -> int: ...
-
-    def begin_pass(self) -> None:
-        """A pass of a pipeline with backwards begins."""
-
-    def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
-        """Say which runtime runs what."""
-
-
-@dataclass(slots=True)
-class _Pass(threading.local):
+class _Local(threading.local):
     """The pass of a schedule that this thread runs."""
 
-    schedule: Any = None
-    trains: bool = False
-    stages: tuple[int, ...] = ()
-    planned: dict[tuple[Kind, int, int | None], Action] = field(default_factory=dict)
-    pairs: dict[tuple[int, int | None], Action] = field(default_factory=dict)
-    """Overlapped pairs of the plan by stage and microbatch of their forward."""
-    open: Range | None = None
-    """The op that runs, or an op that is over but for what belongs to it: its loss, or the second half of a pair."""
-    pair: Action | None = None
+    def __init__(self, listener: Session, works: Works) -> None:
+        self.running = WatchedPass(listener, works)
+        self.stages: tuple[int, ...] = ()
+        self.pair: Action | None = None
+        """The overlapped pair of the plan that runs, in one range."""
 
 
 class PipeliningHooks:
     """Watches the schedules of this process."""
 
-    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, passes: Passes) -> None:
+    def __init__(self, schedules: ModuleType, hooks: Hooks, works: Works, listener: Session) -> None:
         """Install the hooks.
 
         Raises:
             AttributeError: this torch has another pipelining than those that are known.
         """
-        self._passes = passes
-        self._recorder = passes.recorder
-        self._works = works
-        self._pass = _Pass()
+        self._listener = listener
+        self._local = _Local(listener, works)
         self._plans: dict[int, tuple[Any, Plan | None]] = {}
         base = schedules._PipelineStageBase
         require(base, _STAGE_NAMES)
         require(schedules, ("_batch_p2p", "PipelineScheduleSingle", "PipelineScheduleMulti", "_PipelineSchedule"))
         for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
-            hooks.wrap(getattr(schedules, name), "step", _StepHook(self))
-        hooks.wrap(base, "forward_one_chunk", _OpHook(self, Kind.F))
-        hooks.wrap(base, "backward_one_chunk", _OpHook(self, Kind.B))
-        hooks.wrap(base, "backward_weight_one_chunk", _OpHook(self, Kind.W))
+            hooks.wrap(getattr(schedules, name), "step", self._watch_step)
+        hooks.wrap(base, "forward_one_chunk", partial(self._watch_op, Kind.F))
+        hooks.wrap(base, "backward_one_chunk", partial(self._watch_op, Kind.B))
+        hooks.wrap(base, "backward_weight_one_chunk", partial(self._watch_op, Kind.W))
         for name, kind in _MESSAGES.items():
-            hooks.wrap(base, name, _MessagesHook(kind))
-        hooks.wrap(schedules, "_batch_p2p", _BatchHook(self))
-        hooks.wrap(schedules._PipelineSchedule, "_maybe_compute_loss", _LossHook(self))
+            hooks.wrap(base, name, partial(_name_messages, kind))
+        hooks.wrap(schedules, "_batch_p2p", self._watch_batch)
+        hooks.wrap(schedules._PipelineSchedule, "_maybe_compute_loss", self._watch_loss)
         if hasattr(base, "perform_reduce_grad"):
-            hooks.wrap(base, "perform_reduce_grad", _ReduceHook(self))
+            hooks.wrap(base, "perform_reduce_grad", self._watch_reduce)
 
-    # Passes
-
-    def begin_pass(self, schedule: Any) -> Range | None:
-        """A schedule's ``step`` begins; the range of the pass, where it is an evaluation that somebody listens to."""
-        current = self._pass
-        current.schedule, current.trains = schedule, bool(getattr(schedule, "_has_backward", True))
+    def _watch_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        schedule, running = args[0], self._local.running
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
-        current.stages = tuple(sorted(stage.stage_index for stage in stages))
-        if not current.trains:
-            evaluation = self._recorder.span(SpanKind.EVAL, self._passes.num_steps)
-            evaluation.__enter__()
-            return evaluation
-        self._passes.begin_pass()
-        plan = self._plan(schedule, stages[0])
-        rank = stages[0].group_rank
-        actions = plan.compute_actions(rank) if plan is not None and rank < plan.pp else ()
-        current.planned = {action.key: action for entry in actions for action in entry.halves}
-        current.pairs = {(pair.stage, pair.microbatch): pair for pair in actions if pair.parts}
-        return None
+        self._local.stages = tuple(sorted(stage.stage_index for stage in stages))
+        if getattr(schedule, "_has_backward", True):
+            known = self._plans.get(id(schedule))
+            plan = plan_of(schedule, stages[0].group_size) if known is None else known[1]
+            running.begin(plan, stages[0].group_rank)
+            if known is None:
+                self._plans[id(schedule)] = (schedule, plan)
+                self._describe(plan, stages[0])
+        else:
+            running.begin_evaluation()
+        try:
+            yield
+        finally:
+            self._local.pair = None
+            running.end()
 
-    def end_pass(self, evaluation: Range | None) -> None:
-        self.close_op()
-        if evaluation is not None:
-            evaluation.__exit__(None, None, None)
-        self._pass.schedule = None
-
-    def _plan(self, schedule: Any, stage: Any) -> Plan | None:
-        """The plan of a schedule object, described to the session on first use."""
-        known = self._plans.get(id(schedule))
-        if known is not None:
-            return known[1]
-        plan = plan_of(schedule, stage.group_size)
-        self._plans[id(schedule)] = (schedule, plan)
+    def _describe(self, plan: Plan | None, stage: Any) -> None:
         ranks = dist.get_process_group_ranks(stage.group) if stage.group is not None else range(stage.group_size)
-        self._passes.describe_watched(FRAMEWORK, plan, list(ranks))
-        return plan
+        self._listener.describe_watched(FRAMEWORK, plan, list(ranks))
 
-    # Ops
+    def _watch_op(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        """The loss of the last stage belongs to its forward, which ends with that; a pair ends with its second half."""
+        stage, microbatch = args[0], _microbatch_of(args, kwargs)
+        if kind is Kind.B and not (args[3] if len(args) > 3 else kwargs.get("full_backward", True)):
+            kind = Kind.I
+        local, index = self._local, stage.stage_index
+        op = Action(kind, index, microbatch, local.stages.index(index) if index in local.stages else 0)
+        is_second = local.pair is not None and op.key == local.pair.parts[1].key
+        if not is_second:
+            local.pair = local.running.pairs.get((index, microbatch)) if kind is Kind.F else None
+            local.running.begin_op(local.pair or op)
+        yield
+        if is_second or (local.pair is None and (kind is not Kind.F or not stage.is_last)):
+            self._end_op()
 
-    def begin_op(self, kind: Kind, stage: int, microbatch: int) -> None:
-        current = self._pass
-        if not current.trains or current.schedule is None:
+    def _end_op(self) -> None:
+        self._local.pair = None
+        self._local.running.end_op()
+
+    def _watch_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        yield
+        if self._local.pair is None:
+            self._end_op()
+
+    def _watch_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        ops: Sequence[Any] = args[0] if args else kwargs["p2p_ops"]
+        running = self._local.running
+        if not ops:
             return
-        pair = current.pair
-        if pair is not None and (kind, stage, microbatch) == pair.parts[1].key:
-            return  # the second half runs inside the pair's range
-        self.close_op()
-        if not self._recorder.listening:
+        if self._local.pair is None:
+            running.end_op()
+        posted = running.post(transfers_of(ops)) if self._listener.recorder.listening else None
+        if posted is None:
             return
-        pair = current.pairs.get((stage, microbatch)) if kind is Kind.F else None
-        planned = pair or current.planned.get((kind, stage, microbatch))
-        action = planned or Action(kind, stage, microbatch, self._chunk(stage), Phase.STEADY)
-        mark = OpMark(action, self._passes.num_steps, planned is not None)
-        current.open = self._recorder.mark(mark)
-        current.open.__enter__()
-        current.pair = pair
-
-    def end_op(self, kind: Kind, stage: Any, microbatch: int) -> None:
-        """An op has returned. The loss of the last stage belongs to its forward; a pair ends with its second half."""
-        pair = self._pass.pair
-        if pair is not None and (kind, stage.stage_index, microbatch) != pair.parts[1].key:
-            return
-        if kind is not Kind.F or not stage.is_last:
-            self.close_op()
-
-    def close_op(self) -> None:
-        current = self._pass
-        if current.open is not None:
-            current.open.__exit__(None, None, None)
-            current.open = None
-        current.pair = None
-
-    def _chunk(self, stage: int) -> int:
-        stages = self._pass.stages
-        return stages.index(stage) if stage in stages else 0
-
-    # Messages
-
-    def begin_batch(self, ops: Sequence[Any]) -> Range | None:
-        """Messages are about to be posted together; the range of the call, where it says whose they are."""
-        current = self._pass
-        if current.pair is None:
-            self.close_op()
-        if not current.trains or current.schedule is None or not self._recorder.listening:
-            return None
-        transfers = transfers_of(ops)
-        if not transfers:
-            return None
-        opened = self._recorder.mark(P2PMark(tuple(transfers), Axis.PP, self._passes.num_steps))
-        opened.__enter__()
-        return opened
-
-    def end_batch(self, opened: Range, ops: Sequence[Any], result: Any) -> None:
-        opened.__exit__(None, None, None)
+        with posted:
+            result = yield
         works = [work for work in (result if isinstance(result, list) else [result]) if is_work(work)]
-        step = self._passes.num_steps
         if len(works) == len(ops):
             for op, work in zip(ops, works, strict=True):
-                self._works.watch(work, tuple(TransferWait(self._recorder, t, step) for t in transfers_of([op])))
+                running.watch(work, transfers_of([op]))
         elif works:
-            waits = tuple(TransferWait(self._recorder, transfer, step) for transfer in transfers_of(ops))
-            self._works.watch(works[-1], waits)
+            running.watch(works[-1], transfers_of(ops))
 
-    def begin_reduce(self) -> Range | None:
-        self.close_op()
-        if not self._pass.trains:
-            return None
-        opened = self._recorder.span(SpanKind.GRAD_SYNC, self._passes.num_steps)
-        opened.__enter__()
-        return opened
+    def _watch_reduce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        self._end_op()
+        if self._local.running.runs:
+            yield from watch_span(self._listener, SpanKind.GRAD_SYNC, args, kwargs)
 
 
 def plan_of(schedule: Any, pp: int) -> Plan | None:
@@ -268,102 +206,17 @@ def transfers_of(ops: Sequence[Any]) -> list[Transfer]:
         if action is None:
             return []
         key = (action, int(op.peer))
-        size_by_transfer[key] = size_by_transfer.get(key, 0) + op.tensor.numel() * op.tensor.element_size()
+        size_by_transfer[key] = size_by_transfer.get(key, 0) + num_bytes(op.tensor)
     return [Transfer(action, peer, size) for (action, peer), size in size_by_transfer.items()]
 
 
-class _StepHook(Hook):
-    def __init__(self, pipelining: PipeliningHooks) -> None:
-        self._pipelining = pipelining
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
-        return self._pipelining.begin_pass(args[0])
-
-    def after(self, token: Range | None, result: Any) -> None:
-        self._pipelining.end_pass(token)
-
-    def failed(self, token: Range | None) -> None:
-        self._pipelining.end_pass(token)
+def _microbatch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The microbatch, which a stage's methods take first."""
+    return int(args[1] if len(args) > 1 else next(iter(kwargs.values())))
 
 
-class _OpHook(Hook):
-    def __init__(self, pipelining: PipeliningHooks, kind: Kind) -> None:
-        self._pipelining = pipelining
-        self._kind = kind
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, Any, int]:
-        stage = args[0]
-        microbatch = int(args[1] if len(args) > 1 else next(iter(kwargs.values())))
-        kind = self._kind
-        if kind is Kind.B and not (args[3] if len(args) > 3 else kwargs.get("full_backward", True)):
-            kind = Kind.I
-        self._pipelining.begin_op(kind, stage.stage_index, microbatch)
-        return kind, stage, microbatch
-
-    def after(self, token: tuple[Kind, Any, int], result: Any) -> None:
-        self._pipelining.end_op(*token)
-
-    def failed(self, token: tuple[Kind, Any, int]) -> None:
-        self._pipelining.close_op()
-
-
-class _LossHook(Hook):
-    """The loss belongs to the forward of the last stage."""
-
-    def __init__(self, pipelining: PipeliningHooks) -> None:
-        self._pipelining = pipelining
-
-    def after(self, token: Any, result: Any) -> None:
-        if self._pipelining._pass.pair is None:
-            self._pipelining.close_op()
-
-    def failed(self, token: Any) -> None:
-        self._pipelining.close_op()
-
-
-class _MessagesHook(Hook):
-    """Writes on each P2P op of a stage which message it carries."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action:
-        microbatch = int(args[1] if len(args) > 1 else next(iter(kwargs.values())))
-        return Action(self._kind, args[0].stage_index, microbatch)
-
-    def after(self, token: Action, result: Any) -> None:
-        for op in result:
-            setattr(op, _TAG, token)
-
-
-class _BatchHook(Hook):
-    def __init__(self, pipelining: PipeliningHooks) -> None:
-        self._pipelining = pipelining
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Range | None, Sequence[Any]]:
-        ops = args[0] if args else kwargs["p2p_ops"]
-        return (self._pipelining.begin_batch(ops) if ops else None), ops
-
-    def after(self, token: tuple[Range | None, Sequence[Any]], result: Any) -> None:
-        opened, ops = token
-        if opened is not None:
-            self._pipelining.end_batch(opened, ops, result)
-
-    def failed(self, token: tuple[Range | None, Sequence[Any]]) -> None:
-        if token[0] is not None:
-            token[0].__exit__(None, None, None)
-
-
-class _ReduceHook(Hook):
-    def __init__(self, pipelining: PipeliningHooks) -> None:
-        self._pipelining = pipelining
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
-        return self._pipelining.begin_reduce()
-
-    def after(self, token: Range | None, result: Any) -> None:
-        if token is not None:
-            token.__exit__(None, None, None)
-
-    def failed(self, token: Range | None) -> None:
-        self.after(token, None)
+def _name_messages(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+    """Write on each P2P op of a stage which message it carries."""
+    action = Action(kind, args[0].stage_index, _microbatch_of(args, kwargs))
+    for op in (yield):
+        setattr(op, _TAG, action)

@@ -5,52 +5,30 @@ An adapter says what runs; this opens and closes the ranges. Several tensors of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from instrument.adapters.hooks import Hook
+from instrument.adapters.hooks import Watch
 from instrument.adapters.works import Works
-from instrument.recorder import Range, Recorder
+from instrument.recorder import Range, Recorder, null_range
+from instrument.session import Session
 from pptrace.marks import Axis, ExchangeMark, Link, OpMark, P2PMark, SpanKind, Transfer, WaitMark
-from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
-
-
-class PassListener(Protocol):
-    """Listener of a session to the passes of a pipeline."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def num_steps(self) -> int: ...
-
-    def begin_pass(self) -> None:
-        """A pass of a pipeline with backwards begins."""
-
-    def begin_optimizer(self, optimizer: object) -> None:
-        """The step of a wrapper of optimizers begins: what steps inside is part of it."""
-
-    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
-        """End the optimizer's step; not ``stepped``: it raised."""
-
-    def describe_watched(
-        self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
-    ) -> None:
-        """Say which runtime runs what."""
 
 
 @dataclass(slots=True)
 class WatchedPass:
     """The pass that runs now. Outside a pass, and in one without backwards, no op and no message is named."""
 
-    listener: PassListener
+    listener: Session
     works: Works
     runs: bool = False
     """True if a pass with backwards runs."""
+    pairs: dict[tuple[int, int | None], Action] = field(default_factory=dict)
+    """Overlapped pairs of the plan by stage and microbatch of their forward."""
     _planned: dict[tuple[Kind, int, int | None], Action] = field(default_factory=dict)
-    _pairs: dict[tuple[int, int | None], Action] = field(default_factory=dict)
     _evaluation: Range | None = None
     _op: Range | None = None
 
@@ -59,8 +37,8 @@ class WatchedPass:
         self.end()
         self.listener.begin_pass()
         actions = plan.compute_actions(pp_rank) if plan is not None and pp_rank < plan.pp else ()
-        self._planned = {action.key: action for entry in actions for action in entry.halves}
-        self._pairs = {(pair.stage, pair.microbatch): pair for pair in actions if pair.parts}
+        self._planned = {action.key: action for entry in actions for action in (entry, *entry.halves)}
+        self.pairs = {(pair.stage, pair.microbatch): pair for pair in actions if pair.parts}
         self.runs = True
 
     def begin_evaluation(self) -> None:
@@ -76,23 +54,19 @@ class WatchedPass:
             self._evaluation.__exit__(None, None, None)
             self._evaluation = None
 
-    def begin_op(self, kind: Kind, stage: int, microbatch: int, chunk: int) -> None:
-        """An op begins; one that was left open ends."""
-        self._begin(self._planned.get((kind, stage, microbatch)), Action(kind, stage, microbatch, chunk, Phase.STEADY))
+    def begin_op(self, op: Action) -> None:
+        """An op begins, with the plan's phase where that has it; one that was left open ends."""
+        self.end_op()
+        if self.runs and self.listener.recorder.listening:
+            planned = self._planned.get(op.key)
+            self._op = self.listener.recorder.mark(OpMark(planned or op, self.listener.num_steps, planned is not None))
+            self._op.__enter__()
 
     def begin_pair(self, forward: Action, backward: Action) -> None:
         """A forward and a backward begin that overlap each other; named as a pair only where the plan has it."""
-        pair = self._pairs.get((forward.stage, forward.microbatch))
+        pair = self.pairs.get((forward.stage, forward.microbatch))
         if pair is not None and pair.parts[1].key == backward.key:
-            self._begin(pair, pair)
-
-    def _begin(self, planned: Action | None, otherwise: Action) -> None:
-        self.end_op()
-        if self.runs and self.listener.recorder.listening:
-            self._op = self.listener.recorder.mark(
-                OpMark(planned or otherwise, self.listener.num_steps, planned is not None)
-            )
-            self._op.__enter__()
+            self.begin_op(pair)
 
     def end_op(self) -> None:
         if self._op is not None:
@@ -100,18 +74,18 @@ class WatchedPass:
             self._op = None
 
     def post(self, transfers: Sequence[Transfer]) -> Range | None:
-        """Messages are about to be posted together: the range of the call, for :meth:`posted`."""
+        """The range of a call that posts messages together; None where nobody listens."""
         recorder = self.listener.recorder
         if not transfers or not self.runs or not recorder.listening:
             return None
-        return _opened(recorder.mark(P2PMark(tuple(transfers), Axis.PP, self.listener.num_steps)))
+        return recorder.mark(P2PMark(tuple(transfers), Axis.PP, self.listener.num_steps))
 
-    def exchange(self, links: Sequence[Link]) -> Range | None:
-        """Messages without a microbatch, such as the shapes of the next ones, are about to be exchanged."""
+    def exchange(self, links: Sequence[Link]) -> Range:
+        """The range of an exchange of messages without a microbatch, such as the shapes of the next ones."""
         recorder = self.listener.recorder
         if not links or not self.runs or not recorder.listening:
-            return None
-        return _opened(recorder.mark(ExchangeMark(tuple(links), Axis.PP, self.listener.num_steps)))
+            return null_range()
+        return recorder.mark(ExchangeMark(tuple(links), Axis.PP, self.listener.num_steps))
 
     def watch(self, work: Any, transfers: Sequence[Transfer]) -> None:
         """Mark the waits for a handle that these messages complete with."""
@@ -119,43 +93,21 @@ class WatchedPass:
         self.works.watch(work, tuple(TransferWait(self.listener.recorder, transfer, step) for transfer in transfers))
 
 
-class OptimizerHook(Hook):
-    """The step of a wrapper of optimizers, a method."""
-
-    def __init__(self, listener: PassListener) -> None:
-        self._listener = listener
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._listener.begin_optimizer(args[0])
-        return args[0]
-
-    def after(self, token: Any, result: Any) -> None:
-        self._listener.end_optimizer(token, stepped=True)
-
-    def failed(self, token: Any) -> None:
-        self._listener.end_optimizer(token, stepped=False)
+def watch_optimizer(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+    """Watch the step of a wrapper of optimizers, a method."""
+    listener.begin_optimizer(args[0])
+    stepped = False
+    try:
+        yield
+        stepped = True
+    finally:
+        listener.end_optimizer(args[0], stepped=stepped)
 
 
-class SpanHook(Hook):
-    """A function whose time is a span, such as the synchronisation of gradients."""
-
-    def __init__(self, listener: PassListener, kind: SpanKind) -> None:
-        self._listener = listener
-        self._kind = kind
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range:
-        return _opened(self._listener.recorder.span(self._kind, self._listener.num_steps))
-
-    def after(self, token: Range, result: Any) -> None:
-        token.__exit__(None, None, None)
-
-    def failed(self, token: Range) -> None:
-        token.__exit__(None, None, None)
-
-
-def _opened(entered: Range) -> Range:
-    entered.__enter__()
-    return entered
+def watch_span(listener: Session, kind: SpanKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+    """Watch a function whose time is a span, such as the synchronisation of gradients."""
+    with listener.recorder.span(kind, listener.num_steps):
+        yield
 
 
 @dataclass(slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.calls import Call
+from instrument.adapters.hooks import Hooks, Watch
 
 
 class Awaited(Protocol):
@@ -22,64 +24,68 @@ class Awaited(Protocol):
     def failed(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class CallWait:
+    """A call as its handle knows it; ``tell`` takes what happens to it, by name of an observer's method."""
+
+    tell: Callable[[str, Call], None]
+    call: Call
+
+    def waiting(self) -> None:
+        self.tell("waiting", self.call)
+
+    def completed(self) -> None:
+        self.tell("completed", self.call)
+
+    def failed(self) -> None:
+        self.tell("failed", self.call)
+
+
 class Works:
     """The handles that are watched; the script keeps them alive, not we."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._carried: WeakKeyDictionary[Any, tuple[Awaited, ...]] = WeakKeyDictionary()
         self._lock = threading.Lock()
-        hooks.wrap(dist.Work, "wait", _Wait(self))
-        hooks.wrap(dist.Work, "is_completed", _IsCompleted(self))
+        hooks.wrap(dist.Work, "wait", self._watch_wait)
+        hooks.wrap(dist.Work, "is_completed", self._watch_is_completed)
 
     def watch(self, work: Any, carried: Sequence[Awaited]) -> None:
         """Tell ``carried`` of the waits for a handle, besides those that it has."""
         with self._lock:
             self._carried[work] = (*self._carried.get(work, ()), *carried)
 
-    def of(self, work: Any) -> tuple[Awaited, ...]:
+    def _of(self, work: Any) -> tuple[Awaited, ...]:
         """Calls of a handle that are not complete yet."""
         return self._carried.get(work, ()) if type(work) is dist.Work else ()
 
-    def take(self, work: Any) -> tuple[Awaited, ...]:
+    def _take(self, work: Any) -> tuple[Awaited, ...]:
         """The same, and forget it: the handle is complete."""
         with self._lock:
             return self._carried.pop(work, ())
+
+    def _watch_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        carried = self._of(args[0])
+        if not carried:
+            return
+        for item in carried:
+            item.waiting()
+        try:
+            yield
+        except GeneratorExit:
+            for item in reversed(self._take(args[0])):
+                item.failed()
+            raise
+        for item in reversed(self._take(args[0])):
+            item.completed()
+
+    def _watch_is_completed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        is_completed = yield
+        if is_completed and self._of(args[0]):
+            for item in self._take(args[0]):
+                item.completed()
 
 
 def is_work(result: object) -> bool:
     """Return whether a call returned a handle that can be waited for; a coalesced call's stand-in cannot."""
     return type(result) is dist.Work or (isinstance(result, dist.Work) and type(result).__name__ != "_IllegalWork")
-
-
-class _Wait(Hook):
-    def __init__(self, works: Works) -> None:
-        self._works = works
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        carried = self._works.of(args[0])
-        for item in carried:
-            item.waiting()
-        return args[0] if carried else None
-
-    def after(self, token: Any, result: Any) -> None:
-        if token is not None:
-            for item in reversed(self._works.take(token)):
-                item.completed()
-
-    def failed(self, token: Any) -> None:
-        if token is not None:
-            for item in reversed(self._works.take(token)):
-                item.failed()
-
-
-class _IsCompleted(Hook):
-    def __init__(self, works: Works) -> None:
-        self._works = works
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0]
-
-    def after(self, token: Any, result: Any) -> None:
-        if result and self._works.of(token):
-            for item in self._works.take(token):
-                item.completed()

@@ -27,6 +27,14 @@ def gradient_of(parameter: Tensor) -> Tensor:
     return local(parameter.grad)
 
 
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to what ``.grad`` holds."""
+    if parameter.grad is None:
+        parameter.grad = gradient.to(gradient_dtype(parameter))
+    else:
+        parameter.grad += gradient
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, or a tensor itself."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor

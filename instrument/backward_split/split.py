@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from instrument.backward_split.gradients_of import gradient_dtype
+from instrument.backward_split.gradients_of import add_gradient
 from pptrace.errors import PptraceError
 
 
@@ -104,11 +104,11 @@ class LinearWork:
 
     def run(self) -> None:
         if self.weight.grad is None or self.weight.grad.dtype != self.input.dtype:
-            _add(self.weight, self.gradient.t().mm(self.input))
+            add_gradient(self.weight, self.gradient.t().mm(self.input))
         else:
             self.weight.grad.addmm_(self.gradient.t(), self.input)
         if self.bias is not None:
-            _add(self.bias, self.gradient.sum(0))
+            add_gradient(self.bias, self.gradient.sum(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,7 @@ class BiasWork:
     gradient: Tensor  # (rows, out)
 
     def run(self) -> None:
-        _add(self.bias, self.gradient.sum(0))
+        add_gradient(self.bias, self.gradient.sum(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +131,7 @@ class EmbeddingWork:
     gradient: Tensor
 
     def run(self) -> None:
-        _add(self.weight, embedding_gradient(self.indices, self.gradient, self.weight))
+        add_gradient(self.weight, embedding_gradient(self.indices, self.gradient, self.weight))
 
 
 class _Linear(torch.autograd.Function):
@@ -179,10 +179,3 @@ class _Embedding(torch.autograd.Function):
 def embedding_gradient(indices: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
     """The weight gradient of an embedding: each output gradient (…, hidden) added to the row that ``indices`` (…) looked up."""
     return torch.ops.aten.embedding_dense_backward(gradient, indices, weight.shape[0], -1, False)  # type: ignore[no-any-return]
-
-
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient.to(gradient_dtype(parameter))
-    else:
-        parameter.grad += gradient

@@ -13,7 +13,7 @@ from instrument.context.gather import GatherAttention
 from instrument.context.ring import RingAttention
 from instrument.context.shard import ContextShape, KeyExchange
 from instrument.context.ulysses import Ulysses, ulysses_kv_heads
-from instrument.mesh import Mesh
+from instrument.mesh import Mesh, make_groups
 from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.errors import UsageError
@@ -107,13 +107,9 @@ def _check_heads(heads: int, kv_heads: int) -> None:
 
 def _subgroup(mesh: Mesh, groups: list[list[int]], description: str) -> dist.ProcessGroup:
     """Make every group of context ranks for all coordinates on the other axes; return the one that has this rank."""
-    group_of_rank: dist.ProcessGroup | None = None
-    backend = dist.get_backend(mesh.groups[Axis.CP])
-    for whole_group in mesh.shape.groups_of(Axis.CP):
-        for context_ranks in groups:
-            members = [whole_group[cp] for cp in context_ranks]
-            group = dist.new_group(members, backend=backend, group_desc=description)
-            if mesh.rank in members:
-                group_of_rank = group
-    assert group_of_rank is not None, "every rank is in one group"
-    return group_of_rank
+    members = [
+        [whole[cp] for cp in context_ranks] for whole in mesh.shape.groups_of(Axis.CP) for context_ranks in groups
+    ]
+    group = make_groups(members, dist.get_backend(mesh.groups[Axis.CP]), description)
+    assert group is not None, "every rank is in one group"
+    return group

@@ -11,7 +11,6 @@ cut into consecutive pieces, one for each of its Ulysses ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -130,16 +129,3 @@ def shard_sequence(whole: Tensor, shape: ContextShape, rank: int, dim: int = 1) 
     """A context rank's shard of ``whole`` (tokens, targets, position ids, activations), whose sequence is ``dim``."""
     spans = shape.spans(whole.shape[dim], rank)
     return torch.cat([whole.narrow(dim, span.start, len(span)) for span in spans], dim)
-
-
-def join(shards: Sequence[Tensor], shape: ContextShape, dim: int = 1) -> Tensor:
-    """The whole of which ``shards`` are the shards of all context ranks in order; the inverse of :func:`shard_sequence`."""
-    if len(shards) != shape.size:
-        raise UsageError(f"found {len(shards)} shards of a sequence that is cut over cp={shape.size} ranks")
-    sequence = sum(shard.shape[dim] for shard in shards)
-    runs: dict[int, Tensor] = {}
-    for rank, shard in enumerate(shards):
-        spans = shape.spans(sequence, rank)
-        for span, run in zip(spans, torch.split(shard, [len(span) for span in spans], dim), strict=True):
-            runs[span.start] = run
-    return torch.cat([runs[start] for start in sorted(runs)], dim)

@@ -23,13 +23,6 @@ class Square:
     keys: slice
     masked: bool = False
 
-    @property
-    def num_scores(self) -> int:
-        """Elements of the score matrix that count, for one head of one sequence."""
-        rows = self.queries.stop - self.queries.start
-        columns = self.keys.stop - self.keys.start
-        return int(rows * (rows + 1) // 2 if self.masked else rows * columns)
-
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
@@ -77,9 +70,3 @@ class RingPlan:
             return Square(whole, whole) if earlier else None
         half = self.length // 2
         return Square(whole, slice(0, half)) if earlier else Square(slice(half, self.length), whole)
-
-    @property
-    def num_scores(self) -> int:
-        """Elements of the score matrix that this rank computes, for one head of one sequence."""
-        steps = [self.local, *(self.remote(step) for step in range(1, self.ring))]
-        return sum(square.num_scores for square in steps if square is not None)

@@ -7,13 +7,11 @@ over the ranks that used it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from instrument.collectives import AxisGroup
+from instrument.linear_map import LinearMap
 from pptrace.errors import UsageError
 
 
@@ -58,7 +56,7 @@ class Ulysses:
         # Ordered by receiving rank, so that one message carries all three.
         parts = [tensor.view(tensor.shape[0], size, -1, *tensor.shape[2:]) for tensor in (q, k, v)]
         joined = torch.cat(parts, 2).flatten(1, 2)
-        swapped: Tensor = _HeadsForPositions.apply(joined, self)  # type: ignore[no-untyped-call]
+        swapped = _HeadsForPositions.of(joined, self.heads_for_positions, self.positions_for_heads)
         q, k, v = torch.split(swapped, [part.shape[2] for part in parts], 1)
         return q, k, v
 
@@ -67,8 +65,7 @@ class Ulysses:
 
         All-to-all in forward, the reverse all-to-all in backward.
         """
-        gathered: Tensor = _PositionsForHeads.apply(out, self)  # type: ignore[no-untyped-call]
-        return gathered
+        return _PositionsForHeads.of(out, self.positions_for_heads, self.heads_for_positions)
 
     def heads_for_positions(self, x: Tensor) -> Tensor:
         """Exchange heads for positions; ``x`` (b, P · h, n, d) → (b, h, P · n, d)."""
@@ -85,25 +82,9 @@ class Ulysses:
         return self.group.all_to_all(pieces).movedim(0, 1).flatten(1, 2)
 
 
-class _HeadsForPositions(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ulysses: Ulysses) -> Tensor:
-        ctx.ulysses = ulysses
-        return ulysses.heads_for_positions(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.ulysses.positions_for_heads(grad), None
+class _HeadsForPositions(LinearMap):
+    """All positions of some heads, and back."""
 
 
-class _PositionsForHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ulysses: Ulysses) -> Tensor:
-        ctx.ulysses = ulysses
-        return ulysses.positions_for_heads(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.ulysses.heads_for_positions(grad), None
+class _PositionsForHeads(LinearMap):
+    """All heads of some positions, and back."""

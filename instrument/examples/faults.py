@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from instrument import session
 from instrument.expert.layer import ExpertLayer
+from instrument.linear_map import LinearMap
 from instrument.mesh import Mesh
 from instrument.models import sleeping
 from instrument.pipeline import runtime, transport
@@ -263,17 +263,8 @@ _EXPECTED = ", ".join(
 )
 
 
-class _SleepOfRows(Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, row_s: float) -> Tensor:
-        ctx.row_s = row_s
-        sleeping._sleep(rows.device, len(rows) * row_s)
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        sleeping._sleep(gradients[0].device, 2 * len(gradients[0]) * ctx.row_s)
-        return gradients[0], None
+class _SleepOfRows(LinearMap):
+    """Identity in both directions; sleeps in each."""
 
 
 def make_experts_sleep(row_s: float) -> None:
@@ -282,8 +273,11 @@ def make_experts_sleep(row_s: float) -> None:
     """
     compute = ExpertLayer._compute
 
+    def sleep(seconds: float, rows: Tensor) -> Tensor:
+        sleeping._sleep(rows.device, len(rows) * seconds)
+        return rows.view_as(rows)
+
     def sleep_and_compute(self: ExpertLayer, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
-        slept: Tensor = _SleepOfRows.apply(rows, row_s)  # type: ignore[no-untyped-call]
-        return compute(self, slept, rows_of_expert)
+        return compute(self, _SleepOfRows.of(rows, partial(sleep, row_s), partial(sleep, 2 * row_s)), rows_of_expert)
 
     ExpertLayer._compute = sleep_and_compute  # type: ignore[method-assign]

@@ -50,7 +50,6 @@ from instrument.optim.control_channel import ControlChannel
 from instrument.optim.main_parameters import make_adamw
 from instrument.pipeline.handlers import skipped_kinds
 from instrument.pipeline.runtime import PipelineRuntime
-from pptrace.axes import MESH_ORDER
 from pptrace.errors import PptraceError
 from pptrace.marks import SpanKind
 from pptrace.sizes.gpt_facts import GptFacts
@@ -139,7 +138,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
 def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, options: argparse.Namespace) -> None:
     """Record mesh, plan, model and predictions in the trace."""
     shape, facts, on_device = mesh.shape, _gpt_facts(settings, options), settings.wiring.device.type == "cuda"
-    sizes = {"vpp": settings.plan.num_chunks, **{str(axis): shape.size_of(axis) for axis in MESH_ORDER}}
+    sizes = {"vpp": settings.plan.num_chunks, **{str(axis): size for axis, size in shape.sizes.items()}}
     if settings.model.experts is not None:
         sizes |= {"ep": shape.ep, "etp": shape.etp}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from instrument.expert.dispatch import Compute
 from instrument.expert.exchange import gather_rows, scatter_rows
 from instrument.expert.groups import ExpertGroups
-from instrument.expert.places import counts_of
+from instrument.expert_counts import counts_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from instrument.expert.losses import count_routes
+
 
 def keep_within(chosen: Tensor, capacity: int, num_experts: int, weights: Tensor | None = None) -> Tensor:
     """Return which routes are kept.
@@ -33,8 +35,7 @@ def keep_within(chosen: Tensor, capacity: int, num_experts: int, weights: Tensor
         priority = torch.sort(weights.flatten(1), dim=1, descending=True, stable=True).indices
     routes = chosen.flatten(1)
     by_expert = torch.sort(routes.gather(1, priority), dim=1, stable=True)
-    counts = torch.zeros(sequences, num_experts, dtype=torch.int64, device=chosen.device)
-    counts.scatter_add_(1, routes, torch.ones_like(routes))
+    counts = count_routes(chosen, num_experts)
     first = counts.cumsum(1) - counts
     slot = torch.arange(tokens * top_k, device=chosen.device) - first.gather(1, by_expert.values)
     kept = torch.empty_like(routes, dtype=torch.bool)

@@ -13,16 +13,18 @@ The parts are needed on the host: on a GPU a layer waits for them once in each f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from instrument.expert.exchange import Exchange, gather_rows, scatter_rows, travel
 from instrument.expert.groups import ExpertGroups
-from instrument.expert.places import Places, counts_of, inverse, permutation, weighted_sum
+from instrument.expert.places import Places, inverse, permutation, weighted_sum
+from instrument.expert_counts import counts_of
 
 Compute = Callable[[Tensor, Sequence[int]], Tensor]
 """(rows, h) of this rank's experts, one expert after another, and how many of each → (rows, h)."""
@@ -46,44 +48,14 @@ class TokenDispatch(Protocol):
         ...
 
 
-@runtime_checkable
-class RowDispatch(TokenDispatch, Protocol):
-    """A way by two exchanges of rows."""
-
-    @property
-    def exchange(self) -> Exchange:
-        """The way of :meth:`leave`'s rows to the experts' ranks; what these compute takes the mirrored way."""
-        ...
-
-    def leave(self, tokens: Tensor) -> Tensor:
-        """(n, h) tokens → rows that set out."""
-        ...
-
-    def compute(self, rows: Tensor, compute: Compute) -> Tensor:
-        """Rows that arrived → what this rank's experts make of them, in the same order."""
-        ...
-
-    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Rows that came back, (n, k) weights → (n, h)."""
-        ...
-
-
-def run_rows(dispatch: RowDispatch, tokens: Tensor, weights: Tensor, compute: Compute) -> Tensor:
-    """:meth:`TokenDispatch.run`, one thing after another."""
-    rows = dispatch.compute(travel(dispatch.leave(tokens), dispatch.exchange), compute)
-    return dispatch.combine(travel(rows, dispatch.exchange.mirrored), weights)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Dispatch:
-    """The places to which the rows of n tokens with k routes each go, and what this rank's experts receive.
+class RowDispatch(ABC):
+    """A way by two exchanges of rows.
 
     Args:
         groups: the ranks that share the experts.
-        exchange: between the ranks of ep.
-        leaving: this rank's rows by expert, without dropped routes.
-        gathered: rows that came to each rank of etp.
-        by_expert: all of these rows by expert, their order kept; None where they come so.
+        exchange: between the ranks of ep, of :meth:`leave`'s rows; what the experts compute takes the mirrored way.
+        leaving: this rank's rows, one expert's behind the other's.
         rows_of_expert: of each expert of this rank.
         counts: of this rank's tokens.
     """
@@ -91,16 +63,38 @@ class Dispatch:
     groups: ExpertGroups
     exchange: Exchange
     leaving: Places
-    gathered: Sequence[int]
-    by_expert: Places | None
     rows_of_expert: Sequence[int]
     counts: Tensor
 
     def run(self, tokens: Tensor, weights: Tensor, compute: Compute) -> Tensor:
-        return run_rows(self, tokens, weights, compute)
+        """:meth:`TokenDispatch.run`, one thing after another."""
+        rows = self.compute(travel(self.leave(tokens), self.exchange), compute)
+        return self.combine(travel(rows, self.exchange.mirrored), weights)
 
     def leave(self, tokens: Tensor) -> Tensor:
+        """(n, h) tokens → rows that set out."""
         return self.leaving.spread(tokens)
+
+    @abstractmethod
+    def compute(self, rows: Tensor, compute: Compute) -> Tensor:
+        """Rows that arrived → what this rank's experts make of them, in the same order."""
+
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Rows that came back, (n, k) weights → (n, h)."""
+        return weighted_sum(self.leaving.to_routes(rows), weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dispatch(RowDispatch):
+    """The rows of routes that are kept, and what this rank's experts receive.
+
+    Args:
+        gathered: rows that came to each rank of etp.
+        by_expert: all of these rows by expert, their order kept; None where they come so.
+    """
+
+    gathered: Sequence[int]
+    by_expert: Places | None
 
     def compute(self, rows: Tensor, compute: Compute) -> Tensor:
         rows = gather_rows(rows, self.gathered, self.groups.etp)
@@ -110,9 +104,6 @@ class Dispatch:
         if self.by_expert is not None:
             rows = self.by_expert.to_routes(rows)
         return scatter_rows(rows, self.gathered, self.groups.etp)
-
-    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        return weighted_sum(self.leaving.to_routes(rows), weights)
 
 
 def make_dispatch(chosen: Tensor, num_experts: int, groups: ExpertGroups) -> Dispatch:
@@ -139,7 +130,7 @@ def make_dispatch(chosen: Tensor, num_experts: int, groups: ExpertGroups) -> Dis
         by_expert = permutation(torch.argsort(experts, stable=True))
     num_kept = sum(sent)
     leaving = Places(order[:num_kept], inverse(order), num_kept < len(order))
-    return Dispatch(groups, Exchange(ep, sent, received), leaving, gathered, by_expert, rows_of_expert, counts)
+    return Dispatch(groups, Exchange(ep, sent, received), leaving, rows_of_expert, counts, gathered, by_expert)
 
 
 def _on_host(*counts: Tensor) -> list[list[int]]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
 
 from instrument.collectives import AxisGroup, Pending
+from instrument.linear_map import LinearMap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +48,7 @@ def travel(rows: Tensor, exchange: Exchange) -> Tensor:
     """All-to-all of rows in forward, of their gradients back in backward."""
     if exchange.group.size == 1:
         return rows
-    arrived: Tensor = _Travel.apply(rows, exchange)  # type: ignore[no-untyped-call]
-    return arrived
+    return _Travel.of(rows, exchange.run, exchange.mirrored.run)
 
 
 class Journey:
@@ -73,41 +74,40 @@ def gather_rows(rows: Tensor, of_rank: Sequence[int] | None, group: AxisGroup) -
     """
     if group.size == 1:
         return rows
-    gathered: Tensor = _GatherRows.apply(rows, of_rank, group)  # type: ignore[no-untyped-call]
-    return gathered
+    return _GatherRows.of(rows, partial(_gather, of_rank, group), partial(_scatter, of_rank, group))
 
 
 def scatter_rows(rows: Tensor, of_rank: Sequence[int] | None, group: AxisGroup) -> Tensor:
     """The sum over the ranks of ``group`` of this rank's rows; the inverse way of :func:`gather_rows`."""
     if group.size == 1:
         return rows
-    scattered: Tensor = _ScatterRows.apply(rows, of_rank, group)  # type: ignore[no-untyped-call]
-    return scattered
+    return _ScatterRows.of(rows, partial(_scatter, of_rank, group), partial(_gather, of_rank, group))
 
 
-def _gather(rows: Tensor, of_rank: Sequence[int] | None, group: AxisGroup) -> Tensor:
+def _gather(of_rank: Sequence[int] | None, group: AxisGroup, rows: Tensor) -> Tensor:
     """gloo gathers equal parts alone: of uneven ones each rank gets the same rows by an all-to-all."""
     if of_rank is None:
         return group.all_gather(rows)
     return group.all_to_all_rows(rows.repeat(group.size, 1), [len(rows)] * group.size, of_rank)
 
 
-def _scatter(rows: Tensor, of_rank: Sequence[int] | None, group: AxisGroup) -> Tensor:
+def _scatter(of_rank: Sequence[int] | None, group: AxisGroup, rows: Tensor) -> Tensor:
     if of_rank is None:
         return group.reduce_scatter(rows)
     own = of_rank[group.rank]
     return group.all_to_all_rows(rows, of_rank, [own] * group.size).view(group.size, own, rows.shape[1]).sum(0)
 
 
-class _Travel(Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.run(rows)
+class _Travel(LinearMap):
+    """An all-to-all, and back."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.exchange.mirrored.run(gradients[0]), None
+
+class _GatherRows(LinearMap):
+    """The rows of all ranks, and the sum of their gradients."""
+
+
+class _ScatterRows(LinearMap):
+    """The sum of all ranks' rows, and the gradients of all."""
 
 
 class _Depart(Function):
@@ -135,25 +135,3 @@ class _Arrive(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         ctx.journey.returning = ctx.journey.exchange.mirrored.start(gradients[0])
         return gradients[0].new_empty(0), None
-
-
-class _GatherRows(Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, of_rank: Sequence[int] | None, group: AxisGroup) -> Tensor:
-        ctx.of_rank, ctx.group = of_rank, group
-        return _gather(rows, of_rank, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _scatter(gradients[0].contiguous(), ctx.of_rank, ctx.group), None, None
-
-
-class _ScatterRows(Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, of_rank: Sequence[int] | None, group: AxisGroup) -> Tensor:
-        ctx.of_rank, ctx.group = of_rank, group
-        return _scatter(rows, of_rank, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _gather(gradients[0].contiguous(), ctx.of_rank, ctx.group), None, None

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
 from instrument.expert.all_gather import make_gathered
@@ -31,6 +30,7 @@ from instrument.expert.pieces import Pieces, Tape
 from instrument.expert.router import Router, jittered, keep_second, probabilities_of, weights_of
 from instrument.expert.shared import SharedMlp
 from instrument.expert.unit import SequenceParts
+from instrument.linear_map import LinearMap
 from instrument.seeds import mix
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.sequence.shards import local_part
@@ -57,15 +57,6 @@ class RoutesOfForward:
     def __init__(self, key: ForwardKey = ForwardKey()) -> None:  # noqa: B008 — frozen
         self.key = key
         self.routes: Routes | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sending:
-    """Tokens (n, h) of a rank, their weights (n, k), and how they come to their experts."""
-
-    tokens: Tensor
-    weights: Tensor
-    dispatch: TokenDispatch
 
 
 class ExpertLayer(nn.Module):
@@ -109,11 +100,10 @@ class ExpertLayer(nn.Module):
 
     def forward(self, x: Tensor, kept: RoutesOfForward | None = None) -> Tensor:
         """``kept`` is filled by a forward; one that has it filled follows its decisions."""
-        sending = self._send(x, kept or RoutesOfForward())
-        dispatch = sending.dispatch
+        tokens, weights, dispatch = self._send(x, kept or RoutesOfForward())
         if self.options.overlap and self._travels and isinstance(dispatch, RowDispatch):
-            return self._overlapped(x, sending, dispatch)
-        return self._finished(x, sending)
+            return self._overlapped(x, tokens, weights, dispatch)
+        return self._finished(x, tokens, weights, dispatch)
 
     def in_pieces(
         self, x: Tensor, kept: RoutesOfForward, tape: Tape, residual: Tensor
@@ -126,15 +116,14 @@ class ExpertLayer(nn.Module):
         Returns:
             The output, and ``residual`` behind the cuts.
         """
-        sending = self._send(x, kept)
-        dispatch = sending.dispatch
+        tokens, weights, dispatch = self._send(x, kept)
         if not (self._travels and isinstance(dispatch, RowDispatch)):
-            return self._finished(x, sending), residual
-        crossing = [residual, sending.weights]
+            return self._finished(x, tokens, weights, dispatch), residual
+        crossing = [residual, weights]
         if self.shared is not None:
             hidden, coefficients = self.shared.begin(x)
             crossing += [self.shared.end(hidden), *([] if coefficients is None else [coefficients])]
-        rows, crossing = yield from tape.travel(dispatch.exchange, dispatch.leave(sending.tokens), crossing)
+        rows, crossing = yield from tape.travel(dispatch.exchange, dispatch.leave(tokens), crossing)
         rows, _ = yield from tape.travel(dispatch.exchange.mirrored, dispatch.compute(rows, self._compute), [])
         residual, weights, *shared = crossing
         output = self._received(x, dispatch.combine(rows, weights))
@@ -167,13 +156,14 @@ class ExpertLayer(nn.Module):
         """Return whether ranks of tp have the same tokens, of which each routes a part."""
         return self.region.group.size > 1 and not self.region.sequence
 
-    def _send(self, x: Tensor, kept: RoutesOfForward) -> Sending:
+    def _send(self, x: Tensor, kept: RoutesOfForward) -> tuple[Tensor, Tensor, TokenDispatch]:
+        """Tokens (n, h) of this rank, their weights (n, k), and how they come to their experts."""
         tokens = _take_part(x, self.region.group) if self._shares_tokens else x
         ids = self._ids(tokens, kept.key) if self.options.names_tokens else None
         logits = self.router(tokens if ids is None else jittered(tokens, self.options.jitter, ids))
         routes = kept.routes = kept.routes or self._route(logits.detach(), ids)
         weights = self._with_losses(weights_of(logits, routes.chosen, self.options), logits, routes)
-        return Sending(tokens.flatten(0, 1), weights.flatten(0, 1), routes.dispatch)
+        return tokens.flatten(0, 1), weights.flatten(0, 1), routes.dispatch
 
     def _ids(self, tokens: Tensor, key: ForwardKey) -> TokenIds:
         num, held = tokens.shape[:2]
@@ -187,17 +177,17 @@ class ExpertLayer(nn.Module):
             return output.view(x.shape)
         return _gather_parts(output.view(x.shape[0], -1, x.shape[2]), self.region.group)
 
-    def _finished(self, x: Tensor, sending: Sending) -> Tensor:
+    def _finished(self, x: Tensor, tokens: Tensor, weights: Tensor, dispatch: TokenDispatch) -> Tensor:
         """One thing after another."""
-        output = self._received(x, sending.dispatch.run(sending.tokens, sending.weights, self._compute))
+        output = self._received(x, dispatch.run(tokens, weights, self._compute))
         if self.shared is None:
             return output
         hidden, coefficients = self.shared.begin(x)
         return self.shared.join(output, self.shared.end(hidden), coefficients)
 
-    def _overlapped(self, x: Tensor, sending: Sending, dispatch: RowDispatch) -> Tensor:
+    def _overlapped(self, x: Tensor, tokens: Tensor, weights: Tensor, dispatch: RowDispatch) -> Tensor:
         """The shared MLP's two halves while tokens travel there and back; in backward the experts' weights on the way back."""
-        journey = Journey(dispatch.leave(sending.tokens), dispatch.exchange)
+        journey = Journey(dispatch.leave(tokens), dispatch.exchange)
         late = LateWeights()
         aliases = late.aliases(self.inner, self.outer)
         begun = None if self.shared is None else self.shared.begin(x)
@@ -207,7 +197,7 @@ class ExpertLayer(nn.Module):
 
         journey = Journey(dispatch.compute(journey.arrive(), compute), dispatch.exchange.mirrored)
         shared = None if self.shared is None or begun is None else self.shared.end(begun[0])
-        output = self._received(x, dispatch.combine(journey.arrive(), sending.weights))
+        output = self._received(x, dispatch.combine(journey.arrive(), weights))
         if self.shared is None or begun is None or shared is None:
             return output
         return self.shared.join(output, shared, begun[1])
@@ -287,33 +277,19 @@ class ExpertLayer(nn.Module):
 
 def _take_part(x: Tensor, group: AxisGroup) -> Tensor:
     """This rank's part of each sequence, which all ranks hold; an all-gather of the gradients in backward."""
-    part: Tensor = _TakePart.apply(x, group)  # type: ignore[no-untyped-call]
-    return part
+    own = partial(local_part, dim=SEQUENCE_DIM, group=group)
+    return _TakePart.of(x, own, partial(group.all_gather, dim=SEQUENCE_DIM))
 
 
 def _gather_parts(part: Tensor, group: AxisGroup) -> Tensor:
     """The whole sequences of which the ranks hold parts, by an all-gather; this rank's part of the gradient in backward."""
-    whole: Tensor = _GatherParts.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
+    own = partial(local_part, dim=SEQUENCE_DIM, group=group)
+    return _GatherParts.of(part, partial(group.all_gather, dim=SEQUENCE_DIM), own)
 
 
-class _TakePart(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: AxisGroup) -> Tensor:
-        ctx.group = group
-        return local_part(x, SEQUENCE_DIM, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.all_gather(gradients[0], SEQUENCE_DIM), None
+class _TakePart(LinearMap):
+    """A part of each sequence, and the gradients of all parts."""
 
 
-class _GatherParts(Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: AxisGroup) -> Tensor:
-        ctx.group = group
-        return group.all_gather(part, SEQUENCE_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return local_part(gradients[0], SEQUENCE_DIM, ctx.group), None
+class _GatherParts(LinearMap):
+    """All parts of each sequence, and the gradient of one."""

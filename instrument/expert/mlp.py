@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from instrument.backward_split.gradients_of import gradient_dtype
+from instrument.backward_split.gradients_of import add_gradient
 from instrument.expert.grouped import RowGroups
 from instrument.expert.linear import ExpertLinear
 
@@ -29,9 +29,9 @@ class LayerWork(ABC):
     def run(self) -> None:
         """Add them to what ``.grad`` holds."""
         weight, bias = self.gradient()
-        _add(self.layer.weight, weight)
+        add_gradient(self.layer.weight, weight)
         if self.layer.bias is not None and bias is not None:
-            _add(self.layer.bias, bias)
+            add_gradient(self.layer.bias, bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,10 +252,3 @@ class _Gradients:
             torch.mm(gradient.t(), rows, out=weight[expert])
             if bias is not None:
                 torch.sum(gradient, 0, out=bias[expert])
-
-
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient.to(gradient_dtype(parameter))
-    else:
-        parameter.grad += gradient

@@ -9,67 +9,32 @@ DeepSpeed ``sharded_moe.py``, Tutel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from instrument.collectives import Reduction
-from instrument.expert.dispatch import Compute, run_rows
+from instrument.expert.dispatch import Compute, RowDispatch
 from instrument.expert.exchange import Exchange, gather_rows, scatter_rows
 from instrument.expert.groups import ExpertGroups
-from instrument.expert.places import Places, counts_of, weighted_sum
+from instrument.expert.places import Places
+from instrument.expert_counts import counts_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PaddedDispatch:
-    """Slots of the experts, E·C of each rank, and the routes that have taken them.
+class PaddedDispatch(RowDispatch):
+    """Slots of the experts, C of each for each rank, taken or not."""
 
-    Args:
-        groups: the ranks that share the experts.
-        leaving: this rank's slots, one expert behind the other.
-        slots: C.
-        counts: routes of this rank's tokens to each expert.
-    """
-
-    groups: ExpertGroups
-    leaving: Places
     slots: int
-    counts: Tensor
-
-    @property
-    def exchange(self) -> Exchange:
-        return Exchange(self.groups.ep)
-
-    @property
-    def rows_of_expert(self) -> Sequence[int]:
-        """Slots, taken or not."""
-        return [self._sources * self.slots] * self._num_held
-
-    @property
-    def _sources(self) -> int:
-        return self.groups.ep.size * self.groups.etp.size
-
-    @property
-    def _num_held(self) -> int:
-        return len(self.counts) // self.groups.ep.size
-
-    def run(self, tokens: Tensor, weights: Tensor, compute: Compute) -> Tensor:
-        return run_rows(self, tokens, weights, compute)
-
-    def leave(self, tokens: Tensor) -> Tensor:
-        return self.leaving.spread(tokens)
 
     def compute(self, rows: Tensor, compute: Compute) -> Tensor:
-        etp, slots, width = self.groups.etp, self.slots, rows.shape[1]
-        by_source = gather_rows(rows, None, etp).view(self._sources, self._num_held, slots, width)
+        etp, width = self.groups.etp, rows.shape[1]
+        num_sources, num_held = self.groups.ep.size * etp.size, len(self.rows_of_expert)
+        by_source = gather_rows(rows, None, etp).view(num_sources, num_held, self.slots, width)
         computed = compute(by_source.transpose(0, 1).reshape(-1, width), self.rows_of_expert)
-        by_expert = computed.view(self._num_held, self._sources, slots, width)
+        by_expert = computed.view(num_held, num_sources, self.slots, width)
         return scatter_rows(by_expert.transpose(0, 1).reshape(-1, width), None, etp)
-
-    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        return weighted_sum(self.leaving.to_routes(rows), weights)
 
 
 def make_padded(chosen: Tensor, num_experts: int, groups: ExpertGroups, slots: int | None = None) -> PaddedDispatch:
@@ -92,4 +57,6 @@ def make_padded(chosen: Tensor, num_experts: int, groups: ExpertGroups, slots: i
     row = torch.where(experts < num_experts, experts * slots + place, num_experts * slots)
     rows = torch.empty_like(routes).scatter_(0, order, row)
     of_rows = torch.full((num_experts * slots + 1,), len(routes), device=routes.device).scatter_(0, row, order)
-    return PaddedDispatch(groups, Places(of_rows[:-1], rows, has_gaps=True), slots, counts[:num_experts])
+    leaving = Places(of_rows[:-1], rows, has_gaps=True)
+    rows_of_expert = [groups.ep.size * groups.etp.size * slots] * (num_experts // groups.ep.size)
+    return PaddedDispatch(groups, Exchange(groups.ep), leaving, rows_of_expert, counts[:num_experts], slots)

@@ -51,11 +51,6 @@ def inverse(order: Tensor) -> Tensor:
     return places
 
 
-def counts_of(routes: Tensor, num: int) -> Tensor:
-    """Count each of 0 … num − 1: (num,) int64. Unlike with ``bincount``, a GPU's host waits for nothing."""
-    return routes.new_zeros(num).scatter_add_(0, routes, torch.ones_like(routes))
-
-
 def weighted_sum(of_routes: Tensor, weights: Tensor) -> Tensor:
     """(n · k, h), (n, k) weights → (n, h)."""
     by_token = of_routes.view(*weights.shape, of_routes.shape[1])

@@ -7,15 +7,14 @@ Logits, and so choice and weights, are computed with 32 bits at least. Of equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from instrument.backward_split import split
 from instrument.expert.noise import TokenIds, Use
-from instrument.expert.places import counts_of
-from instrument.sequence.partial import HasPartial, Partial
+from instrument.expert_counts import counts_of
+from instrument.sequence.partial import HasPartial
 from pptrace.sizes.expert_options import ExpertOptions, Scoring, SecondChoice
 
 
@@ -32,7 +31,7 @@ class Router(HasPartial, split.Linear):
     def __init__(self, hidden: int, options: ExpertOptions, sees_part: bool, dtype: torch.dtype | None = None) -> None:
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         super().__init__(hidden, options.num, bias=False, dtype=dtype)
-        self._sees_part = sees_part
+        self.is_partial = sees_part
         self.bias_rate = options.bias_rate
         self.expert_bias: Tensor
         self.counts: Tensor
@@ -51,9 +50,6 @@ class Router(HasPartial, split.Linear):
         chosen = choose(logits, options, self.expert_bias, tokens)
         self.counts += counts_of(chosen.flatten(), options.num)
         return chosen
-
-    def partial_gradients(self) -> Iterable[Partial]:
-        return [Partial(self.weight)] if self._sees_part else []
 
 
 def choose(

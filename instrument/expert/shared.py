@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from instrument.backward_split import split
-from instrument.sequence.partial import HasPartial, Partial
+from instrument.sequence.partial import HasPartial
 from instrument.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from instrument.tensor.region import Region
 from pptrace.sizes.expert_options import Shared
@@ -21,12 +19,7 @@ class Coefficient(HasPartial, split.Linear):
     def __init__(self, hidden: int, how: Shared, region: Region, dtype: torch.dtype | None = None) -> None:
         is_residual = how is Shared.RESIDUAL
         super().__init__(hidden, 2 if is_residual else 1, bias=is_residual, dtype=dtype)
-        self._partial = region.shards_sequence
-
-    def partial_gradients(self) -> Iterable[Partial]:
-        if not self._partial:
-            return []
-        return [Partial(parameter) for parameter in (self.weight, self.bias) if parameter is not None]
+        self.is_partial = region.shards_sequence
 
 
 class SharedMlp(nn.Module):

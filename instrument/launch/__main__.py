@@ -15,15 +15,14 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from instrument.launch.options import DEFAULT_PARENT, LEVELS, make_directory, refused_directory
+from instrument.launch.options import DEFAULT_PARENT, LEVELS, RunOptions, make_directory, refused_directory
 from instrument.launch.slurm import torchrun_environ
 from instrument.launch.spawned import record_as_rank
-from instrument.launch.window import DEFAULT_STEPS, DEFAULT_WINDOW, parse_ranks, parse_steps
+from instrument.launch.window import DEFAULT_WINDOW, chosen_window, parse_ranks
 from instrument.launch.worker import Rank, WorkerConfig
 from pptrace.errors import UsageError
 from pptrace.live_records.file import live_path
@@ -45,9 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ.update(torchrun_environ(os.environ))
     rank, local_rank, size = (_number(os.environ, names) for names in (_RANK_NAMES, _LOCAL_NAMES, _SIZE_NAMES))
     try:
-        run_dir = _run_dir(options.output, command, rank)
-        window = parse_steps(options.steps or ("all" if options.no_hooks else DEFAULT_WINDOW))
-        ranks = parse_ranks(options.profile_ranks)
+        run_options = RunOptions(
+            tuple(command),
+            _run_dir(options.output, command, rank),
+            profiler=options.profiler,
+            window=chosen_window(options.steps, hooks=not options.no_hooks),
+            hooks=not options.no_hooks,
+            memory=options.memory,
+            live=options.live,
+            level=options.record,
+            ranks=parse_ranks(options.profile_ranks),
+        )
     except (UsageError, OSError) as err:
         print(f"pptrace: {err}", file=sys.stderr)
         sys.exit(2)
@@ -55,23 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         del sys.path[0]  # the current directory, which `-m` put there; the script's own comes instead
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
-        hooks, live = not options.no_hooks, options.live
-        recorded = (options.profiler, window, hooks, options.memory, live, options.record, ranks)
-        config = WorkerConfig(run_dir, control_dir, *recorded)
+        config = WorkerConfig(run_options, control_dir)
         worker = Rank(config, rank, local_rank, max(1, size), launched=False, record_started=record_as_rank)
         code = worker.run(command)
     finally:
         shutil.rmtree(control_dir, ignore_errors=True)
-    _end(worker, code, run_dir)
+    _end(worker, code, run_options.run_dir)
 
 
 def _end(worker: Rank, code: int, run_dir: Path) -> NoReturn:
     """End as Python would have ended: with the script's error, its exit code, or by the signal that ended it."""
     error, record = worker.error, worker.record
-    if error is not None and not isinstance(error, SystemExit):
-        traceback.print_exception(type(error), error, worker.script_traceback)
-    elif isinstance(error, SystemExit) and error.code is not None and not isinstance(error.code, int):
-        print(error.code, file=sys.stderr)
+    worker.print_error()
     for line in filter(None, (record.note, None if record.trace else f"no trace of this rank in {run_dir}")):
         print(f"pptrace: rank {record.rank}: {line}", file=sys.stderr)
     if record.rank == 0 and record.trace:
@@ -142,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where all ranks write; also PPTRACE_RUN_DIR")
     parser.add_argument(
-        "--steps", metavar="A:B", help=f"steps A to B-1 are profiled, or 'all' (default {DEFAULT_STEPS})"
+        "--steps", metavar="A:B", help=f"steps A to B-1 are profiled, or 'all' (default {DEFAULT_WINDOW})"
     )
     parser.add_argument("--profiler", choices=("torch", "none"), default="torch", help="what records")
     parser.add_argument("--record", choices=LEVELS, default=LEVELS[0], help="how much is recorded")

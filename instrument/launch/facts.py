@@ -7,7 +7,6 @@ import hashlib
 import platform
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pptrace
@@ -18,24 +17,13 @@ UNKNOWN_SIZE = 0
 """Number of ranks in a process that the script started, until torch.distributed knows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockSample:
-    """One moment on three clocks, in nanoseconds; read one directly after the other."""
-
-    time_ns: int
-    monotonic_ns: int
-    perf_counter_ns: int
-
-    def as_json(self) -> dict[str, int]:
-        return {
-            "time_ns": self.time_ns,
-            "monotonic_ns": self.monotonic_ns,
-            "perf_counter_ns": self.perf_counter_ns,
-        }
-
-
-def sample_clock() -> ClockSample:
-    return ClockSample(time.time_ns(), time.monotonic_ns(), time.perf_counter_ns())
+def sample_clock() -> dict[str, int]:
+    """One moment on three clocks, ns, read one directly after the other."""
+    return {
+        "time_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+        "perf_counter_ns": time.perf_counter_ns(),
+    }
 
 
 def host_name() -> str:

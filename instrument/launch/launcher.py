@@ -10,10 +10,11 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -69,7 +70,8 @@ def launch(options: RunOptions, terminal: Terminal) -> RunResult:
     exit_codes: Mapping[int, int] = {}
     end = RunEnd(Status.FAILED, 1)
     try:
-        with _own_signals(), _environment(_rank_environ(options, control_dir)), _quiet_torch():
+        # SIGTERM ends a run as Ctrl-C does, also before and after torch's launcher handles signals itself.
+        with handled_signals(_raise), _environment(_rank_environ(options, control_dir)), _quiet_torch():
             monitor.start()
             try:
                 end, exit_codes = _run(options, pipes)
@@ -123,20 +125,7 @@ def _launch_config(options: RunOptions, pipes: RankPipes) -> LaunchConfig:
 
 
 def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
-    run_dir = options.run_dir.absolute()
-    config = WorkerConfig(
-        run_dir,
-        control_dir,
-        options.profiler,
-        options.window,
-        options.hooks,
-        options.memory,
-        options.live,
-        options.level,
-        options.ranks,
-        options.budget,
-    )
-    environ = config.to_environ()
+    environ = WorkerConfig(replace(options, run_dir=options.run_dir.absolute()), control_dir).hand_over()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank
         environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.nproc))
     return environ
@@ -155,20 +144,20 @@ def _environment(extra: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, also before and after torch's launcher handles signals itself."""
+def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle what ends a run, but for signals that are ignored."""
     before = {signum: signal.getsignal(signum) for signum in _HANDLED}
     for signum in _HANDLED:
         if before[signum] is not signal.SIG_IGN:
-            signal.signal(signum, _raise)
+            signal.signal(signum, handler)
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        for signum, old in before.items():
+            signal.signal(signum, old)
 
 
-def _raise(signum: int, _frame: object) -> None:
+def _raise(signum: int, _frame: FrameType | None) -> None:
     raise SignalException(f"got signal {signum}", signal.Signals(signum))
 
 

@@ -13,14 +13,13 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -28,7 +27,7 @@ from typing import Any
 
 import torch
 
-from instrument.launch.launcher import RunResult, launch
+from instrument.launch.launcher import RunResult, handled_signals, launch
 from instrument.launch.options import RunOptions, make_directory
 from instrument.launch.output import Terminal
 from instrument.launch.record import RankRecord, write_json
@@ -39,7 +38,6 @@ from pptrace.nsys import exported_report
 _PAUSES_S = (0.5, 2.0)
 """Waits before nsys is tried again, s: several that start at once on one machine race for its shared memory and
 sockets, and one of them ends before it has started anything."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def profile_command(nsys: str, options: RunOptions, control_dir: Path, *, has_cuda: bool) -> list[str]:
@@ -138,18 +136,8 @@ def _run_and_forward(command: Sequence[str], pid_file: Path) -> tuple[int, bool]
         except (OSError, ValueError):
             process.send_signal(signum)
 
-    with _handled(forward):
+    with handled_signals(forward):
         return process.wait(), bool(signals)
-
-
-@contextmanager
-def _handled(handler: Any) -> Iterator[None]:
-    before = {signum: signal.signal(signum, handler) for signum in _FORWARDED}
-    try:
-        yield
-    finally:
-        for signum, old in before.items():
-            signal.signal(signum, old)
 
 
 def _with_report(result: RunResult, options: RunOptions, nsys: str) -> RunResult:
@@ -199,7 +187,7 @@ def add_facts(export: Path, facts: Sequence[tuple[int, object]]) -> None:
 
 
 def _rewrite_run_file(options: RunOptions, ranks: Sequence[RankRecord]) -> None:
-    path = options.run_dir / ("run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json")
+    path = options.run_file
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         settled = {record.rank: record for record in ranks}

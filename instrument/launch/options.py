@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from instrument.launch.window import DEFAULT_WINDOW, StepWindow, parse_steps
+from instrument.launch.window import DEFAULT_WINDOW, StepWindow
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.validate import read_sound_csv
@@ -79,7 +79,7 @@ class RunOptions:
     node_rank: int = 0
     rdzv_endpoint: str | None = None
     profiler: str = "torch"
-    window: StepWindow = parse_steps(DEFAULT_WINDOW)  # noqa: RUF009
+    window: StepWindow = DEFAULT_WINDOW
     timeout_s: float | None = None
     hooks: bool = True
     """True if the runtimes that the script imports are watched."""
@@ -99,6 +99,11 @@ class RunOptions:
         """The script's file name, or the module's name."""
         return self.command[1] if self.command[0] == "-m" else Path(self.command[0]).name
 
+    @property
+    def run_file(self) -> Path:
+        """File that describes the ranks of this node."""
+        return self.run_dir / ("run.json" if self.node_rank == 0 else f"run.node{self.node_rank}.json")
+
 
 def check_options(options: RunOptions) -> None:
     """Find what would fail later.
@@ -116,7 +121,8 @@ def check_options(options: RunOptions) -> None:
         raise UsageError(
             "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
         )
-    _check_directory(options.run_dir, shared=options.nnodes > 1)
+    with refused_directory(options.run_dir):
+        _require_place(options.run_dir, shared=options.nnodes > 1)
 
 
 def _check_level(options: RunOptions) -> None:
@@ -239,12 +245,7 @@ def refused_directory(path: Path) -> Iterator[None]:
         raise UsageError(f"-o {brief}: cannot be made or written ({why}); give another directory") from None
 
 
-def _check_directory(path: Path, *, shared: bool) -> None:
-    with refused_directory(path):
-        _require_place(path, shared)
-
-
-def _require_place(path: Path, shared: bool) -> None:
+def _require_place(path: Path, *, shared: bool) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"-o {str(path)!r} is a file: expected a directory that is empty or does not exist yet")
     # A run.json alone is that of a run that recorded nothing: the next attempt replaces it.

@@ -59,9 +59,7 @@ class RunDirectory:
         self._options = options
         self._started_at = _now()
         self._environment = read_environment(os.environ)
-        self._clock = {"start": sample_clock().as_json()}
-        name = "run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json"
-        self._path = options.run_dir / name
+        self._clock = {"start": sample_clock()}
 
     def begin(self) -> None:
         """Make the directory and write ``run.json`` there.
@@ -79,7 +77,7 @@ class RunDirectory:
         Raises:
             PptraceError: it cannot be written, as on a full disk.
         """
-        self._clock["stop"] = sample_clock().as_json()
+        self._clock["stop"] = sample_clock()
         for record in records:
             for scratch in self._options.run_dir.glob(f".rank{record.rank}.*"):  # of a rank killed while it wrote
                 scratch.unlink(missing_ok=True)
@@ -87,7 +85,7 @@ class RunDirectory:
             self._write(end.status, end.exit_code, _now(), records, hang)
         except OSError as err:
             why = f"cannot be written ({err.strerror}); expected room for the end of the run"
-            raise PptraceError(f"{self._path}: {why}: traces that are in the directory stay") from None
+            raise PptraceError(f"{self._options.run_file}: {why}: traces that are in the directory stay") from None
         for record in records:
             record_path(self._options.run_dir, record.rank).unlink(missing_ok=True)
 
@@ -124,7 +122,7 @@ class RunDirectory:
         content["clock"] = self._clock
         content["hang"] = hang
         content["ranks"] = [_rank_entry(record) for record in records]
-        write_json(self._path, content)
+        write_json(self._options.run_file, content)
 
 
 def collect_records(

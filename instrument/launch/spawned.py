@@ -7,7 +7,7 @@ themselves goes into a folder of their own, so that the parent's record stays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_start_method
@@ -23,11 +23,11 @@ from instrument.launch.worker import Rank, WorkerConfig
 class SpawnedRank:
     """A process's target, recorded as a rank.
 
-    ``environ`` has the configuration. ``index`` counts the processes, and is the rank until torch.distributed knows it.
+    ``index`` counts the processes, and is the rank until torch.distributed knows it.
     """
 
     target: Callable[..., object]
-    environ: Mapping[str, str]
+    config: WorkerConfig
     index: int
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,8 +35,7 @@ class SpawnedRank:
         if "torch" not in sys.modules:  # it trains nothing
             self.target(*args, **kwargs)
             return
-        config = WorkerConfig.from_environ(self.environ)
-        rank = Rank(config, self.index, self.index, UNKNOWN_SIZE)
+        rank = Rank(self.config, self.index, self.index, UNKNOWN_SIZE)
         rank.call(partial(self.target, *args, **kwargs))
         if rank.error is not None:
             raise rank.error
@@ -46,10 +45,9 @@ def record_as_rank(config: WorkerConfig, process: BaseProcess, index: int) -> bo
     """Record a process that is about to be started; whether that is possible: a forked one shares its parent's session."""
     target = getattr(process, "_target", None)
     method = getattr(process, "_start_method", None) or get_start_method()
-    if target is None or method == "fork" or config.profiler == "nsys":
+    if target is None or method == "fork" or config.options.profiler == "nsys":
         return False
     folder = spawned_dir(config.control_dir)
     folder.mkdir(exist_ok=True)
-    environ = replace(config, control_dir=folder, record_dir=folder).to_environ()
-    vars(process)["_target"] = SpawnedRank(target, environ, index)
+    vars(process)["_target"] = SpawnedRank(target, replace(config, control_dir=folder, record_dir=folder), index)
     return True

@@ -8,18 +8,9 @@ Grammar of ``--steps``:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pptrace.errors import UsageError
-
-_FIRST, _LENGTH = 4, 10
-DEFAULT_STEPS = f"{_FIRST}:{_FIRST + _LENGTH}"
-"""Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use, one that is timed
-without a profiler, and one in which the profiler is prepared.
-"""
-_MAY_MOVE = " or earlier"
-"""Behind a window that nobody asked for, on its way to the ranks."""
-DEFAULT_WINDOW = f"{DEFAULT_STEPS}{_MAY_MOVE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +43,12 @@ class StepWindow:
         return "all" if self.stop is None else f"{self.first}:{self.stop}"
 
 
+DEFAULT_WINDOW = StepWindow(4, 14, is_default=True)
+"""Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use, one that is timed
+without a profiler, and one in which the profiler is prepared.
+"""
+
+
 def parse_ranks(text: str) -> frozenset[int] | None:
     """Read the ranks that are recorded: numbers and ranges with commas between them, such as ``0,4,8-11``; None for "all".
 
@@ -72,14 +69,13 @@ def parse_ranks(text: str) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
-def ranks_text(ranks: frozenset[int] | None) -> str:
-    """The ranks as :func:`parse_ranks` reads them."""
-    return "all" if ranks is None else ",".join(map(str, sorted(ranks)))
+def chosen_window(steps: str | None, *, hooks: bool) -> StepWindow:
+    """The window that ``steps`` asks for; of a run that nothing asks for one the default, without hooks all of it.
 
-
-def window_text(window: StepWindow) -> str:
-    """The window as :func:`parse_steps` reads it."""
-    return f"{window}{_MAY_MOVE if window.is_default else ''}"
+    Raises:
+        UsageError: as :func:`parse_steps` says.
+    """
+    return parse_steps(steps or "all") if steps or not hooks else DEFAULT_WINDOW
 
 
 def parse_steps(text: str) -> StepWindow:
@@ -90,8 +86,6 @@ def parse_steps(text: str) -> StepWindow:
     """
     if text == "all":
         return StepWindow(0, None)
-    if text.endswith(_MAY_MOVE):
-        return replace(parse_steps(text.removesuffix(_MAY_MOVE)), is_default=True)
     match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
     if match is None:
         raise UsageError(f"--steps {text!r}: expected FIRST:STOP, such as '2:5', or 'all'")

@@ -8,6 +8,7 @@ import faulthandler
 import importlib.machinery
 import io
 import os
+import pickle
 import runpy
 import signal
 import sys
@@ -24,9 +25,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
+from instrument.launch.options import RunOptions
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.watch.stacks import stacks_path
-from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text, window_text
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -37,53 +38,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Configuration that the launcher hands to its ranks, by way of the environment."""
+    """Settings of a rank: the options of the run, with an absolute ``run_dir``, and its launcher's own directory."""
 
-    run_dir: Path
+    options: RunOptions
     control_dir: Path
-    profiler: str
-    window: StepWindow
-    hooks: bool = True
-    memory: bool = False
-    live: bool = False
-    level: str = "auto"
-    ranks: frozenset[int] | None = None
-    """Ranks that are recorded; None: all."""
-    budget: int = 0
-    """Bytes within which ranks to record are chosen; 0: ``ranks`` says which."""
     record_dir: Path | None = None
     """Folder of the rank's record; None: the run directory."""
 
-    def to_environ(self) -> dict[str, str]:
-        return {
-            "PPTRACE_RUN_DIR": str(self.run_dir),
-            "PPTRACE_CONTROL_DIR": str(self.control_dir),
-            "PPTRACE_PROFILER": self.profiler,
-            "PPTRACE_STEPS": window_text(self.window),
-            "PPTRACE_HOOKS": "1" if self.hooks else "0",
-            "PPTRACE_MEMORY": "1" if self.memory else "0",
-            "PPTRACE_LIVE": "1" if self.live else "0",
-            "PPTRACE_RECORD": self.level,
-            "PPTRACE_PROFILE_RANKS": ranks_text(self.ranks),
-            "PPTRACE_PROFILE_BUDGET": str(self.budget),
-            "PPTRACE_RECORD_DIR": str(self.record_dir or ""),
-        }
+    def hand_over(self) -> dict[str, str]:
+        """Write it down for the ranks; the variables by which they find it."""
+        (self.control_dir / _CONFIG).write_bytes(pickle.dumps(self))
+        return {"PPTRACE_RUN_DIR": str(self.options.run_dir), "PPTRACE_CONTROL_DIR": str(self.control_dir)}
 
     @staticmethod
     def from_environ(environ: Mapping[str, str]) -> WorkerConfig:
-        return WorkerConfig(
-            Path(environ["PPTRACE_RUN_DIR"]),
-            Path(environ["PPTRACE_CONTROL_DIR"]),
-            environ["PPTRACE_PROFILER"],
-            parse_steps(environ["PPTRACE_STEPS"]),
-            environ.get("PPTRACE_HOOKS", "1") != "0",
-            environ.get("PPTRACE_MEMORY", "0") != "0",
-            environ.get("PPTRACE_LIVE", "0") != "0",
-            environ.get("PPTRACE_RECORD", "auto"),
-            parse_ranks(environ.get("PPTRACE_PROFILE_RANKS", "all")),
-            int(environ.get("PPTRACE_PROFILE_BUDGET", "0")),
-            Path(environ["PPTRACE_RECORD_DIR"]) if environ.get("PPTRACE_RECORD_DIR") else None,
-        )
+        """The one that was handed over."""
+        config: WorkerConfig = pickle.loads((Path(environ["PPTRACE_CONTROL_DIR"]) / _CONFIG).read_bytes())
+        return config
+
+
+_CONFIG = "config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +95,7 @@ class Rank:
         self._world_size = world_size
         self._record_started = record_started
         record = RankRecord(rank, local_rank, host_name(), os.getpid())
-        self._writer = RecordWriter(config.run_dir, record, config.record_dir)
+        self._writer = RecordWriter(config.options.run_dir, record, config.record_dir)
         self._session: TracedSession | None = None
         self._error: BaseException | None = None
         """Keeps the script's frames, and so its loop over steps, as they were until the trace is saved."""
@@ -137,10 +111,14 @@ class Rank:
         """Error that the script raised."""
         return self._error
 
-    @property
-    def script_traceback(self) -> TracebackType | None:
-        """Traceback of that error within the script."""
-        return _script_part(self._error.__traceback__) if self._error is not None else None
+    def print_error(self) -> None:
+        """Print the script's error as Python would have when it ended the process."""
+        error = self._error
+        if isinstance(error, SystemExit):
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif error is not None:
+            traceback.print_exception(type(error), error, _script_part(error.__traceback__))
 
     def run(self, command: Sequence[str]) -> int:
         """Run the script; its exit code."""
@@ -157,7 +135,8 @@ class Rank:
             except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
                 outcome = _outcome_of(err.__context__ or err)
             if os.getpid() != self._writer.record.pid:
-                _end_child(self._error)
+                self.print_error()
+                _end_child(outcome.exit_code)
             self._ending.settle()
             self._settle(outcome)
             faulthandler.unregister(signal.SIGUSR2)
@@ -204,49 +183,47 @@ class Rank:
         self._writer.update(saving=False)
 
     def _make_profiler(self) -> Profiler | None:
-        config, rank = self._config, self._writer.record.rank
-        if config.ranks is not None and rank not in config.ranks:
+        options, rank = self._config.options, self._writer.record.rank
+        if options.ranks is not None and rank not in options.ranks:
             return None
-        if config.profiler == "torch":
-            from instrument.launch.recording.profiler import Recorded, TraceProfiler
+        if options.profiler == "torch":
+            from instrument.launch.recording.profiler import TraceProfiler
 
-            shapes = not config.hooks or config.level == "shapes"
-            recorded = Recorded(memory=config.memory, shapes=shapes, operators=self._needs_operators)
-            return TraceProfiler(config.run_dir / f"rank{rank}.json.gz", recorded)
-        if config.profiler == "nsys":
+            path, shapes = options.run_dir / f"rank{rank}.json.gz", not options.hooks or options.level == "shapes"
+            return TraceProfiler(path, memory=options.memory, shapes=shapes, operators=self._needs_operators)
+        if options.profiler == "nsys":
             from instrument.launch.recording.nsys_profiler import FACTS_SUFFIX, NsysProfiler
 
-            path = config.run_dir / f"rank{rank}{FACTS_SUFFIX}"
-            return NsysProfiler(path, config.control_dir, self._local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+            path, num_local = options.run_dir / f"rank{rank}{FACTS_SUFFIX}", int(os.environ["LOCAL_WORLD_SIZE"])
+            return NsysProfiler(path, self._config.control_dir, self._local_rank, num_local)
         return None
 
     def _needs_operators(self) -> bool:
         """Return whether operators are recorded: unless that is said, where no runtime of a pipeline has described itself, whose
         ops are ranges.
         """
-        config = self._config
-        if config.level != "auto":
-            return config.level != "light"
-        return config.memory or not config.hooks or not self._writer.record.facts.get("framework")
+        options = self._config.options
+        if options.level != "auto":
+            return options.level != "light"
+        return options.memory or not options.hooks or not self._writer.record.facts.get("framework")
 
     def _make_session(self) -> TracedSession:
         from instrument import session
-        from instrument.launch.recording.traced import ProcessInfo, TracedSession
+        from instrument.launch.recording.traced import TracedSession
         from instrument.launch.watch.call_log import CallLog, call_log_path
         from instrument.launch.watch.python_motion import PythonMotion
 
         record = self._writer.record
-        config = self._config
+        config, options = self._config, self._config.options
         profiler = self._make_profiler()
-        process = ProcessInfo(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
         choice = None
-        if config.budget:
+        if options.budget:
             from instrument.launch.recording.chosen_ranks import RankChoice
 
             per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            choice = RankChoice(config.run_dir, record.rank, self._world_size, per_host, config.budget)
+            choice = RankChoice(options.run_dir, record.rank, self._world_size, per_host, options.budget)
         calls: CallLog | None = None
         try:
             calls = CallLog(call_log_path(config.control_dir, record.local_rank))
@@ -254,39 +231,29 @@ class Rank:
             line = f"pptrace: no calls are noted, should the run hang: their file cannot be made ({err.strerror})"
             print(line, file=sys.stderr, flush=True)
         traced = TracedSession(
-            process,
-            config.window,
+            options,
+            self._world_size,
             profiler,
             writer,
             counter,
             hold,
-            with_hooks=config.hooks,
             logs=() if calls is None else (calls,),
             agreed=AgreedStart(config.control_dir),
-            live=config.live,
             choice=choice,
         )
         session.install(traced)
         traced.open()
         if self._world_size == 1 and self._record_started is not None:
             traced.record_started(partial(self._record_started, config))
-        if config.hooks and calls is not None:
+        if options.hooks and calls is not None:
             PythonMotion(calls).start()
         return traced
 
 
-def _end_child(error: BaseException | None) -> NoReturn:
+def _end_child(code: int) -> NoReturn:
     """End a child that the script forked as Python would have, but for C++'s destructors: Kineto's would join threads that
     only the parent has.
     """
-    code = 0
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if error.code is not None and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-    elif error is not None:
-        code = 1
-        traceback.print_exception(type(error), error, _script_part(error.__traceback__))
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -27,37 +27,26 @@ class Peak:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    """TFLOP/s by dtype."""
-
-    tera: Mapping[torch.dtype, float]
-    source: str
-
-
-def _gpu(bfloat16: float | None, float32: float, source: str) -> _Gpu:
-    by_dtype = {torch.bfloat16: bfloat16, torch.float32: float32}
-    return _Gpu(MappingProxyType({dtype: tera for dtype, tera in by_dtype.items() if tera is not None}), source)
-
-
-GPUS: Mapping[tuple[str, ...], _Gpu] = MappingProxyType(
+GPUS: Mapping[tuple[str, ...], tuple[float | None, float, str]] = MappingProxyType(
     {
-        ("GB200",): _gpu(2500, 80, "NVIDIA GB200 NVL72 datasheet, per GPU, without sparsity"),
-        ("B200",): _gpu(2250, 75, "NVIDIA HGX B200 datasheet, per GPU, without sparsity"),
-        ("H200", "NVL"): _gpu(835.5, 60, "NVIDIA H200 datasheet, NVL, without sparsity"),
-        ("H200",): _gpu(989.5, 67, "NVIDIA H200 datasheet, SXM, without sparsity"),
-        ("H100", "NVL"): _gpu(835.5, 60, "NVIDIA H100 datasheet, NVL, without sparsity"),
-        ("H100", "PCIe"): _gpu(756, 51, "NVIDIA H100 datasheet, PCIe, without sparsity"),
-        ("H100",): _gpu(989.4, 66.9, "NVIDIA H100 architecture whitepaper, SXM5, without sparsity"),
-        ("A100",): _gpu(312, 19.5, "NVIDIA A100 datasheet, without sparsity"),
-        ("L40S",): _gpu(362, 91.6, "NVIDIA L40S datasheet, without sparsity"),
-        ("V100", "PCIE"): _gpu(None, 14, "NVIDIA V100 datasheet, PCIe (no bfloat16)"),
-        ("V100", "SXM2"): _gpu(None, 15.7, "NVIDIA V100 datasheet, SXM2 (no bfloat16)"),
-        ("MI300X",): _gpu(1307.4, 163.4, "AMD Instinct MI300X data sheet, without sparsity"),
-        ("MI250X",): _gpu(191.5, 23.9, "AMD Instinct MI250X data sheet, of one of its two dies: each is a device"),
+        ("GB200",): (2500, 80, "NVIDIA GB200 NVL72 datasheet, per GPU, without sparsity"),
+        ("B200",): (2250, 75, "NVIDIA HGX B200 datasheet, per GPU, without sparsity"),
+        ("H200", "NVL"): (835.5, 60, "NVIDIA H200 datasheet, NVL, without sparsity"),
+        ("H200",): (989.5, 67, "NVIDIA H200 datasheet, SXM, without sparsity"),
+        ("H100", "NVL"): (835.5, 60, "NVIDIA H100 datasheet, NVL, without sparsity"),
+        ("H100", "PCIe"): (756, 51, "NVIDIA H100 datasheet, PCIe, without sparsity"),
+        ("H100",): (989.4, 66.9, "NVIDIA H100 architecture whitepaper, SXM5, without sparsity"),
+        ("A100",): (312, 19.5, "NVIDIA A100 datasheet, without sparsity"),
+        ("L40S",): (362, 91.6, "NVIDIA L40S datasheet, without sparsity"),
+        ("V100", "PCIE"): (None, 14, "NVIDIA V100 datasheet, PCIe (no bfloat16)"),
+        ("V100", "SXM2"): (None, 15.7, "NVIDIA V100 datasheet, SXM2 (no bfloat16)"),
+        ("MI300X",): (1307.4, 163.4, "AMD Instinct MI300X data sheet, without sparsity"),
+        ("MI250X",): (191.5, 23.9, "AMD Instinct MI250X data sheet, of one of its two dies: each is a device"),
     }
 )
-"""The words that ``torch.cuda.get_device_name`` has all of → peaks; the first entry that fits counts."""
+"""The words that ``torch.cuda.get_device_name`` has all of → TFLOP/s of bfloat16 and of float32, and their source; the first
+entry that fits counts.
+"""
 
 
 def gpu_peak(name: str, dtype: torch.dtype) -> Peak | None:
@@ -68,10 +57,10 @@ def gpu_peak(name: str, dtype: torch.dtype) -> Peak | None:
     words = frozenset(re.split(r"[^A-Za-z0-9]+", name))
     if "MIG" in words:
         return None
-    for wanted, gpu in GPUS.items():
+    for wanted, (bfloat16, float32, source) in GPUS.items():
         if words.issuperset(wanted):
-            tera = gpu.tera.get(dtype)
-            return None if tera is None else Peak(tera * TERA, gpu.source)
+            tera = {torch.bfloat16: bfloat16, torch.float32: float32}.get(dtype)
+            return None if tera is None else Peak(tera * TERA, source)
     return None
 
 

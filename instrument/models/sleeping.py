@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from instrument.backward_split.split import Splittable, WeightQueue
+from instrument.backward_split.split import Splittable
+from instrument.linear_map import LinearMap
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
-
-
-class _Sleep(torch.autograd.Function):
-    """Identity in both directions; sleeps in each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, stage: SleepingStage, share: float) -> Tensor:
-        ctx.stage = stage
-        ctx.share = share
-        _spend(x.device, share * stage.forward_s, stage.part)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        stage, queue, device = ctx.stage, ctx.stage.queue, gradients[0].device
-        if _collects(queue):
-            queue.put(_SleepWork(device, ctx.share * stage.weight_s, stage.part))
-            _spend(device, ctx.share * (stage.backward_s - stage.weight_s), stage.part)
-        else:
-            _spend(device, ctx.share * stage.backward_s, stage.part)
-        return gradients[0], None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +59,24 @@ class SleepingStage(Splittable, nn.Module):
             share *= sum(length**2 for length in key.documents) / sum(key.documents) ** 2
         output = self.stage(x, *others, **kwargs)
         first, *rest = (output,) if isinstance(output, Tensor) else output
-        slept: Tensor = _Sleep.apply(first, self, share)  # type: ignore[no-untyped-call]
+        slept = _Sleep.of(first, partial(self._sleep_forward, share), partial(self._sleep_backward, share))
         return (slept, *rest) if rest else slept
+
+    def _sleep_forward(self, share: float, x: Tensor) -> Tensor:
+        _spend(x.device, share * self.forward_s, self.part)
+        return x.clone()
+
+    def _sleep_backward(self, share: float, gradient: Tensor) -> Tensor:
+        seconds, device = self.backward_s, gradient.device
+        if self.queue is not None and self.queue.collects:
+            self.queue.put(_SleepWork(device, share * self.weight_s, self.part))
+            seconds -= self.weight_s
+        _spend(device, share * seconds, self.part)
+        return gradient
+
+
+class _Sleep(LinearMap):
+    """Identity in both directions; sleeps in each."""
 
 
 def _spend(device: torch.device, seconds: float, part: str) -> None:
@@ -90,10 +86,6 @@ def _spend(device: torch.device, seconds: float, part: str) -> None:
 
 
 _RECORDER = Recorder()
-
-
-def _collects(queue: WeightQueue | None) -> bool:
-    return queue is not None and queue.collects
 
 
 def _sleep(device: torch.device, seconds: float) -> None:

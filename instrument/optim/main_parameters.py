@@ -65,7 +65,7 @@ class Copies:
 
     def take_gradients(self) -> None:
         for main, parameter in zip(self.parameters, self._model, strict=True):
-            main.grad = parameter.grad
+            main.grad = None if parameter.grad is None else local(parameter.grad)
 
     def drop_gradients(self) -> None:
         for parameter in self._model:
@@ -76,21 +76,13 @@ class Copies:
         torch._foreach_copy_(self._model, self.parameters)
 
 
-class Locals:
+class Locals(Copies):
     """This replica's shards of parameters under ``fully_shard``: the same memory, as plain tensors."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], sharding: FullySharded) -> None:
         self._model = tuple(parameters)
         self._sharding = sharding
         self.parameters = tuple(nn.Parameter(local(parameter).detach()) for parameter in self._model)
-
-    def take_gradients(self) -> None:
-        for part, parameter in zip(self.parameters, self._model, strict=True):
-            part.grad = None if parameter.grad is None else local(parameter.grad)
-
-    def drop_gradients(self) -> None:
-        for parameter in self._model:
-            parameter.grad = None
 
     def publish(self) -> None:
         self._sharding.forget_gathered()

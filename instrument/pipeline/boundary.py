@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from instrument.collectives import AxisGroup
+from instrument.linear_map import LinearMap
 from instrument.pipeline.microbatch_buffers import Tensors
 from instrument.pipeline.p2p import Shape
 
@@ -45,37 +46,31 @@ class Boundary:
         messages = tuple(output.to(self.sent_dtype) for output in outputs)
         if self.parts is None:
             return messages
-        return tuple(_Part.apply(message, self.parts) for message in messages)  # type: ignore[no-untyped-call]
+        return tuple(_cut(message, self.parts) for message in messages)
 
     def received(self, stage: int, messages: Tensors) -> Tensors:
         """The outputs of a stage from its messages."""
         if self.parts is not None:
             each = zip(messages, self.shapes(stage), strict=True)
-            messages = tuple(_Gathered.apply(part, self.parts).view(shape) for part, shape in each)  # type: ignore[no-untyped-call]
+            messages = tuple(_joined(part, self.parts).view(shape) for part, shape in each)
         return tuple(message.to(self.dtype) for message in messages)
 
 
-class _Part(torch.autograd.Function):
+class _Part(LinearMap):
     """This rank's part in forward, all-gather of the gradient's parts in backward."""
 
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: AxisGroup) -> Tensor:
-        ctx.group, ctx.shape = group, tensor.shape
-        return tensor.reshape(-1).chunk(group.size)[group.rank].clone()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.all_gather(gradient).view(ctx.shape), None
-
-
-class _Gathered(torch.autograd.Function):
+class _Gathered(LinearMap):
     """All-gather of the parts in forward, this rank's part of the gradient in backward: all ranks of tp have the same."""
 
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: AxisGroup) -> Tensor:
-        ctx.group = group
-        return group.all_gather(part)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.reshape(-1).chunk(ctx.group.size)[ctx.group.rank].clone(), None
+def _cut(message: Tensor, group: AxisGroup) -> Tensor:
+    return _Part.of(message, partial(_own, group), lambda gradient: group.all_gather(gradient).view(message.shape))
+
+
+def _joined(part: Tensor, group: AxisGroup) -> Tensor:
+    return _Gathered.of(part, group.all_gather, partial(_own, group))
+
+
+def _own(group: AxisGroup, tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).chunk(group.size)[group.rank].clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 
 from torch import Tensor
@@ -23,27 +24,16 @@ def forward(run: StepRun, instruction: Instruction) -> None:
     cell = cell_of(action)
     _await(run, Kind.RECV_F, cell)
     with run.program.recorder.op(action, run.step):
-        output = _compute_forward(run, cell)
+        output = run_through(_forward_in_pieces(run, cell))
     _pass_output(run, cell, output)
 
 
 def backward(run: StepRun, instruction: Instruction) -> None:
-    """B: gradients of the stage's parameters and of its input. Frees the graph."""
+    """B: gradients of the stage's parameters and of its input. Frees the graph; I of its input alone, but for what W needs."""
     (action,) = instruction
-    cell = cell_of(action)
-    _await(run, Kind.RECV_B, cell)
+    _await(run, Kind.RECV_B, cell_of(action))
     with run.program.recorder.op(action, run.step):
-        state = _compute_backward(run, cell)
-    _pass_input_gradient(run, action, state)
-
-
-def input_backward(run: StepRun, instruction: Instruction) -> None:
-    """I: the gradient of the stage's input. Frees the graph but for what the weight gradients need."""
-    (action,) = instruction
-    cell = cell_of(action)
-    _await(run, Kind.RECV_B, cell)
-    with run.program.recorder.op(action, run.step):
-        state = _compute_input_backward(run, cell)
+        state = run_through(_backward_in_pieces(run, action))
     _pass_input_gradient(run, action, state)
 
 
@@ -65,8 +55,7 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
     forward_half, backward_half = action.parts
     _await(run, Kind.RECV_F, cell_of(forward_half))
     _await(run, Kind.RECV_B, cell_of(backward_half))
-    in_pieces = _backward_in_pieces if backward_half.kind is Kind.B else _input_backward_in_pieces
-    halves = _forward_in_pieces(run, cell_of(forward_half)), in_pieces(run, cell_of(backward_half))
+    halves = _forward_in_pieces(run, cell_of(forward_half)), _backward_in_pieces(run, backward_half)
     with run.program.recorder.op(action, run.step):
         output, state = alternate(*halves)
     _pass_output(run, cell_of(forward_half), output)
@@ -102,7 +91,7 @@ def skipped_kinds(plan: Plan) -> tuple[Kind, ...]:
 _ON_THIS_RANK: Mapping[Kind, Handler] = {
     Kind.F: forward,
     Kind.B: backward,
-    Kind.I: input_backward,
+    Kind.I: backward,
     Kind.W: weight_backward,
     Kind.OVERLAP_F_B: overlap,
     Kind.UNSHARD: skip,
@@ -113,18 +102,6 @@ _P2P = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
 HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fromkeys(_P2P, transfer)})
 """Kind of action → handler."""
-
-
-def _compute_forward(run: StepRun, cell: Cell) -> Tensors:
-    return run_through(_forward_in_pieces(run, cell))
-
-
-def _compute_backward(run: StepRun, cell: Cell) -> ForwardState:
-    return run_through(_backward_in_pieces(run, cell))
-
-
-def _compute_input_backward(run: StepRun, cell: Cell) -> ForwardState:
-    return run_through(_input_backward_in_pieces(run, cell))
 
 
 def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensors]:
@@ -153,22 +130,19 @@ def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensors]:
     return outputs
 
 
-def _backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
-    """The backward, in the pieces that the forward had."""
+def _backward_in_pieces(run: StepRun, action: Action) -> Pieces[ForwardState]:
+    """The backward (B, or I, which defers the gradients of weights), in the pieces that the forward had."""
+    cell = cell_of(action)
     state = run.buffers.take_forward(cell)
     if run.program.plan.next_stage(cell.stage) is None:
         # The loss of a step is the mean over its microbatches.
         gradients: Tensors = (run.losses[-1].new_full((), 1 / run.program.plan.num_microbatches),)
     else:
         gradients = run.buffers.take_output_gradient(cell)
-    yield from state.tape.backward(state.edges, gradients)
-    return state
-
-
-def _input_backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
-    with run.program.queues[cell.stage].collecting() as work:
-        state = yield from _backward_in_pieces(run, cell)
-    run.buffers.defer_weight_grads(cell, work)
+    with run.program.queues[cell.stage].collecting() if action.kind is Kind.I else nullcontext() as deferred:
+        yield from state.tape.backward(state.edges, gradients)
+    if deferred is not None:
+        run.buffers.defer_weight_grads(cell, deferred)
     return state
 
 

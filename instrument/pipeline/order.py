@@ -126,11 +126,7 @@ def _insertion_index(arranged: list[list[Action]], depth: int, tagged: bool) -> 
         else:
             depth -= kind.is_compute
         index -= 1
-    return _after_transfers(arranged, index)
-
-
-def _after_transfers(arranged: list[list[Action]], index: int) -> int:
-    """The index after the transfers at ``index``, if it has any: their sends have been waiting for longer."""
+    # Behind the transfers there, if there are any: their sends have been waiting for longer.
     return index + 1 if index < len(arranged) and arranged[index][0].kind.is_p2p else index
 
 

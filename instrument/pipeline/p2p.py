@@ -214,7 +214,12 @@ class Communicator:
 
     def _route(self, message: Message) -> list[_Routed]:
         action, plan = message.action, self._plan
-        pp_rank, shapes = peer_of(plan, action), self._shapes(action)
+        planned, pp_rank = message_of(plan, action), peer_of(plan, action)
+        forward = planned.direction is Direction.FORWARD
+        # Of the activations between two stages, whichever way the message goes.
+        shapes = self._spec.shapes(planned.source_stage if forward else planned.target_stage)
+        # Unique per message and equal at both ends: numbered by direction, sending stage and microbatch.
+        tag = ((planned.microbatch or 0) * plan.num_stages + planned.source_stage) * 2 + forward
         tensors: list[Tensor | None]
         if not action.kind.is_send:
             tensors = [None if self._spec.negotiated else self._buffer(shape) for shape in shapes]
@@ -225,22 +230,10 @@ class Communicator:
                 f"{action} on pipeline rank {self._mesh.pp_rank} has {len(message.tensors)} tensors to send; expected "
                 f"{len(shapes)}"
             )
-        ends = (action, pp_rank, self._mesh.global_rank(pp_rank), self._tag(action))
+        ends = (action, pp_rank, self._mesh.global_rank(pp_rank), tag)
         if len(tensors) == 1:
             return [_Routed(*ends, tensors[0])]
         return [_Routed(*ends, tensor, index) for index, tensor in enumerate(tensors)]
-
-    def _shapes(self, action: Action) -> Sequence[Shape]:
-        """The shapes of the tensors of a message: of the activations between two stages, whichever way it goes."""
-        message = message_of(self._plan, action)
-        forward = message.direction is Direction.FORWARD
-        return self._spec.shapes(message.source_stage if forward else message.target_stage)
-
-    def _tag(self, action: Action) -> int:
-        """A unique tag per message, equal at both ends: numbered by direction, sending stage and microbatch."""
-        message = message_of(self._plan, action)
-        forward = message.direction is Direction.FORWARD
-        return ((message.microbatch or 0) * self._plan.num_stages + message.source_stage) * 2 + forward
 
     def _buffer(self, shape: Shape) -> Tensor:
         return torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)

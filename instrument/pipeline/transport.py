@@ -71,7 +71,8 @@ class _Staged:
 
 
 class Wire:
-    """Posts parcels on the pipeline's groups, in the order in which they are given (:mod:`instrument.pipeline.order`).
+    """Posts parcels, from and to the memory that they are in, in the order in which they are given
+    (:mod:`instrument.pipeline.order`), on the pipeline's groups.
 
     Both ends of a pair of ranks see their parcels in one common order (plans are lowered so), and every mode keeps it.
     """
@@ -137,16 +138,6 @@ class Wire:
         return _Posted(post([parcel.tensor], parcel.pp_rank, parcel.tag if self._tagged else 0), parcel.tensor)
 
 
-class DirectTransport:
-    """Parcels travel from and to the memory that they are in."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-
-    def post(self, parcels: Sequence[Parcel]) -> Sequence[Pending]:
-        return self._wire.post(parcels)
-
-
 class HostStagedTransport:
     """Parcels on a GPU travel through pinned host memory.
 
@@ -177,6 +168,6 @@ class Transport(Protocol):
 def make_transport(mesh: Mesh, mode: Mode, route: Route, plan: Plan, device: torch.device) -> Transport:
     """The transport of this rank's pipeline, connected with the ranks that the (lowered) plan exchanges messages with."""
     wire = Wire(mesh, mode)
-    messages = (action for action in plan.ranks[mesh.pp_rank] if action.kind.is_send or action.kind.is_recv)
+    messages = (action for action in plan.ranks[mesh.pp_rank] if action.kind.is_p2p)
     wire.connect({peer_of(plan, action) for action in messages}, device)
-    return HostStagedTransport(wire) if route is Route.HOST_STAGED else DirectTransport(wire)
+    return HostStagedTransport(wire) if route is Route.HOST_STAGED else wire

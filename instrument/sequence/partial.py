@@ -8,7 +8,6 @@ Source: Megatron-LM ``finalize_model_grads`` (``_allreduce_non_tensor_model_para
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -51,12 +50,14 @@ class Partial:
             gradient_of(self.parameter)[self.first : self.first + len(self.total_rows)] = rows
 
 
-class HasPartial(ABC):
-    """A module some of whose gradients are parts."""
+class HasPartial(nn.Module):
+    """A module some of whose gradients are parts: where ``is_partial`` says so, those of all its direct parameters."""
 
-    @abstractmethod
+    is_partial = False
+
     def partial_gradients(self) -> Iterable[Partial]:
         """Partial gradients of this module's direct parameters, not of its children's; in an order that all ranks share."""
+        return map(Partial, self.parameters(recurse=False)) if self.is_partial else ()
 
 
 class LayerNorm(HasPartial, nn.LayerNorm):
@@ -64,10 +65,7 @@ class LayerNorm(HasPartial, nn.LayerNorm):
 
     def __init__(self, hidden: int, sequence_parallel: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__(hidden, dtype=dtype)
-        self._partial = sequence_parallel
-
-    def partial_gradients(self) -> Iterable[Partial]:
-        return [Partial(parameter) for parameter in (self.weight, self.bias)] if self._partial else []
+        self.is_partial = sequence_parallel
 
 
 class PositionEmbedding(HasPartial, split.Embedding):
@@ -75,10 +73,7 @@ class PositionEmbedding(HasPartial, split.Embedding):
 
     def __init__(self, positions: int, hidden: int, sequence_parallel: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__(positions, hidden, dtype=dtype)
-        self._partial = sequence_parallel
-
-    def partial_gradients(self) -> Iterable[Partial]:
-        return [Partial(self.weight)] if self._partial else []
+        self.is_partial = sequence_parallel
 
 
 def partial_gradients(module: nn.Module) -> list[Partial]:

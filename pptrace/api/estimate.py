@@ -168,7 +168,7 @@ def estimate_of(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
     require_either(options, spell)
     options, model = _with_file(options, spell)
     require_sizes(options, spell)
-    mesh = MeshSizes(options.pp, options.tp, options.cp, options.dp, options.ep)
+    mesh = MeshSizes(options.pp, options.dp, options.cp, options.tp, ep=options.ep)
     if options.microbatches is None:
         raise UsageError(f"{spell('microbatches')} is not given; expected the microbatches of one pipeline in a step")
     plan = _plan(options.schedule, options.pp, options.microbatches, options.chunks, options.group_size)

@@ -109,7 +109,7 @@ def command(
     steps are recognised by its optimizer. Options come before SCRIPT.
     """
     from instrument.launch.options import RunOptions, check_options, default_run_dir
-    from instrument.launch.window import DEFAULT_WINDOW, parse_ranks, parse_steps
+    from instrument.launch.window import chosen_window, parse_ranks
 
     full_command = ("-m", script, *args) if module else (script, *args)
     if options["nnodes"] > 1 and (node_rank is None or output is None):
@@ -121,7 +121,7 @@ def command(
         command=full_command,
         run_dir=output or default_run_dir(full_command),
         node_rank=node_rank or 0,
-        window=parse_steps(steps or ("all" if no_hooks else DEFAULT_WINDOW)),
+        window=chosen_window(steps, hooks=not no_hooks),
         hooks=not no_hooks,
         ranks=None if is_auto else parse_ranks(profile_ranks),
         budget=read_bytes("--profile-budget", profile_budget or _BUDGET) if is_auto else 0,

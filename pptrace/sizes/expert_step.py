@@ -8,7 +8,7 @@ from itertools import compress
 from operator import attrgetter
 
 from pptrace.marks import Axis, Collective
-from pptrace.sizes.expert_options import Dispatcher, DropOrder, Shared
+from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Shared
 from pptrace.sizes.experts import (
     INDEX_BYTES,
     ExpertCall,
@@ -18,7 +18,7 @@ from pptrace.sizes.experts import (
     layer_calls,
 )
 from pptrace.sizes.gpt_facts import FULLY, GptFacts
-from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.mesh import MeshAxes
 from pptrace.sizes.transformer import (
     UNKNOWN,
     BothWays,
@@ -67,17 +67,21 @@ class ExpertVolume:
     """
 
     facts: GptFacts
-    mesh: Mesh
+    mesh: MeshAxes
     routes: Routes = field(default_factory=dict)
     _known: dict[tuple[int, int], _Means] = field(default_factory=dict)
+
+    @property
+    def _options(self) -> ExpertOptions:
+        assert self.facts.experts is not None
+        return self.facts.experts
 
     def fixed(self, tensor: TensorSizes) -> BothWays:
         """Communication besides that along axes of experts: tokens that ranks of tp share out, and a shared MLP.
 
         Its forward is repeated where the layer is recomputed.
         """
-        options = self.facts.experts
-        assert options is not None
+        options = self._options
         gathered = _gathered(tensor)
         repeated: Volume = gathered if self._repeats_end else {}
         if not options.shared_width:
@@ -89,8 +93,7 @@ class ExpertVolume:
         """Communication of a forward that no recomputation repeats: of ranks that share sequences before its routes are certain,
         and at its end.
         """
-        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
-        assert options is not None
+        facts, options, num = self.facts, self._options, self.facts.experts_of(layer)
         tp, cp, sequences = self.mesh.tp, self.mesh.cp, facts.microbatch_size
         volumes: list[Volume] = [] if self._repeats_end else [_gathered(tensor)]
         if options.aux_loss:
@@ -110,8 +113,7 @@ class ExpertVolume:
         Args:
             again: of each forward, in their order, whether backward recomputes it.
         """
-        sizes, options = self._sizes(layer), self.facts.experts
-        assert options is not None
+        sizes, options = self._sizes(layer), self._options
         every = (True,) * len(again)
         rows = self._rows(rank, step, layer, sizes, every)
         calls = layer_calls(options.dispatcher, sizes, rows or LayerRows(len(again), 0, 0, 0, 0))
@@ -130,8 +132,7 @@ class ExpertVolume:
         """Return whether a recomputation brings the experts' output back to its tokens: torch ends it behind the last tensor that
         backward needs, a dropout's mask or those of a shared MLP that runs (or is weighed) after the experts.
         """
-        options = self.facts.experts
-        assert options is not None
+        options = self._options
         is_ahead = options.overlap and self.has_journeys
         return self.facts.dropout > 0 or (
             options.shared_width > 0 and not (is_ahead and options.shared is Shared.ADDED)
@@ -140,14 +141,12 @@ class ExpertVolume:
     @property
     def has_journeys(self) -> bool:
         """Return whether rows travel to experts and back, so that other things can be computed meanwhile."""
-        options = self.facts.experts
-        return options is not None and self.mesh.ep > 1 and options.dispatcher is not Dispatcher.ALL_GATHER
+        return self.mesh.ep > 1 and self._options.dispatcher is not Dispatcher.ALL_GATHER
 
     @property
     def counts_rows(self) -> bool:
         """Return whether the rows that experts compute are known only where they were counted."""
-        options = self.facts.experts
-        return options is not None and (options.dispatcher is not Dispatcher.PADDED or options.capacity_factor is None)
+        return self._options.dispatcher is not Dispatcher.PADDED or self._options.capacity_factor is None
 
     def kept_bytes(self, rank: int, layer: int, recompute: str, *, in_pieces: bool = False) -> int | None:
         """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
@@ -179,8 +178,7 @@ class ExpertVolume:
 
     def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float]:
         """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``."""
-        options = self.facts.experts
-        assert options is not None
+        options = self._options
         if options.dispatcher is Dispatcher.PADDED:
             return rows / sizes.etp, rows / sizes.etp
         means = self._means[rank, layer]
@@ -199,8 +197,7 @@ class ExpertVolume:
         return self._known
 
     def _tensors(self, layer: int) -> ExpertTensors:
-        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
-        assert options is not None
+        facts, options, num = self.facts, self._options, self.facts.experts_of(layer)
         tp, ep, etp = self.mesh.tp, self.mesh.ep, self.mesh.etp
         held = facts.microbatch_size * facts.sequence // self.mesh.cp
         return ExpertTensors(
@@ -221,8 +218,7 @@ class ExpertVolume:
         )
 
     def _sizes(self, layer: int) -> ExpertSizes:
-        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
-        assert options is not None
+        facts, options, num = self.facts, self._options, self.facts.experts_of(layer)
         ranks = self.mesh.cp * self.mesh.tp
         held = facts.sequence // ranks
         capacity = options.of_layer(layer).capacity(facts.sequence)
@@ -241,8 +237,7 @@ class ExpertVolume:
 
     def _rows(self, rank: int, step: int, layer: int, sizes: ExpertSizes, which: Sequence[bool]) -> LayerRows | None:
         """The rows of some forwards together, as far as the dispatcher's calls depend on them; None where none were counted."""
-        options, forwards = self.facts.experts, sum(which)
-        assert options is not None
+        options, forwards = self._options, sum(which)
         is_padded = options.dispatcher is Dispatcher.PADDED
         if options.dispatcher is Dispatcher.ALL_GATHER or (is_padded and sizes.is_fixed):
             return LayerRows(forwards, 0, 0, 0, forwards * sizes.num_experts * sizes.slots)

@@ -3,68 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from math import prod
 
 from pptrace import axes
 from pptrace.axes import MESH_ORDER, Axis
 from pptrace.errors import UsageError
 
 
-class Mesh(Protocol):
-    """A mesh of a run (``instrument.mesh.MeshShape``), or of none yet (:class:`MeshSizes`)."""
-
-    @property
-    def tp(self) -> int: ...
-    @property
-    def cp(self) -> int: ...
-    @property
-    def dp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
-    @property
-    def etp(self) -> int: ...
-    @property
-    def edp(self) -> int: ...
-    @property
-    def order(self) -> tuple[Axis, ...]: ...
-
-    def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
-        """(pp, dp, cp, tp) of a global rank."""
-
-    def size_of(self, axis: Axis) -> int:
-        """The size of an axis that ranks are numbered along."""
-
-
 @dataclass(frozen=True, slots=True)
-class MeshSizes:
-    """Sizes of the axes of a mesh whose ranks are in Megatron-LM's order, the pipeline's slowest.
+class MeshAxes:
+    """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest.
 
-    Raises:
-        UsageError: experts cannot be spread over the ranks of a stage.
+    ``ep`` of the ranks of a stage share its experts, and ``etp`` each of them; both take no ranks of their own.
     """
 
     pp: int
-    tp: int = 1
-    cp: int = 1
     dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    order: tuple[Axis, ...] = MESH_ORDER
     ep: int = 1
     etp: int = 1
 
-    def __post_init__(self) -> None:
-        if self.of_stage % (self.ep * self.etp):
-            raise UsageError(
-                f"ep {self.ep} does not divide the {self.of_stage} ranks of a stage (dp · cp · tp), over which experts are "
-                "spread; choose a divisor"
-            )
-
     @property
     def of_stage(self) -> int:
-        """Ranks of one stage."""
-        return self.tp * self.cp * self.dp
-
-    @property
-    def world(self) -> int:
-        return self.pp * self.of_stage
+        """Ranks of one stage: dp · cp · tp."""
+        return self.dp * self.cp * self.tp
 
     @property
     def edp(self) -> int:
@@ -72,13 +36,31 @@ class MeshSizes:
         return self.of_stage // (self.ep * self.etp)
 
     @property
-    def order(self) -> tuple[Axis, ...]:
-        return MESH_ORDER
+    def world(self) -> int:
+        return prod(self.sizes.values())
+
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """Sizes of the axes that ranks are numbered along."""
+        return {axis: getattr(self, axis) for axis in MESH_ORDER}
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
-        at = axes.coordinates_of(rank, {axis: self.size_of(axis) for axis in self.order})
+        """(pp, dp, cp, tp) of a global rank."""
+        at = axes.coordinates_of(rank, self.sizes, self.order)
         return at[Axis.PP], at[Axis.DP], at[Axis.CP], at[Axis.TP]
 
-    def size_of(self, axis: Axis) -> int:
-        size: int = getattr(self, axis)
-        return size
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes(MeshAxes):
+    """A mesh of no run yet.
+
+    Raises:
+        UsageError: experts cannot be spread over the ranks of a stage.
+    """
+
+    def __post_init__(self) -> None:
+        if self.of_stage % (self.ep * self.etp):
+            raise UsageError(
+                f"ep {self.ep} does not divide the {self.of_stage} ranks of a stage (dp · cp · tp), over which experts are "
+                "spread; choose a divisor"
+            )

@@ -20,7 +20,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.sizes.expert_step import ExpertVolume, Routes
 from pptrace.sizes.gpt_facts import FULLY, ITEM_BYTES, GptFacts, modules_of, stage_parameters
 from pptrace.sizes.gradients import GradientVolume, ShardedUnits
-from pptrace.sizes.mesh import Mesh
+from pptrace.sizes.mesh import MeshAxes
 from pptrace.sizes.transformer import (
     AttentionSizes,
     BothWays,
@@ -58,7 +58,7 @@ class StepVolume:
     def __init__(
         self,
         facts: GptFacts,
-        mesh: Mesh,
+        mesh: MeshAxes,
         plan: Plan,
         routes: Routes | None = None,
         lengths: Callable[[int, int], int] | None = None,
@@ -104,23 +104,15 @@ class StepVolume:
         return self.mesh.coordinates_of(rank)[0]
 
     @property
-    def _tp(self) -> int:
-        return self.mesh.tp
-
-    @property
-    def _cp(self) -> int:
-        return self.mesh.cp
-
-    @property
     def _replicas(self) -> int:
-        return self._cp * self.mesh.dp
+        return self.mesh.cp * self.mesh.dp
 
     @property
     def _replica_axis(self) -> Axis:
         """Axis of equal parameters and different tokens (:attr:`instrument.mesh.Mesh.replicas`)."""
-        if self._cp == 1:
+        if self.mesh.cp == 1:
             return Axis.DP
-        return Axis.CP if self._cp == self._replicas else Axis.DP_CP
+        return Axis.CP if self.mesh.cp == self._replicas else Axis.DP_CP
 
     @cached_property
     def _tensor(self) -> TensorSizes:
@@ -133,12 +125,12 @@ class StepVolume:
 
     def _tensor_of(self, sequence: int) -> TensorSizes:
         facts = self.facts
-        num_bytes = facts.microbatch_size * sequence // self._cp * facts.hidden * facts.item_bytes
-        return TensorSizes(self._tp, num_bytes, facts.sequence_parallel, facts.overlap)
+        num_bytes = facts.microbatch_size * sequence // self.mesh.cp * facts.hidden * facts.item_bytes
+        return TensorSizes(self.mesh.tp, num_bytes, facts.sequence_parallel, facts.overlap)
 
     @cached_property
     def _attention(self) -> AttentionSizes:
-        facts, tp = self.facts, self._tp
+        facts, tp = self.facts, self.mesh.tp
         return AttentionSizes(
             facts.microbatch_size,
             facts.sequence,
@@ -146,7 +138,7 @@ class StepVolume:
             facts.kv_heads // tp if facts.kv_heads % tp == 0 else 1,
             facts.head_dim,
             facts.item_bytes,
-            self._cp // facts.ulysses,
+            self.mesh.cp // facts.ulysses,
             facts.ulysses,
             facts.cp_comm_type == "all_gather",
             facts.value_dim,
@@ -161,8 +153,8 @@ class StepVolume:
         reads_source, reads_tokens = map(any, zip(*map(self._embeds, stages), strict=True))
         reads = reads_tokens + (plan.chain_length - 1 in stages)
         for number, length in ((int(reads_source), facts.source_length), (reads, facts.sequence)):
-            num_bytes = number * plan.num_microbatches * facts.microbatch_size * length // self._cp * _TOKEN_BYTES
-            yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if number else 0)
+            num_bytes = number * plan.num_microbatches * facts.microbatch_size * length // self.mesh.cp * _TOKEN_BYTES
+            yield collective(Axis.TP, Collective.BROADCAST, self.mesh.tp, num_bytes, count=1 if number else 0)
 
     def _actions(self, pp_rank: int, lengths: Sequence[int] | None = None) -> Iterator[Volume]:
         recomputed = self.fully_recomputed(pp_rank)
@@ -190,8 +182,8 @@ class StepVolume:
         parts += [both.forward for both in self._embedding_volumes(model_stage_index)]
         if model_stage_index == plan.chain_length - 1:
             parts.append(column_volume(self._tensor).forward)
-            tokens = self.facts.microbatch_size * self.facts.sequence // self._cp
-            parts.append(cross_entropy_volume(self._tp, tokens, self.facts.sum_bytes))
+            tokens = self.facts.microbatch_size * self.facts.sequence // self.mesh.cp
+            parts.append(cross_entropy_volume(self.mesh.tp, tokens, self.facts.sum_bytes))
         return total((*parts, self._gathered_units(model_stage_index)))
 
     def backward(self, stage: int, fully_recomputed: bool) -> Volume:
@@ -291,7 +283,7 @@ class StepVolume:
         """b · s/(cp · tp if SP or in parts) · h to the stage that reads an action's output, and from the one whose output it
         reads, of each of their tensors, whose parts are gathered.
         """
-        facts, tp = self.facts, self._tp
+        facts, tp = self.facts, self.mesh.tp
         sent, received = (self._passed_bytes(stage, other) for other in (target, source))
         num_parts = tp if self._tensor.is_cut or facts.scatter_gather else 1
         each = [messages(Axis.PP, num_bytes // num_parts, 1, 0) for num_bytes in sent]
@@ -315,7 +307,7 @@ class StepVolume:
         return self._units(model_stage_index).gathered() if self.facts.zero == 3 else {}
 
     def _units(self, model_stage_index: int) -> ShardedUnits:
-        parameters = stage_parameters(self.facts, model_stage_index, self._tp, self.mesh.ep, self.mesh.etp)
+        parameters = stage_parameters(self.facts, model_stage_index, self.mesh.tp, self.mesh.ep, self.mesh.etp)
         return ShardedUnits(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
 
     def gradients_of(self, rank: int) -> GradientVolume:
@@ -323,15 +315,14 @@ class StepVolume:
         pp_rank = self.pp_rank(rank)
         model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
         along = (Axis.DP, Axis.CP) if self._replica_axis is Axis.DP_CP else (self._replica_axis,)
-        sizes = {axis: self.mesh.size_of(axis) for axis in axes.MESH_ORDER}
-        group = axes.group_of(rank, along, sizes, self.mesh.order)
+        group = axes.group_of(rank, along, self.mesh.sizes, self.mesh.order)
         num_ends = (0 in model_stages) + (self.plan.chain_length - 1 in model_stages)
         # The other end of a tied embedding is on another rank.
         is_tied_apart = self.facts.tied and self.plan.pp > 1 and num_ends == 1
         return GradientVolume(
             self.facts,
             tuple(self._units(model_stage_index) for model_stage_index in model_stages),
-            self._tp,
+            self.mesh.tp,
             self._replica_axis,
             len(group),
             group.index(rank),
@@ -355,7 +346,7 @@ class StepVolume:
         """The norm of the gradient, as single numbers (:mod:`instrument.optim.clipping`)."""
         if not self.facts.clip_grad:
             return
-        yield collective(Axis.TP, Collective.ALL_REDUCE, self._tp, _CONTROL_BYTES)
+        yield collective(Axis.TP, Collective.ALL_REDUCE, self.mesh.tp, _CONTROL_BYTES)
         if self.facts.zero or self.facts.experts is not None:
             yield collective(self._replica_axis, Collective.ALL_REDUCE, self._replicas, _CONTROL_BYTES)
         if self.facts.optimizer_sync != "post-validation":

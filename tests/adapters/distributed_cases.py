@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from instrument.adapters.calls import Call
-from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.hooks import Hooks, Watch
 from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.works import Works
 from tests.adapters.noting import Noting
@@ -112,21 +112,20 @@ def break_a_hook() -> tuple[list[float], list[str]]:
     lines: list[str] = []
     hooks = Hooks(lines.append)
 
-    class Before(Hook):
-        def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise RuntimeError("broken before")
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        raise RuntimeError("broken before")
 
-    class After(Hook):
-        def after(self, token: Any, result: Any) -> None:
-            raise RuntimeError("broken after")
+    def after(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+        yield
+        raise RuntimeError("broken after")
 
     class Observer(Diary):
         def posted(self, call: Call) -> None:
             raise RuntimeError("broken observer")
 
     DistributedCalls(hooks, Works(hooks), [Observer()])
-    hooks.wrap(dist, "all_reduce", Before())
-    hooks.wrap(dist, "broadcast", After())
+    hooks.wrap(dist, "all_reduce", before)
+    hooks.wrap(dist, "broadcast", after)
     results = []
     for _ in range(2):
         tensor = floats(1) * (dist.get_rank() + 1)

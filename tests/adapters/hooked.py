@@ -74,7 +74,7 @@ def recorded(path: Path, session: WatchedSession | None = None, adapters: Adapte
         if session is not None and adapters is not None:
             session._close_step_range()
             facts |= {**session.facts, **adapters.facts()}
-            facts["clock"] = {"start": started.as_json(), "stop": sample_clock().as_json()}
+            facts["clock"] = {"start": started, "stop": sample_clock()}
             facts.setdefault("framework", adapters.framework)
             profiler.add_metadata_json(METADATA_KEY, json.dumps(facts))
     profiler.export_chrome_trace(str(path))

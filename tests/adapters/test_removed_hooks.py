@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.hooks import Hooks, Watch
+
+
+def watch_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
+    yield
 
 
 class Base:
@@ -29,7 +33,7 @@ class Derived(Base):
 )
 def test_an_attribute_is_what_it_was(owner: Any, name: str) -> None:
     before, hooks = dict(vars(owner)), Hooks(print)
-    hooks.wrap(owner, name, Hook())
+    hooks.wrap(owner, name, watch_nothing)
     assert vars(owner)[name] is not before.get(name)
     hooks.remove()
     assert vars(owner).get(name) is before.get(name)

@@ -190,7 +190,7 @@ def test_ddps_reducer_and_functional_collectives_of_cpp_are_counted(diary: Diary
 @pytest.mark.usefixtures("diary")
 def test_calls_that_raise_are_known_by_kind_group_and_number() -> None:
     session = HeardSession()
-    marks, hooks = CallMarks(session.recorder, session), Hooks(lambda line: pytest.fail(line))
+    marks, hooks = CallMarks(session), Hooks(lambda line: pytest.fail(line))
     try:
         DistributedCalls(hooks, Works(hooks), [marks])
         dist.all_reduce(torch.ones(1))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from instrument.launch.options import RunOptions
 from instrument.launch.rank import _with_a_port_of_its_own
 from instrument.launch.record import spawned_dir
 from instrument.launch.spawned import SpawnedRank, record_as_rank
@@ -88,7 +89,8 @@ def test_ranks_that_a_script_spawns_are_those_of_the_run(fate: str, tmp_path: Pa
 
 
 def config_of(folder: Path, profiler: str = "torch") -> WorkerConfig:
-    return WorkerConfig(folder / "run", folder, profiler, parse_steps("2:5"))
+    options = RunOptions(("train.py",), folder / "run", profiler=profiler, window=parse_steps("2:5"))
+    return WorkerConfig(options, folder)
 
 
 def test_a_spawned_process_is_recorded_with_what_its_launcher_was_told(tmp_path: Path) -> None:
@@ -97,9 +99,8 @@ def test_a_spawned_process_is_recorded_with_what_its_launcher_was_told(tmp_path:
     rank = pickle.loads(pickle.dumps(vars(process)["_target"]))
     assert isinstance(rank, SpawnedRank)
     assert (rank.target, rank.index) == (print, 3)
-    config = WorkerConfig.from_environ(rank.environ)
-    assert (config.run_dir, config.profiler, str(config.window)) == (tmp_path / "run", "torch", "2:5")
-    assert config.record_dir == config.control_dir == spawned_dir(tmp_path)
+    assert rank.config.options == config_of(tmp_path).options
+    assert rank.config.record_dir == rank.config.control_dir == spawned_dir(tmp_path)
 
 
 def test_a_forked_process_and_one_under_nsys_stay_as_they_are(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def _axis(root: Path) -> None:
 def make_axis_runnable(root: Path) -> None:
     """Give the runtime the axis, at size 1."""
     _insert(
-        root / "instrument" / "mesh.py",
+        root / "pptrace" / "sizes" / "mesh.py",
         "    tp: int = 1\n    order: tuple[Axis, ...] = MESH_ORDER\n",
         "    xp: int = 1\n",
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from instrument.launch.facts import ClockSample, plan_as_json
+from instrument.launch.facts import plan_as_json
 from instrument.launch.record import write_json
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveWriter, live_path
@@ -17,7 +16,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 
 STEP_NS = 200_000_000
-CLOCK = ClockSample(time_ns=1_790_000_000_000_000_000, monotonic_ns=5_000_000_000, perf_counter_ns=6_000_000_000)
+CLOCK = {"time_ns": 1_790_000_000_000_000_000, "monotonic_ns": 5_000_000_000, "perf_counter_ns": 6_000_000_000}
 """Begin of the run: always the same, so that its reports are."""
 _MICROBATCHES = 4
 
@@ -47,7 +46,7 @@ class LiveFolder:
                     "pp_ranks": list(range(pp)),
                     "plan": plan_as_json(self._plan),
                     "device": device,
-                    "clock": {"start": replace(CLOCK, time_ns=CLOCK.time_ns + rank * wall_step_ns).as_json()},
+                    "clock": {"start": CLOCK | {"time_ns": CLOCK["time_ns"] + rank * wall_step_ns}},
                 }
             )
 
@@ -67,7 +66,7 @@ class LiveFolder:
 
     def _write_step(self, rank: int, factor: float, plan: Plan) -> None:
         step, writer = self.steps, self._writers[rank]
-        begin_ns = CLOCK.perf_counter_ns + step * STEP_NS
+        begin_ns = CLOCK["perf_counter_ns"] + step * STEP_NS
         if step % 5 == 4:
             writer.bounds(StepHead(step, Flag(0), begin_ns, STEP_NS - 10**6))
             return

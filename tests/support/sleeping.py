@@ -84,7 +84,7 @@ def sleep_through(run: SleepingRun, folder: str) -> int:
         dist.barrier()  # ranks that end early would begin the next step in this one's window
         peak = max(peak, runtime.run(batch, step).peak_in_flight)
     waited = core_wait.until(CoreWait.now())
-    clock = {"start": started.as_json(), "stop": sample_clock().as_json()}
+    clock = {"start": started, "stop": sample_clock()}
     profiler.stop(
         {
             "schema": TRACE_SCHEMA,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -118,11 +118,7 @@ class RankChoice:
         while time.monotonic() < end:
             try:
                 content = json.loads(self._path.read_bytes())
-                return Choice(**{**content, "ranks": _ranks(content["ranks"])})
+                return Choice(**{**content, "ranks": tuple(map(int, content["ranks"]))})
             except (OSError, ValueError, TypeError, KeyError):
                 time.sleep(_POLL_S)
         return choose(self._world_size, mesh, *self._arguments, num_steps, None)
-
-
-def _ranks(numbers: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(int, numbers))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from instrument.adapters.calls import Call
 from instrument.launch.recording.backward_steps import BackwardSteps
 from instrument.launch.recording.graph_replays import GraphReplays
-from instrument.recorder import Range, Recorder
+from instrument.recorder import Range
+from instrument.session import Session
 from pptrace.marks import P2P, SpanKind
 
 _REGULAR = 2
@@ -73,22 +74,6 @@ class IterationRule:
         return False
 
 
-class Steps(Protocol):
-    """Listener to the boundaries of steps."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def num_steps(self) -> int: ...
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> None: ...
-
-    def restart_step(self) -> None: ...
-
-
 class MessageWatch:
     """An observer of calls: a step of a pipeline may begin with a message, before any forward."""
 
@@ -112,8 +97,8 @@ class OptimizerSteps:
     them), so imports and the making of the model are no part of it.
     """
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._rule = IterationRule()
         self._depth = 0
         self._begun = False
@@ -267,7 +252,7 @@ class OptimizerSteps:
             self._graphs.has_new = False
             self._rule = IterationRule()
             if self._begun:
-                self._steps.restart_step()
+                self._session.restart_step()
         self.begin()
         if self._rule.before(id(graph)):
             self._next_step()
@@ -276,7 +261,7 @@ class OptimizerSteps:
         """Step 0 begins, unless it has begun."""
         if not self._begun:
             self._begun = True
-            self._steps.begin_step()
+            self._session.begin_step()
 
     def _before(self, optimizer: object) -> None:
         self._depth += 1
@@ -302,7 +287,7 @@ class OptimizerSteps:
         return apart
 
     def _open_range(self) -> None:
-        self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)
+        self._range = self._session.recorder.span(SpanKind.OPTIMIZER, self._session.num_steps)
         self._range.__enter__()
 
     def _close_range(self) -> None:
@@ -320,5 +305,5 @@ class OptimizerSteps:
             self._next_step()
 
     def _next_step(self) -> None:
-        self._steps.end_step()
-        self._steps.begin_step()
+        self._session.end_step()
+        self._session.begin_step()

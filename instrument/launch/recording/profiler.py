@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,34 +54,28 @@ class Profiler(Protocol):
     def discard(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Things recorded in addition to ranges and the device.
-
-    ``memory`` are all allocations and releases of tensors; ``shapes`` those of the inputs of operators, which alone name the
-    peers of gloo's messages where there are no hooks. ``operators`` is asked when recording is prepared: without them it costs a
-    program far less.
-    """
-
-    memory: bool = False
-    shapes: bool = True
-    operators: Callable[[], bool] = lambda: True
-
-
 class TraceProfiler:
     """Records once and writes ``path`` (gzip JSON), whole or not at all.
 
     It watches all threads of the process: work happens in several, and such a trace can be stopped by any thread, also
     while the main thread is blocked inside a receive. A torch that cannot do so (before 2.8), or records allocations, which
     Kineto assigns to threads, watches the thread that started it and its backward passes, and is stopped by that thread alone.
+
+    Args:
+        memory: records all allocations and releases of tensors.
+        shapes: records those of the inputs of operators, which alone name the peers of gloo's messages where there are no hooks.
+        operators: asked when recording is prepared: without them it costs a program far less.
     """
 
-    def __init__(self, path: Path, recorded: Recorded = Recorded()) -> None:
+    def __init__(
+        self, path: Path, *, memory: bool = False, shapes: bool = True, operators: Callable[[], bool] = lambda: True
+    ) -> None:
         self.path = path
-        self._recorded = recorded
-        self._with_memory = recorded.memory
+        self._with_memory = memory
+        self._with_shapes = shapes
+        self._asks_operators = operators
         self._with_operators = True
-        self._watches_all_threads = _CAN_WATCH_ALL_THREADS and not recorded.memory
+        self._watches_all_threads = _CAN_WATCH_ALL_THREADS and not memory
         self._profile: Any = None
         self._recording = False
         self._only_thread: int | None = None
@@ -99,7 +92,7 @@ class TraceProfiler:
         """Pay the costs of a first start (loading Kineto and CUPTI, buffers), so that no profiled step does."""
         if self._profile is not None:
             return
-        self._with_operators = self._recorded.operators() or not _CAN_CHOOSE_SCOPES
+        self._with_operators = self._asks_operators() or not _CAN_CHOOSE_SCOPES
         with by_pptrace(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*Profiler clears events")  # of torch up to 2.11, at every first cycle
             first = self._new_profile()
@@ -111,7 +104,7 @@ class TraceProfiler:
     def _new_profile(self) -> Any:
         return profile(
             activities=_activities(),
-            record_shapes=self._recorded.shapes,
+            record_shapes=self._with_shapes,
             profile_memory=self._with_memory,
             with_stack=False,
             experimental_config=None if self._with_memory else _all_threads_config(),
@@ -124,7 +117,7 @@ class TraceProfiler:
             "profiler": "torch",
             "level": "full" if self._with_operators else "light",
             "activities": [activity.name for activity in _activities()],
-            "record_shapes": self._with_operators and self._recorded.shapes,
+            "record_shapes": self._with_operators and self._with_shapes,
             "profile_memory": self._with_memory,
             "with_stack": False,
             "all_threads": self._watches_all_threads,

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, replace
 from multiprocessing.process import BaseProcess
 
 from instrument.adapters.calls import CallObserver
@@ -16,7 +15,6 @@ from instrument.expert_counts import EXPERTS_KEY
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     UNKNOWN_SIZE,
-    ClockSample,
     plan_as_json,
     read_backend,
     read_device,
@@ -26,6 +24,7 @@ from instrument.launch.facts import (
     read_versions,
     sample_clock,
 )
+from instrument.launch.options import RunOptions
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.recording.chosen_ranks import RankChoice
 from instrument.launch.recording.core_wait import CoreWait
@@ -47,7 +46,6 @@ from instrument.launch.recording.step_memory import StepMemory, keep_maxrss
 from instrument.launch.recording.step_times import StepTimes
 from instrument.launch.recording.user_marks import UserMarks
 from instrument.launch.started_processes import StartedProcesses
-from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
 from instrument.session import Predict, Session
 from pptrace import marking
@@ -55,54 +53,42 @@ from pptrace.environment import read_environment
 from pptrace.schedule.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """Coordinates of this process in the run; of one that the script started, until torch.distributed knows better."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    host: str
-
-
 class TracedSession(Session):
-    """Profiles the steps of ``window`` and says to the launcher how far the script is.
+    """Profiles the steps that ``options`` ask for and says to the launcher how far the script is.
 
-    ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks. ``live``: a
-    record of every step goes into the run directory when the step ends. ``choice``: whether this rank is recorded is chosen
-    when the window begins.
+    ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks. ``choice``:
+    whether this rank is recorded is chosen when the window begins. Of a process that the script started ``world_size`` is
+    not known until torch.distributed knows it.
     """
 
     def __init__(
         self,
-        process: ProcessInfo,
-        window: StepWindow,
+        options: RunOptions,
+        world_size: int,
         profiler: Profiler | None,
         writer: RecordWriter,
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
-        with_hooks: bool = True,
-        logs: Sequence[CallObserver] = (),
-        agreed: AgreedStart | None = None,
-        live: bool = False,
-        choice: RankChoice | None = None,
+        logs: Sequence[CallObserver],
+        agreed: AgreedStart,
+        choice: RankChoice | None,
     ) -> None:
-        self._process = process
-        self._has_rank = process.world_size != UNKNOWN_SIZE
+        self._world_size = world_size
         self._live_started = sample_clock()
-        self._live = (
-            LiveRecorder(writer.run_dir, process.rank, self._live_facts, lambda: writer.record.facts) if live else None
-        )
+        self._live: LiveRecorder | None = None
+        if options.live:
+            rank = writer.record.rank
+            self._live = LiveRecorder(writer.run_dir, rank, self._live_facts, lambda: writer.record.facts)
         rows = None if self._live is None else self._live.rows
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, rows))
-        self._window = window
+        self._window = window = options.window
         self._profiler = profiler
         self._choice = choice
         self._writer = writer
         self._counter = counter
         self._hold = hold
         self._expected = 0
-        self._started: ClockSample | None = None
+        self._started: dict[str, int] | None = None
         self._core_wait: CoreWait | None = None
         self._recorded = range(window.first, window.first)
         """The steps that are recorded, or are to be: those of the window, or later ones."""
@@ -113,9 +99,9 @@ class TracedSession(Session):
         self._memory = StepMemory()
         self._step_times = StepTimes(lambda: self._records_now)
         self._saving = threading.Lock()
-        self._with_hooks = with_hooks
+        self._with_hooks = options.hooks
         self._logs = logs
-        self._agreed = agreed if process.world_size > 1 and not window.whole_run else None
+        self._agreed = agreed if world_size > 1 and not window.whole_run else None
         """Agreement of the ranks on a step, for torch's profiler, which alone records twice; None where every step is
         recorded.
         """
@@ -155,7 +141,7 @@ class TracedSession(Session):
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
             self._collections.watch()
         if isinstance(self._profiler, TraceProfiler):
-            self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._process.rank)
+            self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._writer.record.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
         marking.register(UserMarks(self).open)
         self._processes.watch()
@@ -265,7 +251,7 @@ class TracedSession(Session):
                 choice.make(mesh, num_steps, None) if choice.is_first and first < 2 else choice.read(mesh, num_steps)
             )
             self._writer.add_facts(profile_ranks=chosen.as_json())
-            if self._process.rank not in chosen.ranks:
+            if self._writer.record.rank not in chosen.ranks:
                 profiler.release()
                 self._profiler = None
 
@@ -365,7 +351,7 @@ class TracedSession(Session):
     def _write_snapshot(self, error: BaseException) -> None:
         """Keep what was alive when memory ran out; whatever goes wrong here hides nothing of the script's error."""
         self._note_memory(running=True)
-        rank = self._process.rank
+        rank = self._writer.record.rank
         try:
             path, line = write_snapshot(self._writer.run_dir, rank, error, self._memory.now())
         except (OSError, MemoryError, RuntimeError) as err:
@@ -434,10 +420,9 @@ class TracedSession(Session):
 
     def _learn_rank(self) -> None:
         """Ask torch.distributed who this is, where no launcher has told."""
-        if self._has_rank or (known := read_rank()) is None:
+        if self._world_size != UNKNOWN_SIZE or (known := read_rank()) is None:
             return
-        rank, world_size = known
-        self._process, self._has_rank = replace(self._process, rank=rank, world_size=world_size), True
+        rank, self._world_size = known
         self._writer.update(rank=rank)
         if isinstance(self._profiler, TraceProfiler):
             self._profiler.path = self._profiler.path.with_name(f"rank{rank}.json.gz")
@@ -456,26 +441,30 @@ class TracedSession(Session):
             length = self._window.stop - self._window.first
             self._recorded = range(self.num_steps, self.num_steps + length)
 
+    @property
+    def _coordinates(self) -> dict[str, object]:
+        record = self._writer.record
+        names = {"rank": record.rank, "local_rank": record.local_rank, "world_size": self._world_size}
+        return {**names, "host": record.host}
+
     def _live_facts(self) -> dict[str, object]:
         """Facts of this rank that readers of live records need."""
         self._learn_rank()
-        started = self._live_started
         facts = self._writer.record.facts
         learnt = {} if self._adapters is None else self._adapters.facts()
         return {
-            **asdict(self._process),
+            **self._coordinates,
             **{name: facts[name] for name in ("framework", "mesh", "pp_ranks", "plan", "model") if facts.get(name)},
             **{name: learnt[name] for name in ("hooks", "groups") if learnt.get(name)},
             "backend": read_backend(),
             "device": read_device(),
-            "clock": {"start": started.as_json()},
+            "clock": {"start": self._live_started},
         }
 
-    def _metadata(self, stopped: ClockSample, blocked: bool) -> dict[str, object]:
+    def _metadata(self, stopped: dict[str, int], blocked: bool) -> dict[str, object]:
         self._learn_rank()
         backend, device = read_backend(), read_device()
-        started = self._started or stopped
-        clock = {"start": started.as_json(), "stop": stopped.as_json()}
+        clock = {"start": self._started or stopped, "stop": stopped}
         stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._recorded.stop)
         self._writer.add_facts(backend=backend, device=device, clock=clock, environment=read_environment(os.environ))
         if self._adapters is not None:
@@ -492,10 +481,7 @@ class TracedSession(Session):
             watched["notes"] = [*watched.get("notes", ()), failure]
         return {
             "schema": TRACE_SCHEMA,
-            "rank": self._process.rank,
-            "local_rank": self._process.local_rank,
-            "world_size": self._process.world_size,
-            "host": self._process.host,
+            **self._coordinates,
             "versions": facts["versions"],
             "environment": facts["environment"],
             "mesh": facts.get("mesh"),

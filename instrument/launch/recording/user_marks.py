@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from instrument.recorder import Range, Recorder, null_range
+from instrument.recorder import Range, null_range
 from pptrace.marks import SpanKind
+
+if TYPE_CHECKING:
+    from instrument.launch.recording.traced import TracedSession
 
 _OPS = {
     "forward": "F",
@@ -26,31 +29,11 @@ _SPANS = {
 }
 
 
-class Steps(Protocol):
-    """Listener to the steps that the script marks."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def num_steps(self) -> int: ...
-
-    def take_step_marks(self) -> None:
-        """The script marks its steps itself from now on."""
-
-    def look(self) -> None:
-        """Look at the begin of a part of a step: without an optimizer, the step before may have ended."""
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> None: ...
-
-
 class UserMarks:
     """Makes the range of each mark. A mark that cannot be read is a range with its name; none ever raises."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, session: TracedSession) -> None:
+        self._session = session
         self._in_step = False
 
     def open(self, name: str, stage: int | None, microbatch: int | None) -> AbstractContextManager[object]:
@@ -61,19 +44,19 @@ class UserMarks:
         if plain == "step":
             return self._step()
         if plain in _OPS:
-            self._steps.look()
-        if not self._steps.recorder.listening:
+            self._session.look()
+        if not self._session.recorder.listening:
             return null_range()
         if plain in _SPANS:
-            return self._steps.recorder.span(_SPANS[plain], self._steps.num_steps)
+            return self._session.recorder.span(_SPANS[plain], self._session.num_steps)
         return self._named(plain, kind, stage, microbatch)
 
     def _named(self, plain: str, name: str, stage: int | None, microbatch: int | None) -> Range:
         text = f"pptrace.mark: {name}"
         if plain in _OPS:
             text = f"pptrace.mark {_OPS[plain]}{_value('stage', stage)}{_value('microbatch', microbatch)}"
-            return self._steps.recorder.named_op(text)
-        return self._steps.recorder.named(text)
+            return self._session.recorder.named_op(text)
+        return self._session.recorder.named(text)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -81,23 +64,19 @@ class UserMarks:
             yield
             return
         self._in_step = True
-        self._steps.take_step_marks()
-        self._steps.begin_step()
+        self._session.take_step_marks()
+        self._session.begin_step()
         try:
             yield
         finally:
             self._in_step = False
-            self._steps.end_step()
+            self._session.end_step()
 
 
 def _value(name: str, value: int | None) -> str:
     """A number of a mark; what is no number from 0 is left out, for the order to tell."""
-    number = _number(value)
-    return "" if number < 0 else f" {name}={number}"
-
-
-def _number(value: int | None) -> int:
     try:
-        return -1 if value is None else int(value)
+        number = -1 if value is None else int(value)
     except (TypeError, ValueError):
-        return -1
+        number = -1
+    return "" if number < 0 else f" {name}={number}"

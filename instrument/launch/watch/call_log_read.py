@@ -42,11 +42,6 @@ class LoggedCalls:
     num_made: dict[Stream, int]
     durations_ns: tuple[int, ...]
 
-    @property
-    def blocking(self) -> tuple[Call, ...]:
-        """The calls in which the rank's own threads wait."""
-        return tuple(call for call in self.calls if call.state is CallState.BLOCKING)
-
 
 def read_last_event(path: Path) -> int:
     """Time at which the rank's calls last went on, monotonic ns; 0 before the first."""

@@ -348,7 +348,7 @@ class Monitor:
         for record in self._records.values():
             late = record.failed_at_ns is not None and time.time_ns() - record.failed_at_ns > _GRACE_S * 1e9
             if late and not record.saving and record.local_rank not in self._dead:
-                _signal_group(record.pid, signal.SIGKILL)  # failed, yet kept alive by a thread of the script
+                _kill_group(record.pid)  # failed, yet kept alive by a thread of the script
         if self._doomed_at is not None and now - self._doomed_at > _GRACE_S:
             self._kill(everything=now - self._doomed_at > _SAVING_S)
 
@@ -356,7 +356,7 @@ class Monitor:
         for local_rank, record in self._records.items():
             alive = local_rank not in self._dead
             if everything or (alive and not record.saving):
-                _signal_group(record.pid, signal.SIGKILL)  # what a dead rank started may still be there
+                _kill_group(record.pid)  # what a dead rank started may still be there
                 self.forced |= {record.rank} if alive else set()
 
 
@@ -391,11 +391,8 @@ def _how_ended(code: int | None) -> str:
     return "ended normally" if code == 0 else f"failed with exit code {code}"
 
 
-def _signal_group(pid: int, signum: int) -> None:
-    """Signal a rank and what it started; torch makes each rank the leader of a group."""
-    if pid <= 0:
-        return
-    try:
-        os.killpg(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return
+def _kill_group(pid: int) -> None:
+    """Kill a rank and what it started; torch makes each rank the leader of a group."""
+    if pid > 0:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)

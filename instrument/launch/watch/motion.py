@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +76,8 @@ class Stacks:
         """The stack of the main thread of each process, by local rank; () of one that does not answer."""
         before = {local: self._size(local) for local in pids}
         for pid in pids.values():
-            _signal(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
         deadline = time.monotonic() + _ANSWER_S
         while time.monotonic() < deadline and any(self._size(local) == before[local] for local in pids):
             time.sleep(_POLL_S)
@@ -103,10 +105,3 @@ class Stacks:
             return stacks_path(self._control_dir, local).stat().st_size
         except OSError:
             return 0
-
-
-def _signal(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGUSR2)
-    except ProcessLookupError:
-        return

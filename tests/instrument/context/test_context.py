@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from instrument.context.shard import ContextShape, KeyExchange, Layout
-from instrument.context.squares import RingPlan
 from instrument.route import Route
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
+from pptrace.sizes.context import causal_scores
 from pptrace.sizes.transformer import AttentionSizes, Calls, Volume, attention_volume, total
 from tests.instrument.context.cases.attention import (
     HEAD_DIM,
@@ -111,9 +111,8 @@ def test_balanced_ranks_compute_equally_many_scores_and_none_twice(pool: Pool, r
     assert [sum(row[1][way] for row in results) for way in (0, 1)] == [triangle] * 2
     assert results[0][1] < results[-1][1]
     assert [row[2] for row in results] == [[case.sequence**2 // ring] * 2] * ring
-    for rank, row in enumerate(results):
-        plan = RingPlan(ring, rank, case.sequence // ring, True, Layout.CONTIGUOUS)
-        assert row[1] == [plan.num_scores] * 2
+    scores = causal_scores(case.sequence, ring, balanced=False)
+    assert [row[1] for row in results] == [[of_rank] * 2 for of_rank in scores]
 
 
 def test_exchanges_are_posted_before_the_computation_that_hides_them(pool: Pool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from instrument.context.attention import check_context
 from instrument.context.kernels import CpuFlash, CudaFlash, Exact, Kernel, kernel_for
 from instrument.context.ring import merge
-from instrument.context.shard import ContextShape, Layout, join, positions, shard_sequence
+from instrument.context.shard import ContextShape, Layout, positions, shard_sequence
 from instrument.context.squares import RingPlan
 from pptrace.errors import UsageError
 
@@ -44,16 +44,14 @@ def test_groups_have_neighbours_in_ulysses_and_strides_in_the_ring() -> None:
 
 
 @given(shapes, st.integers(1, 3), st.integers(0, 2))
-def test_cut_and_join_are_inverse(shape: ContextShape, times: int, dim: int) -> None:
+def test_shards_have_each_position_once_at_its_place(shape: ContextShape, times: int, dim: int) -> None:
     size = [2, 3, 4]
     size[dim] = times * shape.divisor
     whole = torch.arange(torch.Size(size).numel()).view(size)
     shards = [shard_sequence(whole, shape, rank, dim) for rank in range(shape.size)]
     assert {shard.shape[dim] for shard in shards} == {size[dim] // shape.size}
-    assert torch.equal(join(shards, shape, dim), whole)
-    along = torch.arange(size[dim])
-    for rank in range(shape.size):
-        assert torch.equal(shard_sequence(along[None], shape, rank, 1)[0], positions(shape, size[dim], rank))
+    places = torch.cat([positions(shape, size[dim], rank) for rank in range(shape.size)])
+    assert torch.equal(torch.cat(shards, dim).index_select(dim, torch.argsort(places)), whole)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +71,7 @@ def test_sequences_that_cannot_be_cut_are_told_in_one_line(shape: ContextShape, 
         check_context(shape, sequence, 4, 4)
 
 
-def test_missing_shards_and_empty_shapes_are_refused() -> None:
-    with pytest.raises(UsageError, match="found 1 shards of a sequence that is cut over cp=2 ranks"):
-        join([torch.zeros(1, 4)], ContextShape(2))
+def test_empty_shapes_are_refused() -> None:
     with pytest.raises(UsageError, match="ulysses is 0"):
         ContextShape(2, 0)
 
@@ -97,9 +93,8 @@ def test_squares_cover_every_visible_score_once(
             keys = positions(shape, sequence, plan.source(step))[square.keys]
             part = torch.ones(len(queries), len(keys), dtype=torch.int64)
             part = part.tril() if square.masked else part
-            assert square.num_scores == part.sum() > 0
+            assert part.sum() > 0
             seen[queries[:, None], keys] += part
-        assert plan.num_scores == seen[positions(shape, sequence, rank)].sum()
     wanted = torch.ones_like(seen)
     assert torch.equal(seen, wanted.tril() if causal else wanted)
 

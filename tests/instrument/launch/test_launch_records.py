@@ -219,6 +219,6 @@ def test_ranks_of_one_node_meet_without_the_hosts_name(tmp_path: Path) -> None:
 
 
 def test_ranks_get_all_that_the_launcher_was_asked_for(tmp_path: Path) -> None:
-    for hooks, memory in ((True, False), (False, True)):
-        config = WorkerConfig(tmp_path / "run", tmp_path, "torch", StepWindow(1, 4), hooks, memory)
-        assert WorkerConfig.from_environ(config.to_environ()) == config
+    options = RunOptions(("train.py",), tmp_path / "run", window=StepWindow(1, 4), memory=True, ranks=frozenset({1}))
+    config = WorkerConfig(options, tmp_path)
+    assert WorkerConfig.from_environ(config.hand_over()) == config
