@@ -211,13 +211,13 @@ class Walks:
             matrix.reshape(-1) for matrix in (times.start, times.end, bindings.moving)
         )
 
-    def hops(self, hop: Hop, goes_on: Callable[[Hop], Bool] | None = None) -> Iterator[Hop]:
-        """The first hop of some walks, and all behind it of those that waited for something and that ``goes_on`` marks."""
+    def hops(self, hop: Hop, continues: Callable[[Hop], Bool] | None = None) -> Iterator[Hop]:
+        """The first hop of some walks, and all behind it of those that waited for something and that ``continues`` marks."""
         for _ in range(self._most_hops):
             if not len(hop):
                 return
             yield hop
-            on = np.flatnonzero(hop.has_source if goes_on is None else hop.has_source & goes_on(hop))
+            on = np.flatnonzero(hop.has_source if continues is None else hop.has_source & continues(hop))
             hop = self._hop(hop.walk[on], hop.source[on], hop.begin[on])
 
     def first(self, cell: Int64, cursor: Int64) -> Hop:

@@ -97,7 +97,7 @@ def _with_period(
     """A step of pipelines; the last one ends with the range of the rank that began it, and what that rank usually does in such a
     range before its first op is taken for what it did before the first op of the next step, which was not recorded.
     """
-    previous, windows, following = (of_step.get(step.step + beside, ()) for beside in (-1, 0, 1))
+    previous, windows, following = (of_step.get(step.step + offset, ()) for offset in (-1, 0, 1))
     longest = max(windows, key=lambda window: window.span_ns)
     lead_ns = lead_end = 0
     if following:

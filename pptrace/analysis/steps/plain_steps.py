@@ -121,7 +121,9 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
         (rank.rank, window.step): rank
         for number, rank_windows in of_rank.items()
         for window, rank in zip(
-            rank_windows, _rank_steps(number, rank_windows, comparable, data, late.get(number, EMPTY)), strict=True
+            rank_windows,
+            _plain_rank_steps(number, rank_windows, comparable, data, late.get(number, EMPTY)),
+            strict=True,
         )
     }
     return tuple(
@@ -140,7 +142,7 @@ def _bounds(windows: Sequence[StepWindow]) -> tuple[int, int]:
     return min(window.start_ns for window in windows), max(window.end_ns for window in windows)
 
 
-def _rank_steps(
+def _plain_rank_steps(
     rank: int, of_steps: Sequence[StepWindow], comparable: Mapping[int, bool], data: AlignedRun, late: Int64
 ) -> list[RankStep]:
     """The steps of a rank; ``late`` is when others waited for it alone."""

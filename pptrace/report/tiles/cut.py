@@ -143,10 +143,10 @@ def _busy_of_buckets(
         part = np.minimum(left, room)
         busy += busy_by_class(tracks, rows, key, num_keys, part / length)
         runs[key] = rows
-        goes_on = (left > part) & (key % NUM_BUCKETS < NUM_BUCKETS - 1)
-        if not goes_on.any():
+        continues = (left > part) & (key % NUM_BUCKETS < NUM_BUCKETS - 1)
+        if not continues.any():
             break
-        rows, key, left, length = rows[goes_on], key[goes_on] + 1, (left - part)[goes_on], length[goes_on]
+        rows, key, left, length = rows[continues], key[continues] + 1, (left - part)[continues], length[continues]
         room = np.full(len(rows), width)
     return busy, runs
 
