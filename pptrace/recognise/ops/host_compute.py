@@ -41,28 +41,21 @@ def _computing(events: Events) -> npt.NDArray[np.intp]:
     return rows[computes[events.name_id[rows]]] if len(rows) else rows
 
 
-class HostCompute:
-    """The operators of every host thread of a rank, communication apart."""
-
-    def __init__(self, events: Events) -> None:
-        rows_by_thread = events.rows_by_thread(_computing(events))
-        self._threads = {
-            thread: (events.start_ns[rows], events.ends_of(rows)) for thread, rows in rows_by_thread.items()
-        }
-
-    def spans(self, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
-        """Operators of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of the first and the
-        end of the last.
-        """
-        ran, first, last = np.zeros(len(threads), dtype=np.bool_), starts_ns.copy(), ends_ns.copy()
-        for thread, (starts, ends) in self._threads.items():
-            rows = np.flatnonzero(threads == thread)
-            low, high = np.searchsorted(starts, starts_ns[rows]), np.searchsorted(starts, ends_ns[rows])
-            rows, low, high = rows[low < high], low[low < high], high[low < high]
-            if len(rows):
-                ran[rows], first[rows] = True, starts[low]
-                last[rows] = np.minimum(reduce_ranges(np.maximum, ends, low, high), ends_ns[rows])
-        return ran, first, last
+def computing_spans(
+    events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64
+) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
+    """The operators, communication apart, of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of
+    the first and the end of the last.
+    """
+    ran, first, last = np.zeros(len(threads), dtype=np.bool_), starts_ns.copy(), ends_ns.copy()
+    for thread, operators in events.rows_by_thread(_computing(events)).items():
+        starts, rows = events.start_ns[operators], np.flatnonzero(threads == thread)
+        low, high = np.searchsorted(starts, starts_ns[rows]), np.searchsorted(starts, ends_ns[rows])
+        rows, low, high = rows[low < high], low[low < high], high[low < high]
+        if len(rows):
+            ran[rows], first[rows] = True, starts[low]
+            last[rows] = np.minimum(reduce_ranges(np.maximum, events.ends_of(operators), low, high), ends_ns[rows])
+    return ran, first, last
 
 
 class HostWork(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from pptrace.model.stage_texts import stage_text
 from pptrace.model.tables import DIRECTIONS, UNKNOWN, Int64, comms_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
-from pptrace.recognise.ops.host_compute import HostCompute
+from pptrace.recognise.ops.host_compute import computing_spans
 from pptrace.recognise.ops.label_actions import LabelledActions
 from pptrace.recognise.ops.label_columns import IS_MESSAGE, NONE, Bool, LabelledPhases, Ranges
 from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
@@ -28,6 +29,7 @@ _READ_BY = np.full(len(KINDS) + 1, NONE)
 _READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, Kind.RECV_B.code
 
 
+_GLOO = re.compile(r"^gloo:(?:send|recv)\Z")
 _SOURCES = ("label", "inferred")
 _NOBODY = np.iinfo(np.int64).min
 """The start of the op that reads a message, where none does."""
@@ -39,8 +41,7 @@ class CarriedMessages:
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
         carried = np.flatnonzero(rows_among(calls["kind"], P2P) & (calls["clock"] == "device"))
         self._carried = {name: calls[name].to_numpy()[carried] for name in ("host_ns", "start_ns", "end_ns", "stream")}
-        gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
-        rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
+        gloo, rows = events.named(_GLOO), events.rows_named(_GLOO)
         self._starts, self._ends = events.start_ns[rows], events.ends_of(rows)
         event = events.comm_args["event"].to_numpy()
         is_named = (events.comm_args["collective"] != "").to_numpy()
@@ -73,8 +74,8 @@ def tables_of_labels(
     labelled: LabelledActions,
     source: str,
     launches: LaunchIndex,
-    host: HostCompute,
-    messages: CarriedMessages,
+    events: Events,
+    calls: pd.DataFrame,
     phases: LabelledPhases,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them; those that nothing
@@ -85,11 +86,11 @@ def tables_of_labels(
     ops, moved = actions.where(~is_message), actions.where(is_message)
     of_ops = ranges.where(ops["range"])
     work = launches.spans(of_ops.start_ns, of_ops.end_ns, communication=False)
-    ran, start, end = host.spans(of_ops.thread, of_ops.start_ns, of_ops.end_ns)
+    ran, start, end = computing_spans(events, of_ops.thread, of_ops.start_ns, of_ops.end_ns)
     start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
     start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
     is_shown = work.launched | ran
-    readers = _readers(ops, moved)
+    readers, messages = _readers(ops, moved), CarriedMessages(events, calls)
     arrivals = messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]])
     # An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the second
     # half of an overlapped pair waits after operators of the first.

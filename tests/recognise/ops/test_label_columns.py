@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pptrace.model.device import DeviceWork
 from pptrace.model.traces import Category
 from pptrace.recognise.labels import read_label
-from pptrace.recognise.ops.host_compute import HostCompute
+from pptrace.recognise.ops.host_compute import computing_spans
 from pptrace.recognise.ops.label_actions import steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import Range, Ranges, outermost
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
@@ -168,7 +168,7 @@ def test_operators_in_ranges_are_those_of_each_range(
     ]
     begin, extent = np.array(asked, dtype=np.int64).reshape(-1, 2).T
     threads = np.array([1 + at % 3 for at in range(len(asked))], dtype=np.int64)
-    ran, first, last = HostCompute(make_trace(events).events).spans(threads, START + begin, START + begin + extent)
+    ran, first, last = computing_spans(make_trace(events).events, threads, START + begin, START + begin + extent)
     for at, thread in enumerate(threads.tolist()):
         low, high = int(begin[at]), int(begin[at] + extent[at])
         inside = [(start, start + length) for start, length, own in operators if own == thread and low <= start < high]
