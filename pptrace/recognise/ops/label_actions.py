@@ -7,10 +7,10 @@ import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.recognise.labels import Label
 from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
-from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, Bool, LabelTable, Ranges
+from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, LabelTable, Ranges
 from pptrace.recognise.ops.label_steps import with_steps
 from pptrace.schedule.actions import Kind
 from pptrace.slices import Slice, group_codes, last_like
@@ -90,12 +90,7 @@ def _without_rolled_back_ops(ranges: Ranges) -> Ranges:
 
 def _counts_before(groups: Int64) -> Int64:
     """Count the rows of the same group before each row."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(order) else order
-    counts = np.empty(len(order), dtype=np.int64)
-    counts[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-    return counts
+    return np.asarray(pd.Series(groups).groupby(groups).cumcount(), dtype=np.int64)
 
 
 def _halves(actions: Slice) -> Slice:
