@@ -24,21 +24,20 @@ from pptrace.intervals import reduce_ranges, union
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.ops.infer_from_operators import engine_nodes
 from pptrace.recognise.ops.label_columns import Bool, Ranges
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
 from pptrace.recognise.ops.named_ranges import CHECKPOINT, DATA, LOGGING, found_ranges
 from pptrace.schedule.actions import Kind
 from pptrace.slices import last_like, rows_among
 
-_NOT_COMPUTE = re.compile(r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:")
+_NOT_COMPUTE = re.compile(r"^(?:c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:)")
 
 
 def _computing(events: Events) -> npt.NDArray[np.intp]:
     """The operators that compute; what they call of communication is still in them."""
-    computes = np.array([not _NOT_COMPUTE.match(name) for name in events.names], dtype=bool)
     rows = np.flatnonzero(events.category == Category.CPU_OP)
-    return rows[computes[events.name_id[rows]]] if len(rows) else rows
+    return rows[~events.named(_NOT_COMPUTE, rows)[events.name_id[rows]]]
 
 
 def computing_spans(
@@ -162,10 +161,8 @@ def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> 
     launched.
     """
     chosen = ranges.where(rows)
-    is_operator = events.category == Category.CPU_OP
-    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
-    ran = _any_begins(events.start_ns[engine], chosen.start_ns, chosen.end_ns)
-    for thread, operators in events.rows_by_thread(np.flatnonzero(is_operator)).items():
+    ran = _any_begins(events.start_ns[engine_nodes(events)], chosen.start_ns, chosen.end_ns)
+    for thread, operators in events.rows_by_thread(np.flatnonzero(events.category == Category.CPU_OP)).items():
         of_thread = np.flatnonzero(chosen.thread == thread)
         stretch = (chosen.start_ns[of_thread], chosen.end_ns[of_thread])
         ran[of_thread] |= _any_begins(events.start_ns[operators], *stretch)

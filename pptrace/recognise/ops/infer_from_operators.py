@@ -29,6 +29,7 @@ from pptrace.schedule.actions import Kind
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
 ENGINE = "autograd::engine::evaluate_function"
+_NODE = re.compile(f"^{ENGINE}")
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 _COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
 _LEAST_FRACTION = 4
@@ -152,6 +153,11 @@ def is_message(events: Events) -> npt.NDArray[np.bool_]:
     return _named(events, (_SENDS, *_RECVS))
 
 
+def engine_nodes(events: Events) -> npt.NDArray[np.intp]:
+    """The nodes that autograd's engine ran, on any thread."""
+    return events.rows_named(_NODE, Category.CPU_OP)
+
+
 def thread_of_most(events: Events, messages: npt.NDArray[np.bool_]) -> int | None:
     """The thread that posts most of the messages, which a mask marks."""
     threads, counts = np.unique(events.thread[messages], return_counts=True)
@@ -163,10 +169,8 @@ def thread_of_most(events: Events, messages: npt.NDArray[np.bool_]) -> int | Non
 def _mostly_inside_backwards(events: Events) -> bool:
     """Return whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
     messages = np.flatnonzero(is_message(events))
-    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id]
-    rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
     inside = 0
-    for thread, thread_rows in events.rows_by_thread(rows).items():
+    for thread, thread_rows in events.rows_by_thread(engine_nodes(events)).items():
         times = events.start_ns[messages[events.thread[messages] == thread]]
         inside += int(np.count_nonzero(events.intervals_of(thread_rows).hold(times)))
     return _LEAST_FRACTION * inside > len(messages)

@@ -30,7 +30,7 @@ from pptrace.model.device_idle import RangedPauses
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, ops_table
 from pptrace.model.traces import Category, Events, is_of_forward
-from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.ops.infer_from_operators import engine_nodes
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.slices import rows_among
 
@@ -120,7 +120,7 @@ def working_threads(events: Events) -> Int64:
     marked = events.rows_named(_STEP, Category.ANNOTATION)
     if not len(marked):
         marked = events.rows_named(_UPDATE, Category.ANNOTATION)
-        nodes = events.rows_named(_NODE, Category.CPU_OP)
+        nodes = engine_nodes(events)
         marked = marked[~events.are_within(nodes, events.thread[marked], events.start_ns[marked])]
     if len(marked):
         return np.unique(events.thread[marked])
@@ -129,7 +129,6 @@ def working_threads(events: Events) -> Int64:
     return threads[counts >= _LEAST_WORK * counts.max()] if len(threads) else np.unique(events.thread)
 
 
-_NODE = re.compile(f"^{ENGINE}")
 _SAVES = re.compile(r"sav|writ", re.IGNORECASE)
 _MOST_SAVES = 2
 """Ranges a step that may be of one name and save something."""
@@ -145,11 +144,9 @@ def found_ranges(events: Events, kind: str) -> Int64:
     rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
     if not len(rows):
         return rows
-    trained = np.concatenate(
-        [events.rows_named(_NODE, Category.CPU_OP), events.rows_named(_UPDATE, Category.ANNOTATION)]
-    )
+    nodes = engine_nodes(events)
+    trained = np.append(nodes, events.rows_named(_UPDATE, Category.ANNOTATION))
     if kind == CHECKPOINT:
-        nodes = events.rows_named(_NODE, Category.CPU_OP)
         rows = rows[~events.are_within(nodes, events.thread[rows], events.start_ns[rows])]
         trained = np.append(trained, _of_forwards(events))
     return rows[~_hold(events, rows, trained)]
@@ -175,7 +172,7 @@ def ranges_around(events: Events, pauses: Int64) -> RangedPauses:
         same = rows[code == number]
         inside = subtract(intersect(union(events.start_ns[same], events.ends_of(same)), pauses), named)
         found[events.names[events.name_id[same[0]]]], named = inside, merge(named, inside)
-    nodes = events.rows_named(_NODE, Category.CPU_OP)
+    nodes = engine_nodes(events)
     is_between = np.isin(pauses[:, 0], events.ends_of(nodes)) & np.isin(pauses[:, 1], events.start_ns[nodes])
     found[IN_BACKWARD] = subtract(pauses[is_between], named)
     times = np.concatenate(list(found.values()))
