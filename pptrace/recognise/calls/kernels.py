@@ -15,7 +15,7 @@ from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
 from pptrace.recognise.device.work import communication_rows, hint_of_kernel, kind_of_kernel, launch_calls
-from pptrace.slices import Slice
+from pptrace.slices import Slice, places_of_each
 
 _SEND, _RECV, _SEND_RECV = (CODE_OF_KIND[kind] for kind in ("send", "recv", "send_recv"))
 
@@ -93,19 +93,14 @@ def _carried(kernels: Slice, calls: Slice) -> tuple[Int64, Int64]:
     order = np.lexsort((calls["start_ns"], calls["thread"]))
     threads = calls["thread"][order]
     launched = np.flatnonzero(kernels["is_launched"])
-    launched = launched[np.argsort(kernels["thread"][launched], kind="stable")]
-    bounds = np.append(np.flatnonzero(np.diff(kernels["thread"][launched])) + 1, len(launched))
-    parts, begin = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))], 0
-    for end in bounds.tolist() if len(launched) else ():
-        of_thread = launched[begin:end]
-        thread = kernels["thread"][of_thread[0]]
-        first, last = np.searchsorted(threads, thread), np.searchsorted(threads, thread, side="right")
-        thread_calls = order[first:last]
+    parts = [(launched[:0], launched[:0])]
+    for thread, places in places_of_each(kernels["thread"][launched]).items():
+        of_thread = launched[places]
+        thread_calls = order[np.searchsorted(threads, thread) : np.searchsorted(threads, thread, side="right")]
         index, call = _carried_on_thread(
             kernels["launch_ns"][of_thread], kernels["kind"][of_thread], calls.where(thread_calls)
         )
         parts.append((of_thread[index], thread_calls[call]))
-        begin = end
     index, call = (np.concatenate(column) for column in zip(*parts, strict=True))
     return index, call
 

@@ -22,6 +22,7 @@ from pptrace.intervals import Int64
 from pptrace.model.device import Rows
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls
+from pptrace.slices import places_of_each
 
 _STEADY = re.compile(
     r"^aten::(?:mm|bmm|addmm|baddbmm|linear|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
@@ -203,9 +204,8 @@ def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
     made = number[beyond] - number[first - 1]
     names = events.codes_without_numbers(ranges)
     is_empty = first == beyond
-    order = np.argsort(names, kind="stable")
     lost = np.zeros(len(ranges), dtype=np.int64)
-    for of_name in np.split(order, np.flatnonzero(np.diff(names[order])) + 1) if is_empty.any() else ():
+    for of_name in places_of_each(names).values() if is_empty.any() else ():
         launching = of_name[launches[of_name] > 0]
         if len(launching) >= _FEWEST and len(launching) > _USUAL * len(of_name):
             empty = of_name[is_empty[of_name] & (made[of_name] >= np.median(made[launching]))]
