@@ -18,7 +18,7 @@ from msgspec import Struct
 from pptrace.marks import Collective
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.model.wording import counted
-from pptrace.recognise.groups.axes import configured_groups
+from pptrace.recognise.groups.axes import configured_groups, groups_by_members
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group, ranks_of
 from pptrace.slices import distinct_of, rows_among
 
@@ -101,9 +101,7 @@ def with_groups_by_members(
         return calls, ()
     sized = kinds_with_sizes(calls.values())
     distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
-    ranks = {
-        rank: _rank_of(of_rank, configured_groups(distributed.get(rank, {}))) for rank, of_rank in distinct.items()
-    }
+    ranks = {rank: _rank_of(of_rank, distributed.get(rank, {})) for rank, of_rank in distinct.items()}
     while any(_assign_one(rank, ranks) for rank in sorted(ranks)):
         pass
     filled = {rank: _filled(table, distinct[rank], ranks[rank]) for rank, table in calls.items()}
@@ -130,10 +128,8 @@ def kinds_with_sizes(calls: Iterable[pd.DataFrame]) -> Sequence[str]:
     return [kind for kind in _OF_ONE_SIZE if kind not in without]
 
 
-def _rank_of(calls: DistinctCalls, configured: Mapping[str, Group]) -> _Rank:
-    groups: dict[Members, Group] = {}
-    for group in configured.values():
-        groups.setdefault(group.ranks, group)
+def _rank_of(calls: DistinctCalls, distributed: Mapping[str, Any]) -> _Rank:
+    groups, configured = groups_by_members(distributed), configured_groups(distributed)
     result = _Rank(groups if () not in groups else {}, {}, {}, {})
     counts = np.bincount(calls.number, minlength=len(calls.signatures)).tolist()
     columns = (calls.first_calls["group_id"].tolist(), calls.first_calls["group_ranks"].tolist())

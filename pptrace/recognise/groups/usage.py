@@ -51,11 +51,6 @@ class Use(Struct):
         """Return whether something but the kind of its calls says that they carry tokens to experts."""
         return self.is_uneven or "ep" in self.hints
 
-    @property
-    def is_of_one_purpose(self) -> bool:
-        """Return whether something but the kind of its calls says what they are for."""
-        return self.is_uneven or bool(self.hints)
-
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
         self.kinds.update(_counts(calls["kind"]))
@@ -199,7 +194,7 @@ _LATER = 5
 
 
 def with_group_of_all(
-    calls: Mapping[int, pd.DataFrame], world: int | None
+    calls: Mapping[int, pd.DataFrame], world: int
 ) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
     """Fill in the group of collectives that are of all ranks for sure; with a warning about them.
 
@@ -207,9 +202,9 @@ def with_group_of_all(
 
     Args:
         calls: by rank its communication (schema CALLS), each rank in its own time.
-        world: the number of ranks of the job, None if no trace tells it.
+        world: the number of ranks of the job.
     """
-    if world is None or world < 2 or set(calls) != set(range(world)):
+    if world < 2 or set(calls) != set(range(world)):
         return calls, ()
     ordered = [calls[rank].sort_values("start_ns", kind="stable") for rank in range(world)]
     kinds = ordered[0]["kind"].tolist()
