@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,14 @@ def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bools:
     return posts
 
 
-class Messages(Struct, frozen=True):
+class _Columns(Struct, frozen=True):
+    """Columns of equal length."""
+
+    def where(self, chosen: Bools | Int64) -> Self:
+        return type(self)(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
+
+
+class Messages(_Columns, frozen=True):
     """Sends or receives of one rank in the order of their posting.
 
     ``row`` is the row in the rank's calls; ``peer`` the global rank and ``num_bytes`` the size, -1 if unknown. ``ready_ns`` is
@@ -135,20 +142,14 @@ class Messages(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.row)
 
-    def where(self, chosen: Bools | Int64) -> Messages:
-        return Messages(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
 
-
-class Rows(Struct, frozen=True):
+class Rows(_Columns, frozen=True):
     """Operators, nodes of autograd's engine, gradients or postings of messages in time order; columns as in ``HOST_ORDER``."""
 
     start_ns: Int64
     end_ns: Int64
     name: Int64
     number: Int64
-
-    def where(self, chosen: Bools) -> Rows:
-        return Rows(self.start_ns[chosen], self.end_ns[chosen], self.name[chosen], self.number[chosen])
 
 
 class Evidence(Struct, frozen=True):
@@ -167,21 +168,12 @@ class Evidence(Struct, frozen=True):
     def between(self, begin_ns: int, end_ns: int) -> Evidence:
         """Evidence that began in a stretch of time."""
 
-        def is_inside(at: Int64) -> Bools:
-            inside: Bools = (at >= begin_ns) & (at < end_ns)
-            return inside
+        def inside(part: Any) -> Any:
+            at = part.post_ns if isinstance(part, Messages) else part.start_ns if isinstance(part, Rows) else part
+            chosen = (at >= begin_ns) & (at < end_ns)
+            return part[chosen] if part is at else part.where(chosen)
 
-        return Evidence(
-            self.rank,
-            self.sends.where(is_inside(self.sends.post_ns)),
-            self.recvs.where(is_inside(self.recvs.post_ns)),
-            self.operators.where(is_inside(self.operators.start_ns)),
-            self.engine.where(is_inside(self.engine.start_ns)),
-            self.gradients.where(is_inside(self.gradients.start_ns)),
-            self.postings.where(is_inside(self.postings.start_ns)),
-            self.bounds[is_inside(self.bounds)],
-            self.optimizers[is_inside(self.optimizers)],
-        )
+        return Evidence(self.rank, *(inside(getattr(self, name)) for name in self.__struct_fields__[1:]))
 
 
 def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Int64) -> Evidence:
