@@ -189,7 +189,7 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     a message bears the number of the next one. None where the trace has no such numbers.
 
     Raises:
-        MismatchError: a backward runs nodes of none, or of several.
+        MismatchError: a backward runs nodes of none, of several, or of one that another runs.
     """
     known = evidence.postings.number >= 0
     times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
@@ -214,6 +214,8 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     is_one = np.array_equal(np.searchsorted(made, lowest, side="right"), behind) and (behind < len(made)).all()
     if not is_one or (lowest < since[behind]).any():
         raise MismatchError(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
+    if len(np.unique(behind)) < len(behind):
+        raise MismatchError("two backwards run what one forward made")
     return behind
 
 
