@@ -16,7 +16,7 @@ from msgspec import Struct
 from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
+from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, MESSAGE_CALLS
 from pptrace.recognise.messages.messages_from_plan import planned_messages
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind
@@ -250,7 +250,7 @@ def find_traced_ranks(
             return []
         detail, stages = _detail_of(of_rank, names_stages=bool(has_stage.all()))
         kinds = tuple(of_rank["kind"].tolist())
-        forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
+        forwards = sum(kind in FORWARD_KINDS for kind in kinds)
         moved = messages[messages["rank"] == rank]
         have_directions = (moved["direction"] != "").all()
         has_calls = rank in calls and bool(calls[rank]["kind"].isin(MESSAGE_CALLS).any())
