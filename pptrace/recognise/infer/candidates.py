@@ -13,11 +13,11 @@ from functools import cache
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, MESSAGE_CALLS
 from pptrace.recognise.messages.messages_from_plan import planned_messages
+from pptrace.recognise.schedule.measured_steps import built_plan
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -37,10 +37,7 @@ class CandidatePlan(Struct, frozen=True):
 
     def build(self) -> Plan | None:
         """The plan; None where the schedule has none of this shape."""
-        try:
-            return registry.build(self.entry.name, self.pp, self.microbatches, self.chunks, self.group_size, self.lean)
-        except ScheduleError:
-            return None
+        return built_plan(self.entry.name, self.pp, self.microbatches, self.chunks, self.group_size, self.lean)
 
 
 def num_leading(kinds: Sequence[str]) -> int:
