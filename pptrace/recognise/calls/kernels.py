@@ -9,9 +9,8 @@ recorded they are none of these, and device time alone.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
 from pptrace.recognise.device.work import communication_rows, hint_of_kernel, kind_of_kernel, launch_calls
@@ -127,7 +126,7 @@ def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int
     return may_carry[np.append(around, index[able])], np.append(begun[around] - 1, call[able])
 
 
-def batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:
+def batches(begun: Int64, latest: Int64, is_around: Bool) -> tuple[Bool, Int64]:
     """(mask of the kernels that carry calls, for each kernel the first call that no kernel before it has carried).
 
     A kernel without a call around it carries what was called since the last one that carried something.
@@ -146,10 +145,10 @@ def batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tu
     return carries, first
 
 
-def _carries(kernel_kind: Int64, call_kind: Int64) -> npt.NDArray[np.bool_]:
+def _carries(kernel_kind: Int64, call_kind: Int64) -> Bool:
     """Return whether kernels of some kinds can do what calls of some kinds ask for."""
     is_message = np.isin(call_kind, (_SEND, _RECV, CODE_OF_KIND["all_to_all"]))
-    able: npt.NDArray[np.bool_] = (
+    able: Bool = (
         (kernel_kind == call_kind)
         | (kernel_kind == CODE_OF_KIND["unknown"])
         | ((kernel_kind == _SEND_RECV) & is_message)

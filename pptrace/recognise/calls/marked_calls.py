@@ -19,7 +19,7 @@ from pptrace.intervals import find_interval
 from pptrace.marks import P2P, Collective
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.model.tables import CALLS, Bool, Int64, empty_table, make_table
 from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
@@ -80,7 +80,7 @@ def calls_with_marks(
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
 
 
-def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) -> npt.NDArray[np.bool_]:
+def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) -> Bool:
     """Mask of the works of ``posted`` collectives that begin on the backend's thread after these were posted.
 
     A light recording has no record of the posting: a work is a call of its own there, between the posting and the end of the
@@ -251,7 +251,7 @@ def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, A
 
 
 def _times(
-    watched: Slice, recorded_end_ns: Int64, is_alone: npt.NDArray[np.bool_], marks: MarkedRanges, launches: LaunchIndex
+    watched: Slice, recorded_end_ns: Int64, is_alone: Bool, marks: MarkedRanges, launches: LaunchIndex
 ) -> dict[str, npt.NDArray[Any]]:
     """Times of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
     start, posted = marks.start_ns[watched["at"]], marks.end_ns[watched["at"]]

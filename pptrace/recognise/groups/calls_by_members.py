@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
 from pptrace.marks import Collective
-from pptrace.model.tables import MESSAGES, Int64
+from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.axes import configured_groups, groups_by_members
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group, ranks_of
@@ -41,7 +40,7 @@ class DistinctCalls(Struct, frozen=True):
     is_unnamed: Sequence[bool]
 
     @classmethod
-    def of(cls, calls: pd.DataFrame, unnamed: npt.NDArray[np.bool_], sized: Sequence[str]) -> DistinctCalls:
+    def of(cls, calls: pd.DataFrame, unnamed: Bool, sized: Sequence[str]) -> DistinctCalls:
         """The calls of a rank, the sizes of those of some kinds alone."""
         sizes = np.where(rows_among(calls["kind"], sized), calls["bytes"], -1)
         number, first = distinct_of([calls["kind"], sizes, unnamed, *(calls[name] for name in GROUP_COLUMNS)])
@@ -114,11 +113,11 @@ def with_groups_by_members(
     return filled, (line,)
 
 
-def is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def is_unnamed(calls: pd.DataFrame) -> Bool:
     """Mark the collectives of a host that name neither their group nor its ranks."""
     named = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy().any(axis=1)
     on_host = (calls["clock"] == "host").to_numpy()
-    unnamed: npt.NDArray[np.bool_] = ~named & on_host & ~rows_among(calls["kind"], MESSAGES)
+    unnamed: Bool = ~named & on_host & ~rows_among(calls["kind"], MESSAGES)
     return unnamed
 
 

@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.axes import NO_GROUP, groups_by_members
 from pptrace.recognise.groups.calls_by_members import DistinctCalls, Members, Signature, is_unnamed, kinds_with_sizes
 from pptrace.recognise.groups.topology import Group, ranks_of
-
-_Bools = npt.NDArray[np.bool_]
 
 
 class _Calls(Struct, frozen=True):
@@ -38,8 +35,8 @@ class _Calls(Struct, frozen=True):
     end_ns: Int64
     ended_ns: Int64
     span: tuple[int, int]
-    is_open: _Bools
-    may_be: Mapping[Members, _Bools]
+    is_open: Bool
+    may_be: Mapping[Members, Bool]
 
     @property
     def num_possible(self) -> Int64:
@@ -119,7 +116,7 @@ def _calls_of(
     return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, may_be)
 
 
-def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, _Bools]:
+def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, Bool]:
     """The other sides, on one other rank, that calls in a group of these ranks may have: (how many, the only one where it is one,
     whether the other rank may not have been recorded then).
     """

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
 from pptrace.marks import P2P
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64
 from pptrace.model.wording import as_ranges
 from pptrace.recognise.groups.axes import configured_groups, groups_by_members
 from pptrace.recognise.groups.topology import axis_of_description
@@ -60,7 +59,7 @@ class _DistinctMessages(Struct, frozen=True):
     of what it says.
     """
 
-    rows: npt.NDArray[np.bool_]
+    rows: Bool
     number: Int64
     distinct: Sequence[_Message]
 

@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.model.tables import HOST_ORDER, Int64, What, empty_table
+from pptrace.model.tables import HOST_ORDER, Bool, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.groups.broadcast_links import two_way_broadcasts
 from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, thread_of_most
 from pptrace.recognise.ops.label_columns import labelled_ops, labelled_ranges
 from pptrace.recognise.ops.named_ranges import DATA, found_ranges
-
-Bools = npt.NDArray[np.bool_]
 
 _LAST_OF_BACKWARD = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """Operator of DDP at the end of a backward, behind the waits for its buckets."""
@@ -53,7 +50,7 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     if ranges is None or len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
 
-    def named(test: Callable[[str], object]) -> Bools:
+    def named(test: Callable[[str], object]) -> Bool:
         return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
 
     on_thread, is_operator = events.thread == thread, events.category == Category.CPU_OP
@@ -105,7 +102,7 @@ def _gradients(events: Events) -> tuple[Int64, Int64, Int64]:
     return added.astype(np.int64), starts, ends
 
 
-def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bools:
+def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bool:
     """Mark the operators that post the broadcasts which may be messages: each the first one since the call began."""
     posts = np.zeros(len(events), dtype=np.bool_)
     begins = calls["host_ns"].to_numpy()[two_way_broadcasts(calls)]
@@ -122,7 +119,7 @@ def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bools:
 class _Columns(Struct, frozen=True):
     """Columns of equal length."""
 
-    def where(self, chosen: Bools | Int64) -> Self:
+    def where(self, chosen: Bool | Int64) -> Self:
         return type(self)(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
 
 

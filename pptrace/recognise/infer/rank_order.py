@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from pptrace.intervals import reduce_ranges
-from pptrace.model.tables import Int64
-from pptrace.recognise.infer.evidence import Bools, Evidence, Messages, MismatchError, Rows
+from pptrace.model.tables import Bool, Int64
+from pptrace.recognise.infer.evidence import Evidence, Messages, MismatchError, Rows
 
 _LATEST = np.iinfo(np.int64).max
 _EARLIEST = np.iinfo(np.int64).min
@@ -56,7 +56,7 @@ def channels_of(evidence: Evidence, around: Around) -> dict[Channel, Messages]:
     }
 
 
-def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
+def _by_ops(evidence: Evidence) -> tuple[Bool, Bool]:
     """Mark the sends and receives to and from the next rank, where one op lies between any two groups of sends: a backward
     if the engine ran since the group before. A receive is that of the op that runs next, whose output the next group is.
     """

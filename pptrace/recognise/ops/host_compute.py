@@ -22,10 +22,10 @@ from msgspec import Struct, field
 
 from pptrace.intervals import reduce_ranges, union
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Int64
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.infer_from_operators import engine_nodes
-from pptrace.recognise.ops.label_columns import Bool, Ranges
+from pptrace.recognise.ops.label_columns import Ranges
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
 from pptrace.recognise.ops.named_ranges import CHECKPOINT, DATA, LOGGING, found_ranges
 from pptrace.schedule.actions import Kind
@@ -40,9 +40,7 @@ def _computing(events: Events) -> npt.NDArray[np.intp]:
     return rows[~events.named(_NOT_COMPUTE, rows)[events.name_id[rows]]]
 
 
-def computing_spans(
-    events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64
-) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
+def computing_spans(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[Bool, Int64, Int64]:
     """The operators, communication apart, of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of
     the first and the end of the last.
     """
@@ -113,7 +111,7 @@ def _launching_nothing(ops: pd.DataFrame) -> Int64:
     return np.flatnonzero(is_compute & ~launches[number])
 
 
-def _reading(table: pd.DataFrame, is_forward: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:
+def _reading(table: pd.DataFrame, is_forward: Bool) -> list[npt.NDArray[Any]]:
     """Columns that an op and its message share. Messages have a chunk only where no label names the stage."""
     step, stage, chunk, microbatch = (table[name].to_numpy() for name in ("step", "stage", "chunk", "microbatch"))
     return [step, stage, np.where(stage < 0, chunk, UNKNOWN), microbatch, is_forward]

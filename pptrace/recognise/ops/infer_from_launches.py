@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
-import numpy.typing as npt
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.work import COMMUNICATION_KERNEL, launch_calls
 from pptrace.recognise.labels import Label
@@ -94,7 +93,7 @@ def _launches(events: Events) -> Slice:
     order = np.argsort(events.start_ns[calls], kind="stable")
     kernels, calls = kernels[order], calls[order]
 
-    def named(pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    def named(pattern: re.Pattern[str]) -> Bool:
         return events.named(pattern, kernels)[events.name_id[kernels]]
 
     return Slice(
@@ -110,43 +109,37 @@ def _launches(events: Events) -> Slice:
     )
 
 
-def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> npt.NDArray[np.bool_]:
+def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> Bool:
     """Mark the launches that are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = ranges.where(ranges.is_message)
-    inside: npt.NDArray[np.bool_] = launches["is_p2p"] & _within(
-        launches["launch_ns"], labelled.start_ns, labelled.end_ns
-    )
+    inside: Bool = launches["is_p2p"] & _within(launches["launch_ns"], labelled.start_ns, labelled.end_ns)
     if inside.any():
         return inside
     named = events.rows_named(_ALL_TO_ALL)
     args = events.comm_args
     by_record = args["collective"].str.contains(_ALL_TO_ALL.pattern, case=False, regex=True)
     calls = np.union1d(named[events.category[named] < Category.HOST_LIMIT], args.loc[by_record, "event"].to_numpy())
-    messages: npt.NDArray[np.bool_] = launches["is_p2p"] & ~_within(
-        launches["launch_ns"], events.start_ns[calls], events.ends_of(calls)
-    )
+    messages: Bool = launches["is_p2p"] & ~_within(launches["launch_ns"], events.start_ns[calls], events.ends_of(calls))
     if not messages.any():
         return messages
     senders, counts = np.unique(launches["thread"][messages], return_counts=True)
     main = senders[counts.argmax()]
     foreign = np.unique(launches["stream"][messages & (launches["thread"] != main)])
-    pipeline_messages: npt.NDArray[np.bool_] = (
-        messages & (launches["thread"] == main) & ~np.isin(launches["stream"], foreign)
-    )
+    pipeline_messages: Bool = messages & (launches["thread"] == main) & ~np.isin(launches["stream"], foreign)
     return pipeline_messages
 
 
-def _within(times: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+def _within(times: Int64, starts: Int64, ends: Int64) -> Bool:
     """Mark the times that lie in any of some stretches."""
     begun, ended = np.searchsorted(np.sort(starts), times, "right"), np.searchsorted(np.sort(ends), times, "right")
-    inside: npt.NDArray[np.bool_] = begun > ended
+    inside: Bool = begun > ended
     return inside
 
 
 _CODES = (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.MESSAGE, SegmentKind.OPTIMIZER)
 
 
-def _segments(launches: Slice, message: npt.NDArray[np.bool_], main: int, ranges: Ranges) -> list[Segment]:
+def _segments(launches: Slice, message: Bool, main: int, ranges: Ranges) -> list[Segment]:
     """Unbroken runs of launches of one kind, and the boundaries between steps."""
     code = np.where(launches["thread"] == main, 0, 1)
     code[launches["is_optimizer"] & (launches["thread"] == main)] = 3

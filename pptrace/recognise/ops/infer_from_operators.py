@@ -21,7 +21,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.intervals import NestedIntervals
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import Label, LabelledAction
 from pptrace.recognise.ops.label_columns import LabelTable, Ranges
@@ -148,7 +148,7 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     return Ranges.joined(parts)
 
 
-def is_message(events: Events) -> npt.NDArray[np.bool_]:
+def is_message(events: Events) -> Bool:
     """Mark the operators that post a send or a receive."""
     return _named(events, (_SENDS, *_RECVS))
 
@@ -158,7 +158,7 @@ def engine_nodes(events: Events) -> npt.NDArray[np.intp]:
     return events.rows_named(_NODE, Category.CPU_OP)
 
 
-def thread_of_most(events: Events, messages: npt.NDArray[np.bool_]) -> int | None:
+def thread_of_most(events: Events, messages: Bool) -> int | None:
     """The thread that posts most of the messages, which a mask marks."""
     threads, counts = np.unique(events.thread[messages], return_counts=True)
     if not len(threads):
@@ -176,16 +176,16 @@ def _mostly_inside_backwards(events: Events) -> bool:
     return _LEAST_FRACTION * inside > len(messages)
 
 
-def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _named(events: Events, names: Sequence[str]) -> Bool:
     has_name = np.array([name in names for name in events.names], dtype=bool)[events.name_id]
-    chosen: npt.NDArray[np.bool_] = has_name & (events.category == Category.CPU_OP)
+    chosen: Bool = has_name & (events.category == Category.CPU_OP)
     return chosen
 
 
 def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
 
-    def named(test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    def named(test: Callable[[str], object]) -> Bool:
         return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
 
     engine, is_communication = named(lambda name: name.startswith(ENGINE)), named(_COMMUNICATION.match)

@@ -13,14 +13,13 @@ import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import Label, read_label
 from pptrace.recognise.labels.label import EVALUATION
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice
 
-Bool = npt.NDArray[np.bool_]
 NONE = -1
 """Code of what a name does not give: a stage, a microbatch, a second half, a number of a step, a phase."""
 
@@ -298,7 +297,7 @@ def outermost(ranges: Ranges) -> Ranges:
 def _are_outermost(starts: Int64, ends: Int64) -> Bool:
     """Mark the ranges (in order of their starts) that begin when the last of those before them has ended."""
     before = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(ends)[:-1])
-    is_outer: npt.NDArray[np.bool_] = starts >= before
+    is_outer: Bool = starts >= before
     if (is_outer | (ends <= before)).all():  # every other one lies inside an earlier one
         return is_outer
     latest = np.iinfo(np.int64).min

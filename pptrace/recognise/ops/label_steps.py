@@ -5,7 +5,6 @@ and the device work launched inside a host range.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,8 +12,8 @@ from msgspec.structs import replace
 from pptrace.intervals import reduce_ranges
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import Int64
-from pptrace.recognise.ops.label_columns import Bool, Ranges, outermost
+from pptrace.model.tables import Bool, Int64
+from pptrace.recognise.ops.label_columns import Ranges, outermost
 from pptrace.schedule.actions import Phase
 from pptrace.slices import Slice, group_codes, last_like
 
@@ -167,7 +166,7 @@ class LaunchedWork(Struct, frozen=True):
     algorithm of what was launched first. The numbers mean something only where any was ``launched``.
     """
 
-    launched: npt.NDArray[np.bool_]
+    launched: Bool
     start_ns: Int64
     end_ns: Int64
     stream: Int64
@@ -199,7 +198,7 @@ class LaunchIndex:
                 algorithm[launched] = self._work.algorithm[rows[first]]
         return LaunchedWork(launched, start, end, stream, algorithm)
 
-    def compute_around(self, starts_ns: Int64, ends_ns: Int64) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+    def compute_around(self, starts_ns: Int64, ends_ns: Int64) -> tuple[Int64, Int64, Bool]:
         """(last end of the compute launched before each range, 0 without any; first start of that launched from its end on;
         whether there is any).
         """

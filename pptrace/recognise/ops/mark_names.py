@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, is_mark, parse_mark
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.slices import distinct_rows, places_of_each
 
 _MOST_DIGITS = 18
@@ -43,7 +43,7 @@ class NameShape(Struct, frozen=True):
     numbers: Int64
     widths: Int64
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> NameShape:
+    def where(self, chosen: Bool) -> NameShape:
         return NameShape(self.text, self.names[chosen], self.numbers[chosen], self.widths[chosen])
 
 
@@ -66,13 +66,13 @@ class NameLines(Struct, frozen=True):
         starts = np.append(0, np.flatnonzero(codes == _NEWLINE) + 1)[:-1]
         return cls(codes, starts, np.arange(len(names)))
 
-    def beginning_with(self, prefix: str) -> npt.NDArray[np.bool_]:
+    def beginning_with(self, prefix: str) -> Bool:
         begins = np.ones(len(self.starts), dtype=np.bool_)
         for position, code in enumerate(prefix.encode()):
             begins &= self.text.take(self.starts + position, mode="clip") == code  # a line break ends a shorter name
         return begins
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> NameLines:
+    def where(self, chosen: Bool) -> NameLines:
         lengths = np.diff(np.append(self.starts, len(self.text)))
         text = self.text if chosen.all() else self.text[np.repeat(chosen, lengths)]
         starts = np.cumsum(lengths[chosen]) - lengths[chosen]

@@ -27,7 +27,7 @@ from pptrace.marks import (
     Transfer,
     WaitMark,
 )
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.mark_names import MarkShape, read_marks
 from pptrace.slices import Slice, places_of_each
@@ -79,7 +79,7 @@ class MarkedRanges(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> MarkedRanges:
+    def only(self, chosen: Bool) -> MarkedRanges:
         """Select some of the ops, transfers and waits, by the rows of their ranges; keep all of the other marks."""
         tables = {name: getattr(self, name) for name in ("ops", "transfers", "waits")}
         return replace(self, **{name: table.where(chosen[table["at"]]) for name, table in tables.items()})

@@ -14,20 +14,17 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.intervals import find_interval, reduce_ranges
 from pptrace.model.device import Rows
-from pptrace.model.tables import OPS, Int64, empty_table, ops_table
+from pptrace.model.tables import OPS, Bool, Int64, empty_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.model.wording import counted
 from pptrace.recognise.device.idle import LAUNCHES, SYNCHRONISES
 from pptrace.recognise.device.work import device_rows, launch_calls
 from pptrace.slices import Slice, distinct_of
-
-Bool = npt.NDArray[np.bool_]
 
 _MOST_CANDIDATES = 32
 _MOST_PLACES = 64
