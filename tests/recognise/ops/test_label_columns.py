@@ -39,8 +39,8 @@ def steps_one_by_one(listed: Sequence[Range]) -> list[int]:
     done: dict[object, int] = {}
     count, num_ops, optimized, steps = 0, 0, False, []
     for entry in listed:
-        num_ops += entry.label.is_op
         actions = entry.label.actions
+        num_ops += bool(actions) and actions[0].kind.is_compute
         keys = [(action.kind, action.stage, action.chunk, action.microbatch) for action in actions]
         again = any(key[-1] is not None and done.get(key, num_ops) < num_ops for key in keys)
         warms_up = entry.label.phase is Phase.WARMUP and bool(done)
