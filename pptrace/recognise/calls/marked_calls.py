@@ -136,9 +136,8 @@ def _with_groups_of_cpp(
     calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is. Light recordings
     do not tell what autograd calls: sums are buckets there if all other groups are pipelines.
     """
-    groups = metadata.get(GROUPS_KEY)
-    known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
-    known_groups = {name: facts for name, facts in known_groups.items() if len(describe_group(facts)["ranks"]) != 1}
+    groups = _known_groups(metadata)
+    known_groups = {name: facts for name, facts in groups.items() if len(describe_group(facts)["ranks"]) != 1}
     unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~rows_among(calls["kind"], P2P)
     if not known_groups or not unnamed.any():
         return calls
@@ -168,6 +167,13 @@ def _ends_in_ops(calls: pd.DataFrame, marks: MarkedRanges) -> Int64:
     of_ops = marks.end_ns[marks.ops["at"]]
     op = find_interval(marks.start_ns[marks.ops["at"]], of_ops, start, until=start)
     return np.where(op >= 0, np.minimum(end, np.append(of_ops, 0)[op]), end)
+
+
+def _known_groups(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Facts of the groups by name."""
+    groups = metadata.get(GROUPS_KEY)
+    listed = groups.items() if isinstance(groups, Mapping) else ()
+    return {name: facts for name, facts in listed if isinstance(facts, Mapping)}
 
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,14 +242,8 @@ def _table(
 def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Columns of CALLS that the metadata gives for the group of each call; "" where it gives nothing."""
     codes, names = pd.factorize(groups)
-    listed = metadata.get(GROUPS_KEY)
-    known_groups = listed if isinstance(listed, Mapping) else {}
-    facts = [known_groups.get(name) for name in names]
-    rows = [
-        _group_columns(name, fact if isinstance(fact, Mapping) else {})
-        for name, fact in zip(names.tolist(), facts, strict=True)
-    ]
-    columns = {}
+    known_groups, columns = _known_groups(metadata), {}
+    rows = [_group_columns(name, known_groups.get(name, {})) for name in names.tolist()]
     for column in ("description", "group_ranks", "group_size", "group_id"):
         values = np.array([row.get(column, "") for row in rows] or [""], dtype=object)
         columns[column] = values[codes]
