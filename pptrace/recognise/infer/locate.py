@@ -85,8 +85,8 @@ def locate(
     highest_peer = int(comms["peer"].max()) if len(comms) else -1
     least_world = max(len(ranks), highest_peer + 1, *(recognised.number + 1 for recognised in ranks))
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or least_world)
-    mesh = replace(mesh, is_guess=num_ranks is None and not groups.world_size)
-    mesh = replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp)
+    vpp = None if spanned and mesh.in_order else mesh.vpp
+    mesh = replace(mesh, is_guess=num_ranks is None and not groups.world_size, vpp=vpp)
     if matched and mesh.pp == len(matched[0]):
         mesh = replace(mesh, pipelines=tuple(matched), in_order=False)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
@@ -133,9 +133,10 @@ def _inferred_stages(joined: JoinedRanks) -> StageAssignment:
 
 def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The process groups, and the calls with the members of their communicators."""
+    facts = {recognised.number: recognised.info.metadata for recognised in ranks}
     members = with_members(
         {recognised.number: recognised.calls for recognised in ranks},
-        {recognised.number: recognised.info.metadata for recognised in ranks},
+        facts,
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
     calls, distributed, lines = members
@@ -146,7 +147,6 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         members = calls, distributed, (*lines, *of_all)
     elif configured:
         calls, by_members = with_groups_by_members(calls, distributed)
-        facts = {recognised.number: recognised.info.metadata for recognised in ranks}
         calls, by_time = with_groups_by_time(calls, distributed, partial(_have_one_clock, facts))
         members = calls, distributed, (*lines, *by_members, *by_time)
     groups = find_groups(
