@@ -210,11 +210,7 @@ def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
         if len(launching) >= _FEWEST and len(launching) > _USUAL * len(of_name):
             empty = of_name[is_empty[of_name] & (made[of_name] >= np.median(made[launching]))]
             lost[empty] = launches[launching].min()
-    outermost = [
-        of_thread[~events.intervals_of(of_thread).are_inside_another()]
-        for of_thread in events.rows_by_thread(ranges[lost > 0]).values()
-    ]
-    rows = np.sort(np.concatenate([ranges[:0], *outermost]))
+    rows = np.sort(np.concatenate([ranges[:0], *events.outermost_of_threads(ranges[lost > 0])]))
     return np.repeat(rows, lost[np.searchsorted(ranges, rows)])
 
 

@@ -22,20 +22,21 @@ from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, threa
 from pptrace.recognise.ops.label_columns import labelled_ops, labelled_ranges
 from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
-_LAST_OF_BACKWARD = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-"""Operator of DDP at the end of a backward, behind the waits for its buckets."""
-_COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+_ENGINE = re.compile(rf"^(?:{ENGINE}|torch\.distributed\.ddp\.reducer::copy_bucket_to_grad\Z)")
+"""Nodes of the engine, and DDP's operator at the end of a backward, behind the waits for its buckets."""
+_COMMUNICATION = re.compile(r"^(?:_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):)")
 _ACCUMULATE = re.compile(rf"{ENGINE}: torch::autograd::AccumulateGrad\Z")
 _ADD = re.compile(r"aten::add_\Z")
 _VIEW = re.compile(
-    r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
+    r"^aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
     r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
-    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
+    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?\Z"
 )
 """Operators that name, shape or allocate a tensor, or begin a backward: a program does that around its ops as well."""
 _BROADCAST = re.compile(r"c10d::broadcast_\Z")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
-_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
+_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
+_BARRIER = re.compile(r"^c10d::barrier\Z")
 
 
 def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
@@ -50,22 +51,16 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     if ranges is None or len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
 
-    def named(test: Callable[[str], object]) -> Bool:
-        return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
-
-    on_thread, is_operator = events.thread == thread, events.category == Category.CPU_OP
-    engine = named(lambda name: name.startswith(ENGINE) or name == _LAST_OF_BACKWARD)
-    rows = np.flatnonzero(is_operator & (engine | on_thread))
-    outermost = [
-        thread_rows[~events.intervals_of(thread_rows).are_inside_another()]
-        for thread_rows in events.rows_by_thread(rows).values()
-    ]
-    rows = np.sort(np.concatenate(outermost)) if outermost else rows
-    rows = rows[~named(_COMMUNICATION.match)[rows] & ~named(_VIEW.fullmatch)[rows]]
+    on_thread = events.thread == thread
+    engine = events.named(_ENGINE)[events.name_id]
+    rows = np.flatnonzero((events.category == Category.CPU_OP) & (engine | on_thread))
+    rows = np.sort(np.concatenate([rows[:0], *events.outermost_of_threads(rows)]))
+    rows = rows[~(events.named(_COMMUNICATION) | events.named(_VIEW))[events.name_id[rows]]]
     messages = np.flatnonzero(are_messages & on_thread)
-    zero_grad = named(_ZERO_GRAD.match) & (events.category == Category.ANNOTATION)
-    barrier = named(lambda name: name == "c10d::barrier") & is_operator & on_thread  # others may be part of an op
-    bounds, data = np.flatnonzero(zero_grad | barrier), found_ranges(events, DATA)
+    barriers = events.rows_named(_BARRIER, Category.CPU_OP)
+    barriers = barriers[on_thread[barriers]]  # others may be part of an op
+    bounds = np.union1d(events.rows_named(_ZERO_GRAD, Category.ANNOTATION), barriers)
+    data = found_ranges(events, DATA)
     spans = ranges.where(ranges.has_span(What.STEP, What.OPTIMIZER) & ~ranges.table.leads[ranges.label])
     labels = spans.table
     # (what, name, number, start, end); what is one for all is not repeated

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 
 import numpy as np
@@ -30,8 +30,8 @@ from pptrace.schedule.actions import Kind
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
 ENGINE = "autograd::engine::evaluate_function"
 _NODE = re.compile(f"^{ENGINE}")
-_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
-_COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+_COMMUNICATION = re.compile(r"^(?:c10d::|record_param_comms|gloo:|nccl:)")
 _LEAST_FRACTION = 4
 """A forward has at least one n-th of the operators of the largest one; smaller segments are the schedule's own work between
 ops.
@@ -184,12 +184,9 @@ def _named(events: Events, names: Sequence[str]) -> Bool:
 
 def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
-
-    def named(test: Callable[[str], object]) -> Bool:
-        return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
-
-    engine, is_communication = named(lambda name: name.startswith(ENGINE)), named(_COMMUNICATION.match)
-    optimizer = named(_OPTIMIZER.match)
+    engine, is_communication, optimizer = (
+        events.named(pattern)[events.name_id] for pattern in (_NODE, _COMMUNICATION, _OPTIMIZER)
+    )
     send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
     is_op, on_thread = events.category == Category.CPU_OP, events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
