@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
 from pptrace.model.tables import HOST_ORDER, Bool, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.groups.broadcast_links import two_way_broadcasts
-from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, thread_of_most
+from pptrace.recognise.ops.infer_from_operators import ENGINE, message_rows, thread_of_most
 from pptrace.recognise.ops.label_columns import labelled_ops, labelled_ranges
 from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
@@ -43,10 +44,10 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message. Without any, broadcasts
     in groups of two, of the rank's ``calls``, may be messages.
     """
-    are_messages = is_message(events)
-    if not are_messages.any():
-        are_messages = _posts_broadcasts(events, calls)
-    thread = thread_of_most(events, are_messages)
+    messages = message_rows(events)
+    if not len(messages):
+        messages = _posts_of_broadcasts(events, calls)
+    thread = thread_of_most(events, messages)
     ranges = None if thread is None else labelled_ranges(events)
     if ranges is None or len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
@@ -56,7 +57,7 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     rows = np.flatnonzero((events.category == Category.CPU_OP) & (engine | on_thread))
     rows = np.sort(np.concatenate([rows[:0], *events.outermost_of_threads(rows)]))
     rows = rows[~(events.named(_COMMUNICATION) | events.named(_VIEW))[events.name_id[rows]]]
-    messages = np.flatnonzero(are_messages & on_thread)
+    messages = messages[on_thread[messages]]
     barriers = events.rows_named(_BARRIER, Category.CPU_OP)
     barriers = barriers[on_thread[barriers]]  # others may be part of an op
     bounds = np.union1d(events.rows_named(_ZERO_GRAD, Category.ANNOTATION), barriers)
@@ -97,18 +98,14 @@ def _gradients(events: Events) -> tuple[Int64, Int64, Int64]:
     return added.astype(np.int64), starts, ends
 
 
-def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bool:
-    """Mark the operators that post the broadcasts which may be messages: each the first one since the call began."""
-    posts = np.zeros(len(events), dtype=np.bool_)
+def _posts_of_broadcasts(events: Events, calls: pd.DataFrame) -> npt.NDArray[np.intp]:
+    """The operators that post the broadcasts which may be messages: each the first one since the call began."""
     begins = calls["host_ns"].to_numpy()[two_way_broadcasts(calls)]
-    if len(begins):
-        rows = events.rows_named(_BROADCAST, Category.CPU_OP)
-        rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
-        first = np.searchsorted(events.start_ns[rows], begins)
-        rows = rows[first[first < len(rows)]]
-        optimizers = events.rows_named(_OPTIMIZER_STEP, Category.ANNOTATION)  # copies of parameters
-        posts[rows[~events.are_within(optimizers, events.thread[rows], events.start_ns[rows])]] = True
-    return posts
+    rows = events.rows_named(_BROADCAST, Category.CPU_OP)
+    first = np.searchsorted(events.start_ns[rows], begins)
+    rows = np.unique(rows[first[first < len(rows)]])
+    optimizers = events.rows_named(_OPTIMIZER_STEP, Category.ANNOTATION)  # copies of parameters
+    return rows[~events.are_within(optimizers, events.thread[rows], events.start_ns[rows])]
 
 
 class _Columns(Struct, frozen=True):

@@ -21,13 +21,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.intervals import NestedIntervals
-from pptrace.model.tables import Bool, Int64
+from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import Label, LabelledAction
 from pptrace.recognise.ops.label_columns import LabelTable, Ranges
 from pptrace.schedule.actions import Kind
 
-_SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
+_SEND, _RECV = re.compile(r"^c10d::send\Z"), re.compile(r"^c10d::recv(?:_any_source)?_\Z")
 ENGINE = "autograd::engine::evaluate_function"
 _NODE = re.compile(f"^{ENGINE}")
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
@@ -86,7 +86,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so; ``steps`` when steps begin
     that have ranges of their own: forwards before one that no backward follows are of none (evaluation).
     """
-    thread = thread_of_most(events, is_message(events))
+    thread = thread_of_most(events, message_rows(events))
     if thread is None or _mostly_inside_backwards(events):
         return Inference()
     boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
@@ -122,8 +122,8 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
     parts = []
     ordered = np.argsort(ops.start_ns, kind="stable")
-    for names, index in (((_SENDS,), 0), (_RECVS, 1)):
-        rows = np.flatnonzero(_named(events, names))
+    for index, pattern in enumerate((_SEND, _RECV)):
+        rows = events.rows_named(pattern, Category.CPU_OP)
         around = np.full(len(rows), -1)  # the first op of its thread that begins before the event and ends after it
         for thread, thread_rows in events.rows_by_thread(rows).items():
             of_thread = ordered[ops.thread[ordered] == thread]
@@ -148,9 +148,9 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     return Ranges.joined(parts)
 
 
-def is_message(events: Events) -> Bool:
-    """Mark the operators that post a send or a receive."""
-    return _named(events, (_SENDS, *_RECVS))
+def message_rows(events: Events) -> npt.NDArray[np.intp]:
+    """The operators that post a send or a receive."""
+    return np.union1d(*(events.rows_named(pattern, Category.CPU_OP) for pattern in (_SEND, _RECV)))
 
 
 def engine_nodes(events: Events) -> npt.NDArray[np.intp]:
@@ -158,8 +158,8 @@ def engine_nodes(events: Events) -> npt.NDArray[np.intp]:
     return events.rows_named(_NODE, Category.CPU_OP)
 
 
-def thread_of_most(events: Events, messages: Bool) -> int | None:
-    """The thread that posts most of the messages, which a mask marks."""
+def thread_of_most(events: Events, messages: npt.NDArray[np.intp]) -> int | None:
+    """The thread that posts most of the messages."""
     threads, counts = np.unique(events.thread[messages], return_counts=True)
     if not len(threads):
         return None
@@ -168,7 +168,7 @@ def thread_of_most(events: Events, messages: Bool) -> int | None:
 
 def _mostly_inside_backwards(events: Events) -> bool:
     """Return whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
-    messages = np.flatnonzero(is_message(events))
+    messages = message_rows(events)
     inside = 0
     for thread, thread_rows in events.rows_by_thread(engine_nodes(events)).items():
         times = events.start_ns[messages[events.thread[messages] == thread]]
@@ -176,18 +176,11 @@ def _mostly_inside_backwards(events: Events) -> bool:
     return _LEAST_FRACTION * inside > len(messages)
 
 
-def _named(events: Events, names: Sequence[str]) -> Bool:
-    has_name = np.array([name in names for name in events.names], dtype=bool)[events.name_id]
-    chosen: Bool = has_name & (events.category == Category.CPU_OP)
-    return chosen
-
-
 def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
-    engine, is_communication, optimizer = (
-        events.named(pattern)[events.name_id] for pattern in (_NODE, _COMMUNICATION, _OPTIMIZER)
+    engine, is_communication, optimizer, send, recv = (
+        events.named(pattern)[events.name_id] for pattern in (_NODE, _COMMUNICATION, _OPTIMIZER, _SEND, _RECV)
     )
-    send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
     is_op, on_thread = events.category == Category.CPU_OP, events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
     chosen = np.flatnonzero((is_op & (on_thread | engine) & (~is_communication | send | recv)) | is_step)
@@ -195,7 +188,7 @@ def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]
         starts, ends = (np.array(side, dtype=np.int64) for side in zip(*optimizers, strict=True))
         overlaps = np.searchsorted(ends, events.start_ns) < np.searchsorted(starts, events.end_ns)
         is_step |= is_op & on_thread & ~is_communication & ~engine & overlaps
-    messages = np.flatnonzero(send | recv)
+    messages = message_rows(events)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
     latest_end = -1
     for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):
