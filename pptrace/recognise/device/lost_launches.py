@@ -22,7 +22,7 @@ from pptrace.intervals import Int64
 from pptrace.model.device import Rows
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls
-from pptrace.slices import places_of_each
+from pptrace.slices import places_of_each, reduce_groups
 
 _STEADY = re.compile(
     r"^aten::(?:mm|bmm|addmm|baddbmm|linear|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
@@ -69,9 +69,7 @@ def _have_unlike(table: pd.DataFrame) -> Bool:
     like = sum(factor * table[name].to_numpy() for factor, name in zip(_FACTORS.tolist(), _LIKE, strict=True))
     _, number = np.unique(like, return_inverse=True)
     launches = table["launches"].to_numpy()
-    fewest, most = np.full(len(table), launches.max(initial=0)), np.zeros(len(table), dtype=np.int64)
-    np.minimum.at(fewest, number, launches)
-    np.maximum.at(most, number, launches)
+    fewest, most = (reduce_groups(end, launches, number, len(table)) for end in (np.minimum, np.maximum))
     mixed: Bool = (fewest < most)[number]
     return mixed
 

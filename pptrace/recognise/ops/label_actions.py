@@ -13,7 +13,7 @@ from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
 from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, LabelTable, Ranges
 from pptrace.recognise.ops.label_steps import with_steps
 from pptrace.schedule.actions import Kind
-from pptrace.slices import Slice, group_codes, last_like
+from pptrace.slices import Slice, group_codes, last_like, reduce_groups
 
 _B, _W = Kind.B.code, Kind.W.code
 
@@ -155,9 +155,8 @@ def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) 
     rows = np.flatnonzero(is_single)
     steps, step = np.unique(actions["step"], return_inverse=True)
     start = ranges.start_ns[actions["range"]]
-    last_forward = np.full(len(steps), -1)
     forwards = np.isin(actions["kind"], (Kind.F.code, Kind.OVERLAP_F_B.code))
-    np.maximum.at(last_forward, step[forwards], start[forwards])
+    last_forward = reduce_groups(np.maximum, start[forwards], step[forwards], len(steps))
     low, high = (np.searchsorted(backwards["step"], steps, side=side) for side in ("left", "right"))
     before = np.searchsorted(backwards["row"], rows, side="right") - 1
     sources[rows] = np.where(before >= low[step[rows]], before, NONE)

@@ -20,7 +20,7 @@ from pptrace.recognise.ops.label_actions import LabelledActions
 from pptrace.recognise.ops.label_columns import IS_MESSAGE, NONE, LabelledPhases, Ranges
 from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
 from pptrace.schedule.actions import KINDS, Kind, Phase
-from pptrace.slices import Slice, distinct_rows, last_like, rows_among
+from pptrace.slices import Slice, distinct_rows, last_like, reduce_groups, rows_among
 
 _IS_SEND = np.array([kind.is_send for kind in KINDS])
 _IS_FORWARD = np.array([kind in (Kind.SEND_F, Kind.RECV_F) for kind in KINDS])
@@ -99,10 +99,8 @@ def tables_of_labels(
     read_at = np.where(waits_inside, arrivals, np.minimum(arrivals, begin))
     reading = (np.append(of_ops.start_ns, _NOBODY)[readers], arrivals, np.where(arrivals < 0, begin, read_at))
     comms = _comms(ranges, moved, reading, launches, messages)
-    # When the last message of an op had been waited for; 0 where no range shows that.
-    arrived = np.zeros(len(ops), dtype=np.int64)
-    is_read = (readers >= 0) & (arrivals >= 0)
-    np.maximum.at(arrived, readers[is_read], arrivals[is_read])
+    is_read = (readers >= 0) & (arrivals >= 0)  # when the last message of an op had been waited for
+    arrived = reduce_groups(np.maximum, arrivals[is_read], readers[is_read], len(ops))
     start = np.where(is_shown, start, np.minimum(np.maximum(start, arrived), end))
     return _ops(labelled, ops, source, (start, end, work.launched), phases), comms
 

@@ -9,7 +9,7 @@ import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.intervals import reduce_ranges
+from pptrace.intervals import earliest_from, reduce_ranges
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import Bool, Int64
@@ -108,7 +108,7 @@ def counted_steps(ranges: Ranges) -> Int64:
         (optimizers[is_unnamed[action]], action[is_unnamed[action]]),
     ):
         np.minimum.at(cut_by, reason, cut)
-    cuts = np.minimum(np.minimum.accumulate(cut_by[::-1])[::-1], count)
+    cuts = np.minimum(earliest_from(cut_by), count)
     starts, start = [0], 0
     while start < count and (start := int(cuts[start])) < count:
         starts.append(start)
@@ -204,6 +204,6 @@ class LaunchIndex:
         """
         launches, rows = self._launches[False], self._rows[False]
         ended = np.append(0, np.maximum.accumulate(self._work.end_ns[rows]))
-        began = np.append(np.minimum.accumulate(self._work.start_ns[rows][::-1])[::-1], 0)
+        began = earliest_from(self._work.start_ns[rows])
         following = np.searchsorted(launches, ends_ns)
         return ended[np.searchsorted(launches, starts_ns)], began[following], following < len(launches)

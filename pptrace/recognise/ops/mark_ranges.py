@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.axes import Axis
+from pptrace.intervals import find_interval
 from pptrace.marks import (
     PREFIX,
     AwaitMark,
@@ -123,8 +124,7 @@ def without_evaluations(marks: MarkedRanges) -> MarkedRanges:
     spans = marks.spans["at"][marks.spans["kind"] == KINDS_OF_SPANS.index(SpanKind.EVAL)]
     if not len(spans):
         return marks
-    last = np.searchsorted(marks.start_ns[spans], marks.start_ns, side="right") - 1
-    is_training = (last < 0) | (marks.start_ns >= marks.end_ns[spans[last]])
+    is_training = find_interval(marks.start_ns[spans], marks.end_ns[spans], marks.start_ns) < 0
     collectives, links = (table.where(is_training[table["at"]]) for table in (marks.collectives, marks.links))
     equal = np.where(is_training, marks.equal, -1)
     return replace(marks.only(is_training), equal=equal, collectives=collectives, links=links)

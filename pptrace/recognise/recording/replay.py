@@ -207,8 +207,7 @@ def _tight(time: Int64, source: Int64, target: Int64, lag: Int64, used: Bool) ->
     room = time[target] - time[source]
     lag = np.minimum(lag, room)
     slack = np.where(used, room - lag, np.iinfo(np.int64).max)
-    least = np.full(len(time), np.iinfo(np.int64).max)
-    np.minimum.at(least, target, slack)
+    least = reduce_groups(np.minimum, slack, target, len(time))
     lengthened: Int64 = np.where(used & (slack == least[target]), room, lag)
     return lengthened
 
