@@ -36,33 +36,17 @@ from pptrace.slices import rows_among
 
 DATA, CHECKPOINT, LOGGING, EVAL = "DATA", "CHECKPOINT", "LOGGING", "EVAL"
 _NAMES = {
-    GARBAGE_COLLECTION: {
-        Category.PYTHON: re.compile(r"Python GC"),
-        Category.ANNOTATION: re.compile(
-            r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE
-        ),
-    },
-    DATA: {
-        Category.ANNOTATION: re.compile(
-            r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|"
-            r"data(?:[ _-]?load(?:er|ing)?)?|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next|pp1:DATA step=\d+",
-            re.IGNORECASE,
-        )
-    },
-    CHECKPOINT: {
-        Category.ANNOTATION: re.compile(
-            r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
-            re.IGNORECASE,
-        )
-    },
-    LOGGING: {Category.ANNOTATION: re.compile(r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?", re.IGNORECASE)},
-    EVAL: {
-        Category.ANNOTATION: re.compile(
-            r"(?:eval(?:uat(?:e|ion|ing))?|validat(?:e|ion|ing))(?:[ _-](?:step|loop|epoch|pass))?", re.IGNORECASE
-        )
-    },
+    GARBAGE_COLLECTION: r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?",
+    DATA: r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|data(?:[ _-]?load(?:er|ing)?)?"
+    r"|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next|pp1:DATA step=\d+",
+    CHECKPOINT: r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
+    LOGGING: r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?",
+    EVAL: r"(?:eval(?:uat(?:e|ion|ing))?|validat(?:e|ion|ing))(?:[ _-](?:step|loop|epoch|pass))?",
 }
-"""The names of ranges of each kind, by the category of their events."""
+"""The names of ranges of each kind."""
+_PATTERNS = {kind: re.compile(rf"^(?:{names})\Z", re.IGNORECASE) for kind, names in _NAMES.items()}
+_COLLECTION = re.compile(r"^Python GC\Z")
+"""The name of a collection among the events of Python."""
 
 
 def with_named_ranges(ops: pd.DataFrame, events: Events, work: DeviceWork) -> pd.DataFrame:
@@ -136,12 +120,9 @@ _MOST_SAVES = 2
 
 def found_ranges(events: Events, kind: str) -> Int64:
     """The events of a kind, by their names and by what runs in them, on whatever thread."""
-    found = [
-        (events.category == category)
-        & np.array([bool(pattern.fullmatch(name)) for name in events.names], dtype=np.bool_)[events.name_id]
-        for category, pattern in _NAMES[kind].items()
-    ]
-    rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
+    rows = events.rows_named(_PATTERNS[kind], Category.ANNOTATION)
+    if kind == GARBAGE_COLLECTION:
+        rows = np.union1d(rows, events.rows_named(_COLLECTION, Category.PYTHON))
     if not len(rows):
         return rows
     nodes = engine_nodes(events)
