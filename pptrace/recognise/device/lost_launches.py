@@ -91,9 +91,7 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
     begun, number = events.start_ns[calls], events.correlation[calls]
     first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
     known = np.flatnonzero((first > 0) & (beyond < len(calls)))
-    without = np.sort(
-        np.setdiff1d(events.correlation[device_rows(events)], number)
-    )  # work of launches that are missing alone
+    without = np.setdiff1d(events.correlation[device_rows(events)], number)  # work of launches that are missing alone
     known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
     polls = events.named(_POLLS)[events.name_id[calls]]
     others = ~np.isin(events.thread[calls], events.thread[calls[launches]])

@@ -58,9 +58,7 @@ def candidates_by_kinds(pp: int, kinds: Collection[str], total: int, leading: in
             continue
         for chunks, microbatches in _sizes(entry, total, leading, pp):
             groups = range(0)
-            if (
-                entry.takes_group_size
-            ):  # groups of N > p let a rank run between (v−1)·N and that + 2p forwards before others
+            if entry.takes_group_size:  # with groups of N > p a rank runs (v−1)·N to that + 2p forwards before others
                 least = max(pp + 1, (leading - 2 * pp) // (chunks - 1))
                 groups = range(least, min(microbatches, leading // (chunks - 1)) + 1)
             for group_size, lean in variants_of(entry, groups):

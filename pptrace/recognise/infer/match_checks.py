@@ -53,9 +53,7 @@ def checked(
             for name in ("start_ns", "end_ns")
         )
         order = np.argsort(start, kind="stable")
-        if (
-            end[order][:-1] > start[order][1:]
-        ).any():  # what lies around others has taken the work of an op that is lost
+        if (end[order][:-1] > start[order][1:]).any():  # it has taken the work of an op that is lost
             raise MismatchError(f"an op of rank {match.rank} would begin within another")
         check_gradients_of_inputs(of_rank, match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)

@@ -317,7 +317,6 @@ def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ..
         noun = "receive" if kind == "recv" else str(kind)
         verb = "has" if len(rows) == 1 else "have"
         lines.append(
-            f"{counted(len(rows), noun)} ({axis}) {verb} no matching {counterpart} in the peer's trace: "
-            f"{', '.join(listed)}{more}"
+            f"{counted(len(rows), noun)} ({axis}) {verb} no matching {counterpart} in the peer's trace: {', '.join(listed)}{more}"
         )
     return tuple(lines)

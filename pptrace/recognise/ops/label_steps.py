@@ -95,9 +95,8 @@ def counted_steps(ranges: Ranges) -> Int64:
     count, actions = len(ranges), ranges.actions()
     cut_by = np.full(count, _NEVER)
     with_actions = np.flatnonzero(ranges.has_actions)
-    warmup = _next(ranges.table.phase[ranges.label] == Phase.WARMUP.code)[
-        with_actions
-    ]  # that follows an op or a message
+    # The warmup that follows an op or a message.
+    warmup = _next(ranges.table.phase[ranges.label] == Phase.WARMUP.code)[with_actions]
     optimizers = np.flatnonzero(ranges.has_span("OPTIMIZER"))
     is_unnamed = np.zeros(count + 1, dtype=np.bool_)
     is_unnamed[actions["range"][actions["microbatch"] < 0]] = True

@@ -356,9 +356,7 @@ def _hand_overs(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int
     inside = ~is_first[rows] & boundaries.is_end[rows] & (boundaries.event[rows - 1] == boundaries.event[rows])
     counts = np.diff(boundaries.first)
     begins = np.where(counts >= counts.max() / 20, time[boundaries.first[:-1]], np.iinfo(np.int64).max)
-    on_main = thread[rows] == np.argmin(
-        begins
-    )  # the thread that began first, of those with a good part of the boundaries
+    on_main = thread[rows] == np.argmin(begins)  # of those with a good part of the boundaries the first
     woken = ~on_main & ~boundaries.is_end[rows]
     lag = time[rows] - time[other]
     count, idle_before = _activity_since(boundaries, thread[other], time[rows - 1], time[rows])
