@@ -19,7 +19,8 @@ from pptrace.intervals import find_interval
 from pptrace.marks import P2P, Collective
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, Bool, Int64, empty_table, make_table
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import CALLS, Bool, Int64, make_table
 from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
@@ -75,9 +76,7 @@ def calls_with_marks(
     sure = known.first()[known.nunique() == 1]  # of worker threads with one group
     only_group = dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
     unmarked = _with_groups_of_cpp(unmarked, only_group, metadata, marks)
-    parts = [part for part in (table, unmarked) if len(part)]
-    joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
-    return joined.sort_values("host_ns", kind="stable", ignore_index=True)
+    return concat_tables([table, unmarked]).sort_values("host_ns", kind="stable", ignore_index=True)
 
 
 def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) -> Bool:

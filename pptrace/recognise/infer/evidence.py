@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
+from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import HOST_ORDER, Bool, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.groups.broadcast_links import two_way_broadcasts
@@ -82,12 +83,9 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     dtypes = {column: "object" if dtype == "str" else dtype for column, dtype in HOST_ORDER.items()}
     columns = ("what", "name", "number", "start_ns", "end_ns")
     tables = [
-        pd.DataFrame(dict(zip(columns, part, strict=True)), columns=list(HOST_ORDER)).astype(dtypes)
-        for part in parts
-        if len(part[-1])
+        pd.DataFrame(dict(zip(columns, part, strict=True)), columns=list(HOST_ORDER)).astype(dtypes) for part in parts
     ]
-    table = pd.concat(tables or [empty_table(HOST_ORDER)], ignore_index=True)
-    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+    return concat_tables(tables).sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def _gradients(events: Events) -> tuple[Int64, Int64, Int64]:
