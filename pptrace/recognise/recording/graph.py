@@ -171,7 +171,9 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64, cost_ns: f
     ends = starts + len(device)
     units = boundaries.after[source] + boundaries.before[target]
     waits = [edges_of(node_of[source], node_of[target], lag, units), edges_of(ends[work], node_of[call_end], call_lag)]
-    waits.append(device.waits_of_streams(events, starts, ends))
+    before, behind = waits_between_streams(events, device.start, device.end, device.stream, device.launched_ns)
+    gap = np.minimum(device.start[behind] - device.end[before], _STREAM_GAP_NS)
+    waits.append(edges_of(ends[before], starts[behind], gap))
     edges = Slice.joined([edges_of([], [], []), *device.edges(node_of, starts, ends), *waits])
     waited, index = np.unique(np.concatenate((target, call_end[call_waited])), return_index=True)
     least = np.where(index < len(target), 0, _LEAST_CALL_NS)
@@ -282,11 +284,6 @@ class _Device(Struct, frozen=True, eq=False):
             edges_of(starts, ends, self.end - self.start, self.units),
             self._queue_edges(node_of, ends),
         ]
-
-    def waits_of_streams(self, events: Events, starts: Int64, ends: Int64) -> Slice:
-        """The edges from work to what waits for it on another stream, whatever let that begin in the recording."""
-        source, target = waits_between_streams(events, self.start, self.end, self.stream, self.launched_ns)
-        return edges_of(ends[source], starts[target], np.minimum(self.start[target] - self.end[source], _STREAM_GAP_NS))
 
     def _queue_edges(self, node_of: Rows, ends: Int64) -> Slice:
         """A launch waits while the device has as many before it as it takes."""
