@@ -38,11 +38,6 @@ class Period(Struct, frozen=True):
     start: int
     stop: int
 
-    @property
-    def num_repeats(self) -> int:
-        """Whole repetitions, however they are cut."""
-        return (self.stop - self.start) // self.length
-
 
 def find_period(tokens: Int64) -> Period | None:
     """The shortest period that covers about as much of the sequence as any; None where nothing comes twice in a row.
@@ -270,7 +265,8 @@ def _objection(calls: Slice, period: Period) -> str:
         return "other launches follow what repeats, which may be a part of a longer step"
     if calls["launches"][: period.start].any():
         before = calls["token"][: period.start]
-        if period.num_repeats < _LEAST_REPEATS_AFTER_OTHERS or len(before) < period.length:
+        num_repeats = (period.stop - period.start) // period.length
+        if num_repeats < _LEAST_REPEATS_AFTER_OTHERS or len(before) < period.length:
             return "other launches come before what repeats, which may be a part of a longer step"
         if occurs_in(before, piece["token"]):
             return "what repeats is interrupted by other launches, and may be a part of a longer step"
