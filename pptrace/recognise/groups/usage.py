@@ -210,7 +210,9 @@ def with_group_of_all(
     kinds = ordered[0]["kind"].tolist()
     if not len(kinds) >= _LEAST or not set(kinds) <= set(ALL_TO_ALL):
         return calls, ()
-    if any(table["kind"].tolist() != kinds or _is_named(table) for table in ordered):
+    if any(table["kind"].tolist() != kinds or (table["group_size"] >= 0).any() for table in ordered):
+        return calls, ()
+    if any((table[["group_id", "description", "group_ranks"]] != "").to_numpy().any() for table in ordered):
         return calls, ()
     ran = np.all([(table["clock"] == "device").to_numpy() for table in ordered], axis=0)
     if ran.sum() < _LEAST:
@@ -229,9 +231,3 @@ def with_group_of_all(
         f"{np.median(ended_apart) / 1e3:,.1f} µs, where ranks begin up to {apart.max() / 1e3:,.1f} µs apart)"
     )
     return {rank: table.assign(group_ranks=ranks, group_size=world) for rank, table in calls.items()}, (line,)
-
-
-def _is_named(calls: pd.DataFrame) -> bool:
-    """Return whether a call says of which group it is."""
-    names = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy()
-    return bool(names.any() or (calls["group_size"] >= 0).any())
