@@ -81,7 +81,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.replay import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, rows_where, slice_of, slices_by_rank
 from pptrace.timeline.lanes import host_parts, host_waits, lane_of
 from pptrace.timeline.windows import StepWindow, step_windows, tag_ops
 from pptrace.version import __version__
@@ -376,7 +376,7 @@ def _warn_of_unknown(comms: pd.DataFrame, steps: Sequence[StepReport]) -> tuple[
 
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     """Sums over each rank's trace, on its own clock."""
-    of_ranks, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
+    of_ranks, none = slices_by_rank(run.comms, ()), slice_of(run.comms.iloc[:0])
     devices = []
     for rank, work in sorted(run.work.items()):
         comms = of_ranks.get(rank, none)
