@@ -13,6 +13,7 @@ import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import P2P
 from pptrace.model.wording import listed
 from pptrace.recognise.groups.topology import (
@@ -28,7 +29,6 @@ from pptrace.recognise.groups.topology import (
     exchanges,
     multiply_up,
     one_way_rings,
-    ranks_of,
     sizes_of,
 )
 from pptrace.recognise.groups.usage import USE_COLUMNS, Use, axis_of_use, merge_usage

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import P2P, Collective
 from pptrace.model.tables import Bool, Int64, What
 from pptrace.model.wording import as_ranges
 from pptrace.recognise.groups.axes import configured_groups
-from pptrace.recognise.groups.topology import Chain, call_keys, ranks_of
+from pptrace.recognise.groups.topology import Chain, call_keys
 from pptrace.slices import distinct_of, rows_among, rows_where
 
 _SHORTEST = 3

@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 from msgspec import Struct
 
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import Collective
 from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.axes import configured_groups, groups_by_members
-from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group, ranks_of
+from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group
 from pptrace.slices import distinct_of, rows_among
 
 _OF_ONE_SIZE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)

@@ -16,11 +16,12 @@ from msgspec import Struct
 
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.model.tables import Bool, Int64
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.axes import NO_GROUP, groups_by_members
 from pptrace.recognise.groups.calls_by_members import DistinctCalls, Members, Signature, is_unnamed, kinds_with_sizes
-from pptrace.recognise.groups.topology import Group, ranks_of
+from pptrace.recognise.groups.topology import Group
 
 
 class _Calls(Struct, frozen=True):

@@ -7,7 +7,6 @@ the names of torchtitan, NeMo AutoModel and FSDP; torch ``distributed_c10d.py`` 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -120,18 +119,6 @@ class Group(Struct, frozen=True):
             return None
         steps = {after - before for before, after in zip(self.ranks, self.ranks[1:], strict=False)}
         return steps.pop() if len(steps) == 1 else None
-
-
-def ranks_of(value: object) -> tuple[int, ...]:
-    """A list of ranks, as a list or as JSON; () where it is elided or none."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return ()
-    if not isinstance(value, list) or not all(type(rank) is int and rank >= 0 for rank in value):
-        return ()
-    return tuple(value)
 
 
 class KeyedCalls(Struct, frozen=True):
