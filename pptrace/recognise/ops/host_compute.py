@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from msgspec import Struct, field
 
 from pptrace.intervals import reduce_ranges, union
 from pptrace.model.device import DeviceWork
@@ -55,26 +54,15 @@ def computing_spans(events: Events, threads: Int64, starts_ns: Int64, ends_ns: I
     return ran, first, last
 
 
-class HostWork(Struct, frozen=True):
-    """Time in which any thread of a rank ran compute operators: sorted disjoint intervals, ns, on the rank's own clock."""
-
-    start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    end_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-
-def host_work(events: Events) -> HostWork:
+def host_work(events: Events) -> Int64:
     """The time of the computing operators of all threads of a rank, but for those that load data, save or log: what ranges of
-    that name call on their thread.
+    that name call on their thread. It is a set of intervals on the rank's own clock (:mod:`pptrace.intervals`).
     """
     rows = _computing(events)
     for kind in (DATA, CHECKPOINT, LOGGING):
         others = found_ranges(events, kind)
         rows = rows[~events.are_within(others, events.thread[rows], events.start_ns[rows])] if len(others) else rows
-    spans = union(events.start_ns[rows], events.ends_of(rows))
-    return HostWork(np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1]))
+    return union(events.start_ns[rows], events.ends_of(rows))
 
 
 def with_places_on_device(ops: pd.DataFrame, comms: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
