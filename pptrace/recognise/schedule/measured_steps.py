@@ -28,16 +28,14 @@ _COLUMNS = ("rank", "step", "start_ns", "kind", "stage", "microbatch", "pair")
 
 
 class OrderedOps(Struct, frozen=True, dict=True):
-    """The compute ops of a run by rank, step and start. ``label`` is the label of each in the table that they come from."""
+    """The compute ops of a run by rank, step and start; ``label`` is that of each in the table that they come from."""
 
     rows: Slice
-    label: npt.NDArray[np.intp]
 
     @classmethod
     def of(cls, ops: pd.DataFrame) -> OrderedOps:
         compute = rows_where(ops[list(_COLUMNS)], rows_among(ops["kind"], COMPUTE_KINDS))
-        rows = slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns"))
-        return cls(rows, rows["label"])
+        return cls(slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns")))
 
     @cached_property
     def keys(self) -> tuple[Int64, Int64]:
@@ -108,7 +106,8 @@ class MeasuredStep(Struct, frozen=True):
     @property
     def labels(self) -> dict[int, npt.NDArray[np.intp]]:
         """Labels of ops in the table of ops, by global rank."""
-        return {rank: self.ops.label[slice(*bounds)] for rank, bounds in zip(self.ranks, self.bounds, strict=True)}
+        labels = self.ops.rows["label"]
+        return {rank: labels[slice(*bounds)] for rank, bounds in zip(self.ranks, self.bounds, strict=True)}
 
     @property
     def kinds(self) -> dict[int, list[str]]:
