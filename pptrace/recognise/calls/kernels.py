@@ -14,7 +14,7 @@ from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
 from pptrace.recognise.device.work import communication_rows, hint_of_kernel, kind_of_kernel, launch_calls
-from pptrace.slices import Slice, places_of_each
+from pptrace.slices import Slice, distinct_of, places_of_each
 
 _SEND, _RECV, _SEND_RECV = (CODE_OF_KIND[kind] for kind in ("send", "recv", "send_recv"))
 
@@ -183,19 +183,14 @@ def _with_all_to_alls(calls: Slice, kernels: Slice, kernel: Int64, call: Int64) 
     may_be = (sends > 1) & (recvs > 1)
     if not may_be.any():
         return calls
-    carries = np.bincount(kernel, minlength=num_kernels) > 0
-    streams, stream = np.unique(kernels["stream"], return_inverse=True)
-    is_other = np.bincount(stream[carries & ~may_be], minlength=len(streams)) > 0
-    merged = np.flatnonzero(carries & ~is_other[stream])
+    carrying = np.unique(kernel)
+    stream, _ = distinct_of([kernels["stream"][carrying]])  # streams as they come first
+    is_other = np.bincount(stream[~may_be[carrying]], minlength=len(carrying)) > 0
+    chosen = np.flatnonzero(~is_other[stream])
+    merged = carrying[chosen[np.argsort(stream[chosen], kind="stable")]]
     if not len(merged):
         return calls
-    _, first_of_stream = np.unique(stream[carries], return_index=True)
-    first_kernel = np.full(len(streams), -1)
-    first_kernel[np.unique(stream[carries])] = first_of_stream
-    merged = merged[np.argsort(first_kernel[stream[merged]], kind="stable")]  # streams as they come first
-    is_merged = np.zeros(num_kernels, dtype=np.bool_)
-    is_merged[merged] = True
-    in_batch = is_merged[kernel]
+    in_batch = np.isin(kernel, merged)
     kernel, call = kernel[in_batch], call[in_batch]
     begins = np.flatnonzero(np.diff(kernel, prepend=-1))
     latest = np.maximum.reduceat(calls["until_ns"][call], begins)
