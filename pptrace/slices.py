@@ -176,17 +176,17 @@ class _Chosen(Mapping[str, Any]):
         return dict, (dict(self),)
 
 
-def slices_by_int(table: pd.DataFrame, name: str, then: Sequence[str]) -> dict[int, Slice]:
-    """The rows of each value of a column of integers, each part in the order of the columns ``then``, equal ones as they are.
+def slices_by_rank(table: pd.DataFrame, then: Sequence[str]) -> dict[int, Slice]:
+    """The rows of each rank, each part in the order of the columns ``then``, equal ones as they are.
 
     The parts are views where the table is in that order already.
     """
     rows = slice_of(table)
     if not len(rows):
         return {}
-    if (rows[name][1:] < rows[name][:-1]).any():
-        rows = rows.in_order_of(name)
-    return {part.first(name): part.sorted_by(then) for part in _ordered_parts(rows, rows[name])}
+    if (rows["rank"][1:] < rows["rank"][:-1]).any():
+        rows = rows.in_order_of("rank")
+    return {part.first("rank"): part.sorted_by(then) for part in _ordered_parts(rows, rows["rank"])}
 
 
 def rows_where(table: pd.DataFrame, mask: Any) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from pptrace.slices import (
     rows_where,
     slice_of,
     slices,
-    slices_by_int,
+    slices_by_rank,
 )
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["F", "B", "W"]), st.integers(-5, 5)), max_size=20)
@@ -63,13 +63,13 @@ def test_codes_of_groups_are_equal_for_equal_rows_and_for_no_others(rows: list[t
 @given(st.lists(st.tuples(numbers, numbers, numbers), max_size=12))
 def test_rows_of_each_number_come_in_order_and_without_a_copy_where_they_are(rows: list[tuple[int, int, int]]) -> None:
     table = pd.DataFrame(rows, columns=["rank", "step", "start"], dtype="int64")
-    parts = slices_by_int(table, "rank", ("step", "start"))
+    parts = slices_by_rank(table, ("step", "start"))
     assert list(parts) == sorted({rank for rank, _, _ in rows})
     for rank, part in parts.items():
         result = list(zip(part["rank"].tolist(), part["step"].tolist(), part["start"].tolist(), strict=True))
         assert result == sorted((row for row in rows if row[0] == rank), key=lambda row: row[1:])
     ordered = table.sort_values(["rank", "step", "start"]).reset_index(drop=True)
-    for part in slices_by_int(ordered, "rank", ("step", "start")).values():
+    for part in slices_by_rank(ordered, ("step", "start")).values():
         assert np.shares_memory(part["step"], ordered["step"].to_numpy())
 
 

@@ -16,7 +16,7 @@ from pptrace.model.device import BackwardParts, DeviceWork
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
-from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices_by_rank
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
@@ -48,7 +48,7 @@ class RowsByRank:
             (ops[~is_compute], ("step",)),
             (comms, ("step",)),
         )
-        self._parts = [(slices_by_int(table, "rank", by), slice_of(table.iloc[:0])) for table, by in tables]
+        self._parts = [(slices_by_rank(table, by), slice_of(table.iloc[:0])) for table, by in tables]
 
     def of_rank(self, rank: int) -> RankRows:
         return RankRows(*(parts.get(rank, none) for parts, none in self._parts))
@@ -122,4 +122,4 @@ class AlignedRun(Struct, frozen=True, dict=True):
     @cached_property
     def memory_events(self) -> Mapping[int, Slice]:
         """The memory events of each rank that has any, in time order."""
-        return slices_by_int(self.memory, "rank", ("t_ns",))
+        return slices_by_rank(self.memory, ("t_ns",))

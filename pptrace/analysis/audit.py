@@ -13,7 +13,7 @@ from pptrace.clock.result import Clock
 from pptrace.model import units
 from pptrace.model.damage import KINDS, NO_TIME, Damage, LackingRecords, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.slices import reduce_groups, rows_among, slices_by_int
+from pptrace.slices import reduce_groups, rows_among, slices_by_rank
 
 _MOST_NAMED = 1_000
 """Most ranks without a trace that are named."""
@@ -192,7 +192,7 @@ def _begins_of_steps(ops: pd.DataFrame, *, on_device: bool) -> dict[int, tuple[I
     of_device = by_device | (of_host & ~in_steps["rank"].isin(devices).to_numpy())
     chosen = in_steps[of_device if on_device else of_host]
     found = {}
-    for rank, rows in slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns")).items():
+    for rank, rows in slices_by_rank(chosen, ("step", "start_ns", "end_ns")).items():
         steps, number = np.unique(rows["step"], return_inverse=True)
         begin = reduce_groups(np.minimum, rows["start_ns"], number, len(steps))
         order = np.argsort(begin, kind="stable")

@@ -11,7 +11,7 @@ from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Bool
 from pptrace.model.wording import as_ranges, counted
 from pptrace.recognise.device.work import is_much
-from pptrace.slices import Slice, reduce_groups, rows_among, slices_by_int
+from pptrace.slices import Slice, reduce_groups, rows_among, slices_by_rank
 
 _FEW = 8
 """Ranks that a warning names, each with its steps."""
@@ -39,7 +39,7 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
     whole = (chosen["kind"] == "STEP").to_numpy()
     marks = {"on_device": on_device, "bare": bare, "whole": whole}
     chosen = chosen.assign(**{name: mark.astype(np.int64) for name, mark in marks.items()})
-    rows = slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns", *marks))
+    rows = slices_by_rank(chosen, ("step", "start_ns", "end_ns", *marks))
     found = {rank: _steps_with(lost, rows[rank]) for rank, lost in losing.items() if rank in rows}
     found |= {rank: _steps_before(last, rows[rank]) for rank, last in unlaunched.items() if rank in rows}
     return {rank: steps for rank, steps in found.items() if steps}

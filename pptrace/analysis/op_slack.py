@@ -31,7 +31,7 @@ from pptrace.analysis.explain.step_times import (
 from pptrace.analysis.steps.steps import PlannedStep
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, UNKNOWN, Bool, Int8, Int64
 from pptrace.schedule.plan_table import NONE, PlanTable
-from pptrace.slices import Slice, rows_among, slices_by_int
+from pptrace.slices import Slice, rows_among, slices_by_rank
 from pptrace.timeline.windows import StepWindow
 
 
@@ -215,7 +215,7 @@ def slack_of_ops(steps: Sequence[PlannedStep], data: AlignedRun) -> OpSlack:
             windows.extend(window for window in step.windows if data.is_comparable(window))
     columns = ("rank", "step", "kind", "stage", "microbatch", "start_ns")
     ops = data.ops[list(columns)].assign(at=np.arange(len(data.ops)))
-    rows = slices_by_int(ops[rows_among(ops["kind"], COMPUTE_KINDS)], "rank", ("step", "start_ns"))
+    rows = slices_by_rank(ops[rows_among(ops["kind"], COMPUTE_KINDS)], ("step", "start_ns"))
     for table, windows in windows_of_plan.values():
         most = max(1, _CELLS // max(1, len(table)))
         for first in range(0, len(windows), most):

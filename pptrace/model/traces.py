@@ -156,9 +156,12 @@ class Events(Struct, frozen=True):
 
     def outermost(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """The outermost of some rows, of the thread that has most of them."""
+        return max(self.outermost_of_threads(rows), key=len, default=rows)
+
+    def outermost_of_threads(self, rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
+        """The outermost of some rows, which are in the order of the events, of each thread."""
         by_thread = self.rows_by_thread(rows).values()
-        outermost = [of_thread[~self.intervals_of(of_thread).are_inside_another()] for of_thread in by_thread]
-        return max(outermost, key=len, default=rows)
+        return [of_thread[~self.intervals_of(of_thread).are_inside_another()] for of_thread in by_thread]
 
 
 def moved_flops(flops: Int64, event: Int64) -> Int64:

@@ -17,10 +17,9 @@ from pptrace.intervals import EMPTY, Int64, NestedIntervals, union
 from pptrace.marks import SpanKind
 from pptrace.model.device import BackwardParts, DeviceWork, Rows
 from pptrace.model.traces import Category, Events, is_of_forward
-from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.ops.infer_from_operators import ENGINE, engine_nodes
 from pptrace.recognise.ops.mark_ranges import KINDS_OF_SPANS, MarkedRanges
 
-_NODE = re.compile(re.escape(ENGINE))
 _PRODUCT = re.compile(r"aten::(?:add)?mm_?$")
 _OF_WEIGHTS = re.compile(rf"aten::embedding_dense_backward$|{re.escape(ENGINE)}: torch::autograd::AccumulateGrad$")
 _OPERATOR = re.compile(r"^aten::")
@@ -33,7 +32,7 @@ _MOST_AGAIN = 0.5
 
 def backward_parts(events: Events, marks: MarkedRanges, work: DeviceWork) -> BackwardParts:
     """The parts of a rank's backwards, as far as its marks and operators tell them."""
-    nodes = events.rows_named(_NODE, Category.CPU_OP)
+    nodes = engine_nodes(events)
     at = marks.spans["at"][marks.spans["kind"] == KINDS_OF_SPANS.index(SpanKind.RECOMPUTE)]
     if not len(nodes) and not len(at):
         return BackwardParts()

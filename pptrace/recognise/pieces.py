@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
 from pptrace.marks import PART, PREFIX
@@ -367,7 +366,7 @@ def _flops(events: Events, calls: Rows, lengths: Int64, piece: Rows, chosen: Row
     return flops
 
 
-def _in_torch(events: Events, calls: Rows) -> npt.NDArray[np.bool_]:
+def _in_torch(events: Events, calls: Rows) -> Bool:
     """Mark the calls inside operators of torch, whose kernels of other names multiply no matrices."""
     rows = events.rows_named(_OF_TORCH, Category.CPU_OP)
     inside = events.are_within(rows, events.thread[calls], events.start_ns[calls])

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import replace
 
+from pptrace.intervals import EMPTY
 from pptrace.marks import SpanKind
 from pptrace.model.damage import CLOCK_KINDS
 from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Pieces
@@ -24,7 +25,7 @@ from pptrace.recognise.device.idle import times_between_operators
 from pptrace.recognise.device.lost_launches import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels
 from pptrace.recognise.ops.from_marks import tables_from_marks
-from pptrace.recognise.ops.host_compute import HostWork, host_work, with_places_on_device
+from pptrace.recognise.ops.host_compute import host_work, with_places_on_device
 from pptrace.recognise.ops.label_steps import RankTables
 from pptrace.recognise.ops.mark_ranges import KINDS_OF_SPANS, MarkedRanges, split_marks, without_evaluations
 from pptrace.recognise.ops.named_ranges import ranges_around, with_named_ranges, working_threads
@@ -87,7 +88,7 @@ def with_missing_devices(ranks: Sequence[RecognisedRank]) -> Sequence[Recognised
         return ranks
     proof = f"device events of rank {min(with_devices)}"
     return [
-        replace(rank, work=replace(rank.work, missing_device_events=proof, pieces=Pieces()), host_work=HostWork())
+        replace(rank, work=replace(rank.work, missing_device_events=proof, pieces=Pieces()), host_work=EMPTY)
         if len(rank.ops)
         and not len(rank.work)
         and not rank.work.missing_device_events
@@ -206,7 +207,7 @@ def _recognised_rank(
     # Those that are inferred here may turn out to be no pipeline's.
     sure = ~rows_among(tables.ops["source"], ("inferred",))
     has_ops = bool((rows_among(tables.ops["kind"], COMPUTE_KINDS) & sure).any())
-    host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
+    host = EMPTY if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
     recognised = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
     captures = capture_times(trace.events)
     capturing = capturing_steps(tables.ops, captures)

@@ -6,12 +6,12 @@ import pandas as pd
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pptrace.intervals import EMPTY
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import CALLS, COMPUTE_KINDS, HOST_ORDER, empty_table
+from pptrace.model.tables import CALLS, COMPUTE_KINDS, HOST_ORDER, Int64, empty_table
 from pptrace.model.traces import TraceInfo
 from pptrace.recognise.ops.from_marks import warnings_of_marks
-from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.recording.rank import RankRecording
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.slices import rows_among
@@ -23,10 +23,9 @@ class RecognisedRank(Struct, frozen=True):
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
     :data:`~pptrace.model.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
-    (schema :data:`~pptrace.model.tables.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which
-    forward each
-    backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
-    ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.
+    (schema :data:`~pptrace.model.tables.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which forward each backward
+    of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it. ``host_work`` is the set of
+    times at which the host computed, of a rank without device events and without labelled forwards and backwards.
     ``by_gaps`` as in :class:`~pptrace.recognise.ops.label_steps.RankTables`. ``recording`` is what recording did to the rank.
     ``capturing`` are the numbers of steps in which a CUDA graph was captured, ``repeats`` the steps of a rank without any from
     what repeats, also where ranges that the script numbers are steps: ``step_ranges`` names the first and the last of these.
@@ -40,7 +39,7 @@ class RecognisedRank(Struct, frozen=True):
     work: DeviceWork
     warnings: tuple[str, ...] = ()
     calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
-    host_work: HostWork = field(default_factory=HostWork)
+    host_work: Int64 = field(default_factory=lambda: EMPTY)
     by_gaps: bool = False
     host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
     is_paired: bool = False

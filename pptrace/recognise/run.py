@@ -20,7 +20,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, HOST_ORDER, MEMORY, empty_table
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, HOST_ORDER, MEMORY, Int64, empty_table
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links, with_messages_of_links
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
@@ -36,7 +36,6 @@ from pptrace.recognise.messages.messages_from_plan import (
     with_directions,
     with_peers,
 )
-from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import (
     recognise_rank,
     with_missing_devices,
@@ -73,7 +72,7 @@ class RecognisedRun(Struct, frozen=True):
     schedule: ScheduleInfo
     facts: Mapping[int, Mapping[str, Any]]
     warnings: tuple[str, ...]
-    host_work: Mapping[int, HostWork] = field(default_factory=dict)
+    host_work: Mapping[int, Int64] = field(default_factory=dict)
     lacking: LackingRecords = field(default_factory=LackingRecords)
 
 

@@ -17,7 +17,6 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import IdleTime, RangedPauses, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
-from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice
 
 INNER_AXES = ("tp", "cp", "ep")
@@ -66,7 +65,7 @@ def lane_of(
     work: DeviceWork | None,
     clock: Clock,
     lacks_peers: bool = False,
-    host: HostWork | None = None,
+    host: Int64 | None = None,
     lacks_members: bool = False,
 ) -> Lane:
     """The lane of a rank, from its aligned ops and comms and from its device and host work, which are still on its own clock.
@@ -87,8 +86,7 @@ def lane_of(
     if work is not None and len(work.compute):
         compute = clock.to_common_clock(rank, work.compute)
     elif of_operators and host is not None:
-        operators = clock.to_common_clock(rank, np.stack((host.start_ns, host.end_ns), axis=1))
-        compute = subtract(operators, blocking)
+        compute = subtract(clock.to_common_clock(rank, host), blocking)
     else:
         compute_ops = ops.where(ops.among("kind", COMPUTE_KINDS))
         nested = is_nested(comms, compute_ops, is_table=work is None or not len(work))
@@ -119,11 +117,10 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
     return with_host_waits(IdleTime(**moved), host_waits(comms))
 
 
-def host_parts(host: HostWork, comms: Slice) -> tuple[Int64, Int64]:
+def host_parts(operators: Int64, comms: Slice) -> tuple[Int64, Int64]:
     """(compute, communication) of a host without a device: its operators without the communication that they wait for, and the
     communication that it posted or waited for meanwhile. All are on one clock.
     """
-    operators = np.stack((host.start_ns, host.end_ns), axis=1)
     blocking = _blocking(comms, "start_ns", "end_ns")
     return subtract(operators, blocking), blocking
 

@@ -56,7 +56,7 @@ from pptrace.analysis.whole_run import Doubt
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.bounds import without_matches_of
 from pptrace.errors import UsageError
-from pptrace.intervals import length, merge
+from pptrace.intervals import Int64, length, merge
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.damage import LackingRecords
 from pptrace.model.device_idle import with_host_waits
@@ -75,13 +75,12 @@ from pptrace.recognise.messages.match import (
     with_transfers,
 )
 from pptrace.recognise.messages.match_without_groups import match_by_end_times, match_inside_ops
-from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.replay import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, rows_where, slice_of, slices_by_rank
 from pptrace.timeline.lanes import host_parts, host_waits, lane_of
 from pptrace.timeline.windows import StepWindow, step_windows, tag_ops
 from pptrace.version import __version__
@@ -376,7 +375,7 @@ def _warn_of_unknown(comms: pd.DataFrame, steps: Sequence[StepReport]) -> tuple[
 
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     """Sums over each rank's trace, on its own clock."""
-    of_ranks, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
+    of_ranks, none = slices_by_rank(run.comms, ()), slice_of(run.comms.iloc[:0])
     devices = []
     for rank, work in sorted(run.work.items()):
         comms = of_ranks.get(rank, none)
@@ -392,7 +391,7 @@ def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     return tuple(devices)
 
 
-def _on_host(work: HostWork | None, comms: Slice) -> HostWindow | None:
+def _on_host(work: Int64 | None, comms: Slice) -> HostWindow | None:
     if work is None or not len(work):
         return None
     compute, communication = host_parts(work, comms)

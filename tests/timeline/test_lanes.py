@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pptrace.clock import Clock, ClockMethod
+from pptrace.intervals import EMPTY
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMMS, OPS
-from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice, slice_of
 from pptrace.timeline.lanes import Lane, communication_inside_ops, is_inner, is_nested, lane_of
 from tests.support.tables import table_of
@@ -99,14 +99,14 @@ def test_compute_is_that_of_kernels_else_of_ops_else_of_the_hosts_operators() ->
     clock = Clock(ClockMethod.BOUNDS, {3: 1_000}, 0)
     ops = ops_of({"rank": 3, "start_ns": 1_000, "end_ns": 1_100}, {"rank": 3, "kind": "STEP", "end_ns": 9_000})
     comms = comms_of(comm(1_010, 1_020, rank=3, clock="host"))
-    host = HostWork(np.array([5, 50]), np.array([15, 60]))
+    host = np.array([[5, 15], [50, 60]])
     kernels, copies = work_of((30, 40)), work_of((30, 40), is_compute=False)
     step_alone = ops.where(ops["kind"] == "STEP")
     by_ops, by_operators = [[1_000, 1_010], [1_020, 1_100]], [[1_005, 1_010], [1_050, 1_060]]
     for its_ops, work, operators, compute in (
         *((ops, kernels, host, [[1_030, 1_040]]), (step_alone, kernels, host, [[1_030, 1_040]])),
         *((ops, None, host, by_ops), (ops, copies, None, by_ops), (step_alone, copies, host, by_operators)),
-        *((step_alone, None, host, by_operators), (step_alone, None, HostWork(), [])),
+        *((step_alone, None, host, by_operators), (step_alone, None, EMPTY, [])),
         (step_alone, None, None, []),
     ):
         assert lane_of(3, its_ops, comms, work, clock, host=operators).compute.tolist() == compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -61,6 +62,18 @@ def rank_of_dump_name(name: str) -> int | None:
         return rank
     match = _LAST_NUMBER.search(_SUFFIXES.sub("", name))
     return int(match[1]) if match else None
+
+
+def ranks_of(value: object) -> tuple[int, ...]:
+    """The ranks in a list or its text; () where it is absent or elided."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return ()
+    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 2**63 for rank in value):
+        return ()
+    return tuple(value)
 
 
 def producer_of(members: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:

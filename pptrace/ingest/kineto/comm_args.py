@@ -32,7 +32,7 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.ingest.common.rank_names import DTYPE_BYTES, CommRecord, comm_args_table
+from pptrace.ingest.common.rank_names import DTYPE_BYTES, CommRecord, comm_args_table, ranks_of
 from pptrace.ingest.kineto.event_types import Args, int_of, text_of, value_of
 from pptrace.model.tables import Int64
 
@@ -96,9 +96,7 @@ class _RankTexts:
         self._configured = {  # without elided lists
             str(entry["pg_name"]): ranks
             for entry in (entries if isinstance(entries, list) else ())
-            if isinstance(entry, dict)
-            and entry.get("pg_name") is not None
-            and (ranks := _complete_list(entry.get("ranks")))
+            if isinstance(entry, dict) and entry.get("pg_name") is not None and (ranks := ranks_of(entry.get("ranks")))
         }
         self._cache: dict[tuple[bytes, bytes, bytes, str, int], tuple[str, int]] = {}
 
@@ -107,7 +105,7 @@ class _RankTexts:
         raws = (bytes(args.group_ranks), bytes(args.rank_start), bytes(args.rank_stride))
         key = (*raws, group_id, size)
         if key not in self._cache:
-            ranks = _complete_list(value_of(args.group_ranks)) or self._configured.get(group_id, ())
+            ranks = ranks_of(value_of(args.group_ranks)) or self._configured.get(group_id, ())
             if size > 0 and len(ranks) != size:
                 ranks = _elided_ranks(args, size)
                 start, stride = int_of(args.rank_start), int_of(args.rank_stride)
@@ -166,18 +164,6 @@ def _num_bytes(nelems: Any, item_bytes: int) -> int:
     return total if total < 2**63 else -1
 
 
-def _complete_list(value: object) -> tuple[int, ...]:
-    """The ranks in a list or its text; () where it is absent or elided."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return ()
-    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 2**63 for rank in value):
-        return ()
-    return tuple(value)
-
-
 _ELIDED = re.compile(r"\[(?P<first>\d+(?:, ?\d+)+), ?\.\.\., ?(?P<last>\d+)\]", re.ASCII)
 """A list of more than 30 ranks, as torch shortens it: "[0, 2, 4, ..., 126]"."""
 
@@ -216,7 +202,7 @@ def rank_of_comms(rows: Sequence[CommRow]) -> int | None:
     for _, _, args in rows:
         text = bytes(args.group_ranks)
         if text not in lists:
-            lists[text] = _complete_list(value_of(args.group_ranks))
+            lists[text] = ranks_of(value_of(args.group_ranks))
         ranks, rank = lists[text], int_of(args.rank)
         is_collective = text_of(args.collective).lower() not in _OF_ANOTHER_RANK
         if is_collective and 0 <= rank < len(ranks) and ranks == tuple(range(len(ranks))):

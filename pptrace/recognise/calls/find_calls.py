@@ -29,12 +29,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.model.categories import as_category, category_of_codes
-from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.model.tables import CALLS, Bool, Int64, empty_table, make_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs
 from pptrace.recognise.calls.host_calls import host_calls
@@ -71,9 +70,7 @@ def with_works(calls: Slice) -> Slice:
     return calls.with_columns({"end_ns": end_ns, "worker": worker, "num_bytes": num_bytes}).where(~is_work)
 
 
-def _tells_bytes(
-    calls: Slice, work: Int64, call: Int64, is_unsure: npt.NDArray[np.bool_], works: Int64
-) -> npt.NDArray[np.bool_]:
+def _tells_bytes(calls: Slice, work: Int64, call: Int64, is_unsure: Bool, works: Int64) -> Bool:
     """Types that the work alone has, of a list of tensors; whose work it is, is unsure where groups have calls at once."""
     kind, elements, num_bytes = (calls[name] for name in ("kind", "elements", "num_bytes"))
     is_same = (kind[work] == kind[call]) & (elements[work] == elements[call]) & (elements[call] >= 0)
@@ -81,11 +78,11 @@ def _tells_bytes(
     sizes = pd.Series(num_bytes[works]).groupby(size_code).nunique()
     has_one_size = np.zeros(len(calls), dtype=np.bool_)
     has_one_size[works] = (sizes.reindex(size_code) == 1).to_numpy()
-    tells: npt.NDArray[np.bool_] = (num_bytes[call] < 0) & is_same & (~is_unsure | has_one_size[work])
+    tells: Bool = (num_bytes[call] < 0) & is_same & (~is_unsure | has_one_size[work])
     return tells
 
 
-_Owned = tuple[Int64, Int64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
+_Owned = tuple[Int64, Int64, Bool, Bool]
 """(work, call that it may be of, whether the work is the call's first, whether another's work may be taken for that one's)."""
 
 
@@ -264,7 +261,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     return make_table(CALLS, columns | times)
 
 
-def _host_times(calls: Slice, events: Events, may_be_bucket: npt.NDArray[np.bool_]) -> dict[str, Int64]:
+def _host_times(calls: Slice, events: Events, may_be_bucket: Bool) -> dict[str, Int64]:
     """The times of calls that no kernel shows; one whose end nothing shows ends where it was posted.
 
     The range of a work ends only when its thread, which has woken up the one that waits, gets a core again: a bucket of DDP's is

@@ -149,9 +149,8 @@ def _pairs(kind: str, rows: pd.DataFrame, launches: Sequence[_Launch], is_anchor
     called = rows["host_ns"].to_numpy()
     recorded = np.array([launch[-1].created_ns for launch in launches], dtype=np.int64)
     least = min(_LEAST_PAIRS, len(called), len(recorded))
-    shifts = range(
-        least - len(called), len(recorded) - least + 1
-    )  # launches that the dump has before the trace's first
+    # Launches that the dump has before the trace's first.
+    shifts = range(least - len(called), len(recorded) - least + 1)
     if not is_anchored:
         if len(called) != len(recorded) or len(called) < _LEAST_PAIRS:
             return {}

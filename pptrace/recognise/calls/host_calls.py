@@ -16,11 +16,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import (
     CODE_OF_KIND,
@@ -98,7 +97,7 @@ class _Ranges(Struct, frozen=True):
     end_ns: Int64
     thread: Int64
     name: Int64
-    lasts: npt.NDArray[np.bool_]
+    lasts: Bool
     peer: Int64
     args: Int64
     elements: Int64

@@ -9,13 +9,12 @@ recorded they are none of these, and device time alone.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
 from pptrace.recognise.device.work import communication_rows, hint_of_kernel, kind_of_kernel, launch_calls
-from pptrace.slices import Slice
+from pptrace.slices import Slice, distinct_of, places_of_each
 
 _SEND, _RECV, _SEND_RECV = (CODE_OF_KIND[kind] for kind in ("send", "recv", "send_recv"))
 
@@ -93,19 +92,14 @@ def _carried(kernels: Slice, calls: Slice) -> tuple[Int64, Int64]:
     order = np.lexsort((calls["start_ns"], calls["thread"]))
     threads = calls["thread"][order]
     launched = np.flatnonzero(kernels["is_launched"])
-    launched = launched[np.argsort(kernels["thread"][launched], kind="stable")]
-    bounds = np.append(np.flatnonzero(np.diff(kernels["thread"][launched])) + 1, len(launched))
-    parts, begin = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))], 0
-    for end in bounds.tolist() if len(launched) else ():
-        of_thread = launched[begin:end]
-        thread = kernels["thread"][of_thread[0]]
-        first, last = np.searchsorted(threads, thread), np.searchsorted(threads, thread, side="right")
-        thread_calls = order[first:last]
+    parts = [(launched[:0], launched[:0])]
+    for thread, places in places_of_each(kernels["thread"][launched]).items():
+        of_thread = launched[places]
+        thread_calls = order[np.searchsorted(threads, thread) : np.searchsorted(threads, thread, side="right")]
         index, call = _carried_on_thread(
             kernels["launch_ns"][of_thread], kernels["kind"][of_thread], calls.where(thread_calls)
         )
         parts.append((of_thread[index], thread_calls[call]))
-        begin = end
     index, call = (np.concatenate(column) for column in zip(*parts, strict=True))
     return index, call
 
@@ -132,7 +126,7 @@ def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int
     return may_carry[np.append(around, index[able])], np.append(begun[around] - 1, call[able])
 
 
-def batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:
+def batches(begun: Int64, latest: Int64, is_around: Bool) -> tuple[Bool, Int64]:
     """(mask of the kernels that carry calls, for each kernel the first call that no kernel before it has carried).
 
     A kernel without a call around it carries what was called since the last one that carried something.
@@ -151,10 +145,10 @@ def batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tu
     return carries, first
 
 
-def _carries(kernel_kind: Int64, call_kind: Int64) -> npt.NDArray[np.bool_]:
+def _carries(kernel_kind: Int64, call_kind: Int64) -> Bool:
     """Return whether kernels of some kinds can do what calls of some kinds ask for."""
     is_message = np.isin(call_kind, (_SEND, _RECV, CODE_OF_KIND["all_to_all"]))
-    able: npt.NDArray[np.bool_] = (
+    able: Bool = (
         (kernel_kind == call_kind)
         | (kernel_kind == CODE_OF_KIND["unknown"])
         | ((kernel_kind == _SEND_RECV) & is_message)
@@ -189,19 +183,14 @@ def _with_all_to_alls(calls: Slice, kernels: Slice, kernel: Int64, call: Int64) 
     may_be = (sends > 1) & (recvs > 1)
     if not may_be.any():
         return calls
-    carries = np.bincount(kernel, minlength=num_kernels) > 0
-    streams, stream = np.unique(kernels["stream"], return_inverse=True)
-    is_other = np.bincount(stream[carries & ~may_be], minlength=len(streams)) > 0
-    merged = np.flatnonzero(carries & ~is_other[stream])
+    carrying = np.unique(kernel)
+    stream, _ = distinct_of([kernels["stream"][carrying]])  # streams as they come first
+    is_other = np.bincount(stream[~may_be[carrying]], minlength=len(carrying)) > 0
+    chosen = np.flatnonzero(~is_other[stream])
+    merged = carrying[chosen[np.argsort(stream[chosen], kind="stable")]]
     if not len(merged):
         return calls
-    _, first_of_stream = np.unique(stream[carries], return_index=True)
-    first_kernel = np.full(len(streams), -1)
-    first_kernel[np.unique(stream[carries])] = first_of_stream
-    merged = merged[np.argsort(first_kernel[stream[merged]], kind="stable")]  # streams as they come first
-    is_merged = np.zeros(num_kernels, dtype=np.bool_)
-    is_merged[merged] = True
-    in_batch = is_merged[kernel]
+    in_batch = np.isin(kernel, merged)
     kernel, call = kernel[in_batch], call[in_batch]
     begins = np.flatnonzero(np.diff(kernel, prepend=-1))
     latest = np.maximum.reduceat(calls["until_ns"][call], begins)

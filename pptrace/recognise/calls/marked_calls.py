@@ -19,7 +19,8 @@ from pptrace.intervals import find_interval
 from pptrace.marks import P2P, Collective
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, Int64, empty_table, make_table
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import CALLS, Bool, Int64, make_table
 from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
@@ -75,12 +76,10 @@ def calls_with_marks(
     sure = known.first()[known.nunique() == 1]  # of worker threads with one group
     only_group = dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
     unmarked = _with_groups_of_cpp(unmarked, only_group, metadata, marks)
-    parts = [part for part in (table, unmarked) if len(part)]
-    joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
-    return joined.sort_values("host_ns", kind="stable", ignore_index=True)
+    return concat_tables([table, unmarked]).sort_values("host_ns", kind="stable", ignore_index=True)
 
 
-def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) -> npt.NDArray[np.bool_]:
+def _are_late_works(calls: pd.DataFrame, marks: MarkedRanges, *posted: Slice) -> Bool:
     """Mask of the works of ``posted`` collectives that begin on the backend's thread after these were posted.
 
     A light recording has no record of the posting: a work is a call of its own there, between the posting and the end of the
@@ -136,9 +135,8 @@ def _with_groups_of_cpp(
     calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is. Light recordings
     do not tell what autograd calls: sums are buckets there if all other groups are pipelines.
     """
-    groups = metadata.get(GROUPS_KEY)
-    known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
-    known_groups = {name: facts for name, facts in known_groups.items() if len(describe_group(facts)["ranks"]) != 1}
+    groups = _known_groups(metadata)
+    known_groups = {name: facts for name, facts in groups.items() if len(describe_group(facts)["ranks"]) != 1}
     unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~rows_among(calls["kind"], P2P)
     if not known_groups or not unnamed.any():
         return calls
@@ -168,6 +166,13 @@ def _ends_in_ops(calls: pd.DataFrame, marks: MarkedRanges) -> Int64:
     of_ops = marks.end_ns[marks.ops["at"]]
     op = find_interval(marks.start_ns[marks.ops["at"]], of_ops, start, until=start)
     return np.where(op >= 0, np.minimum(end, np.append(of_ops, 0)[op]), end)
+
+
+def _known_groups(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Facts of the groups by name."""
+    groups = metadata.get(GROUPS_KEY)
+    listed = groups.items() if isinstance(groups, Mapping) else ()
+    return {name: facts for name, facts in listed if isinstance(facts, Mapping)}
 
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,14 +241,8 @@ def _table(
 def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Columns of CALLS that the metadata gives for the group of each call; "" where it gives nothing."""
     codes, names = pd.factorize(groups)
-    listed = metadata.get(GROUPS_KEY)
-    known_groups = listed if isinstance(listed, Mapping) else {}
-    facts = [known_groups.get(name) for name in names]
-    rows = [
-        _group_columns(name, fact if isinstance(fact, Mapping) else {})
-        for name, fact in zip(names.tolist(), facts, strict=True)
-    ]
-    columns = {}
+    known_groups, columns = _known_groups(metadata), {}
+    rows = [_group_columns(name, known_groups.get(name, {})) for name in names.tolist()]
     for column in ("description", "group_ranks", "group_size", "group_id"):
         values = np.array([row.get(column, "") for row in rows] or [""], dtype=object)
         columns[column] = values[codes]
@@ -251,7 +250,7 @@ def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, A
 
 
 def _times(
-    watched: Slice, recorded_end_ns: Int64, is_alone: npt.NDArray[np.bool_], marks: MarkedRanges, launches: LaunchIndex
+    watched: Slice, recorded_end_ns: Int64, is_alone: Bool, marks: MarkedRanges, launches: LaunchIndex
 ) -> dict[str, npt.NDArray[Any]]:
     """Times of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
     start, posted = marks.start_ns[watched["at"]], marks.end_ns[watched["at"]]

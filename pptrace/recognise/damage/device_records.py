@@ -26,6 +26,7 @@ from pptrace.recognise.device.work import (
 )
 from pptrace.recognise.pieces import misnamed_products
 from pptrace.recognise.repeats.loop import outside_captures
+from pptrace.slices import reduce_groups
 
 _CLOCKS_NS = 100_000
 """Errors between the clocks of device and host."""
@@ -175,8 +176,7 @@ def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Ro
     if (events.correlation[rows[is_copy]] < 0).all():  # as of MTIA, whose recorder never says what launched a copy
         missing &= ~is_copy
     stream = _streams(events, rows)
-    first = np.full(stream.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, stream[~missing], events.start_ns[rows[~missing]])
+    first = reduce_groups(np.minimum, events.start_ns[rows[~missing]], stream[~missing], stream.max() + 1)
     first[first == np.iinfo(np.int64).max] = events.start_ns[calls[~missing]].min()  # streams of earlier work alone
     is_before = events.start_ns[rows] < first[stream]
     return rows[missing & is_before], rows[missing & ~is_before]

@@ -15,6 +15,7 @@ from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.damage.device_records import device_damage, doubled, out_of_order
 from pptrace.recognise.device.work import device_rows
+from pptrace.slices import reduce_groups
 
 _FEWEST_OPEN = 3
 """Operators that end together with the recording from which on they were never ended: one or two may be running there."""
@@ -63,8 +64,7 @@ def _open_at_the_end(events: Events, rows: Rows) -> Rows:
     last = int(events.ends_of(on_host).max())
     at_end = events.ends_of(rows) >= last - _CROSSING_NS
     found, others = rows[at_end & (events.dur_ns[rows] > _LONG_NS)], rows[~at_end]
-    usual = np.zeros(len(events.names), dtype=np.int64)
-    np.maximum.at(usual, events.name_id[others], events.dur_ns[others])
+    usual = reduce_groups(np.maximum, events.dur_ns[others], events.name_id[others], len(events.names))
     found = found[events.dur_ns[found] > usual[events.name_id[found]]]
     return found if len(found) >= _FEWEST_OPEN else found[:0]
 
@@ -96,8 +96,7 @@ def empty_ranges(events: Events) -> Rows:
         on_host = events.is_of(Category.CPU_OP, Category.RUNTIME)
         return empty if len(empty) >= _FEWEST_OPEN and (events.dur_ns[on_host] > 0).any() else empty[:0]
     code = events.codes_without_numbers(ranges)
-    shortest = np.full(code.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, code[~is_empty], events.dur_ns[ranges[~is_empty]])
+    shortest = reduce_groups(np.minimum, events.dur_ns[ranges[~is_empty]], code[~is_empty], code.max() + 1)
     has_others = np.isin(code, code[~is_empty])
     sure = ranges[is_empty & has_others & (shortest[code] >= _SHORT_NS)]
     return empty if len(sure) >= _FEWEST_OPEN else sure

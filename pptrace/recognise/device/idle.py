@@ -77,10 +77,8 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
     starved_until = np.where(is_late & ~followed_wait, ends, not_launched_until)  # with the delivery of the launch
     synchronising = synchronising_calls(events, rows, calls)
     columns = np.stack([values[synchronising] for values in (events.start_ns, events.dur_ns, events.thread)])
-    is_new = (np.diff(columns, prepend=-1) != 0).any(
-        axis=0
-    )  # drivers and runtimes may both have a table of the same calls
-    synchronising = synchronising[is_new]
+    # Drivers and runtimes may both have a table of the same calls.
+    synchronising = synchronising[(np.diff(columns, prepend=-1) != 0).any(axis=0)]
     launches = np.unique(calls[calls >= 0])
     by_launcher = np.isin(events.thread[synchronising], np.unique(events.thread[launches]))
     sync_start, sync_end = events.start_ns[synchronising], events.ends_of(synchronising)

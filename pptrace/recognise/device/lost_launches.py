@@ -22,6 +22,7 @@ from pptrace.intervals import Int64
 from pptrace.model.device import Rows
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls
+from pptrace.slices import places_of_each, reduce_groups
 
 _STEADY = re.compile(
     r"^aten::(?:mm|bmm|addmm|baddbmm|linear|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
@@ -68,9 +69,7 @@ def _have_unlike(table: pd.DataFrame) -> Bool:
     like = sum(factor * table[name].to_numpy() for factor, name in zip(_FACTORS.tolist(), _LIKE, strict=True))
     _, number = np.unique(like, return_inverse=True)
     launches = table["launches"].to_numpy()
-    fewest, most = np.full(len(table), launches.max(initial=0)), np.zeros(len(table), dtype=np.int64)
-    np.minimum.at(fewest, number, launches)
-    np.maximum.at(most, number, launches)
+    fewest, most = (reduce_groups(end, launches, number, len(table)) for end in (np.minimum, np.maximum))
     mixed: Bool = (fewest < most)[number]
     return mixed
 
@@ -92,9 +91,7 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
     begun, number = events.start_ns[calls], events.correlation[calls]
     first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
     known = np.flatnonzero((first > 0) & (beyond < len(calls)))
-    without = np.sort(
-        np.setdiff1d(events.correlation[device_rows(events)], number)
-    )  # work of launches that are missing alone
+    without = np.setdiff1d(events.correlation[device_rows(events)], number)  # work of launches that are missing alone
     known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
     polls = events.named(_POLLS)[events.name_id[calls]]
     others = ~np.isin(events.thread[calls], events.thread[calls[launches]])
@@ -203,18 +200,13 @@ def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
     made = number[beyond] - number[first - 1]
     names = events.codes_without_numbers(ranges)
     is_empty = first == beyond
-    order = np.argsort(names, kind="stable")
     lost = np.zeros(len(ranges), dtype=np.int64)
-    for of_name in np.split(order, np.flatnonzero(np.diff(names[order])) + 1) if is_empty.any() else ():
+    for of_name in places_of_each(names).values() if is_empty.any() else ():
         launching = of_name[launches[of_name] > 0]
         if len(launching) >= _FEWEST and len(launching) > _USUAL * len(of_name):
             empty = of_name[is_empty[of_name] & (made[of_name] >= np.median(made[launching]))]
             lost[empty] = launches[launching].min()
-    outermost = [
-        of_thread[~events.intervals_of(of_thread).are_inside_another()]
-        for of_thread in events.rows_by_thread(ranges[lost > 0]).values()
-    ]
-    rows = np.sort(np.concatenate([ranges[:0], *outermost]))
+    rows = np.sort(np.concatenate([ranges[:0], *events.outermost_of_threads(ranges[lost > 0])]))
     return np.repeat(rows, lost[np.searchsorted(ranges, rows)])
 
 

@@ -214,13 +214,11 @@ def launch_calls(events: Events, rows: Rows) -> Rows:
     return np.where((known[index] == number) & (number >= 0), calls[index], np.intp(-1))
 
 
-def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:
-    """Split device time by category, over [start_ns, end_ns) or, by default, from the first work to the last."""
+def breakdown(work: DeviceWork) -> DeviceBreakdown:
+    """Split device time by category, from the first work to the last."""
     if not len(work):
         return NO_DEVICE
-    first = int(work.start_ns.min()) if start_ns is None else start_ns
-    last = int(work.end_ns.max()) if end_ns is None else end_ns
-    return breakdowns(work, [first], [last])[0]
+    return breakdowns(work, [int(work.start_ns.min())], [int(work.end_ns.max())])[0]
 
 
 def breakdowns(work: DeviceWork, starts_ns: Sequence[int], ends_ns: Sequence[int]) -> list[DeviceBreakdown]:

@@ -13,6 +13,7 @@ import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import P2P
 from pptrace.model.wording import listed
 from pptrace.recognise.groups.topology import (
@@ -22,12 +23,12 @@ from pptrace.recognise.groups.topology import (
     Group,
     KeyedCalls,
     axis_of_description,
+    call_keys,
     chains_of,
     edges_of,
     exchanges,
     multiply_up,
     one_way_rings,
-    ranks_of,
     sizes_of,
 )
 from pptrace.recognise.groups.usage import USE_COLUMNS, Use, axis_of_use, merge_usage
@@ -72,7 +73,7 @@ def find_groups(
     world_sizes = [info.get("world_size") for info in distributed.values()]
     world = max((size for size in world_sizes if isinstance(size, int) and size > 0), default=None)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
-    keyed = {rank: KeyedCalls.of(rank, table) for rank, table in calls.items() if len(table)}
+    keyed = {rank: KeyedCalls(table, *call_keys(rank, table)) for rank, table in calls.items() if len(table)}
     of_call, uses = _used(keyed, configured, world, steps)
     unnamed = {}
     for rank in calls:
@@ -162,9 +163,17 @@ def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
     return groups
 
 
+def groups_by_members(distributed: Mapping[str, Any]) -> dict[tuple[int, ...], Group]:
+    """The first group of each set of ranks that a rank is in; () where one does not tell its ranks."""
+    groups: dict[tuple[int, ...], Group] = {}
+    for group in configured_groups(distributed).values():
+        groups.setdefault(group.ranks, group)
+    return groups
+
+
 def _complete(group: Group, configured: Mapping[str, Group], world: int | None) -> Group:
     """Fill in what the configuration knows of a group. Without a rank list, a group of world size holds all ranks."""
-    known = configured.get(group.id, _NO_GROUP) if group.id else _NO_GROUP
+    known = configured.get(group.id, NO_GROUP) if group.id else NO_GROUP
     if not group.id and not group.ranks and len({(other.ranks, other.size) for other in configured.values()}) == 1:
         known = next(iter(configured.values()))  # a call that names no group can only mean one like this
     ranks = group.ranks or known.ranks
@@ -174,7 +183,7 @@ def _complete(group: Group, configured: Mapping[str, Group], world: int | None) 
     return Group(group.id or known.id, group.description or known.description, ranks, size)
 
 
-_NO_GROUP = Group("", "", (), -1)
+NO_GROUP = Group("", "", (), -1)
 
 
 class _AxisAssignments(Struct):
@@ -298,8 +307,9 @@ def _assign_world(assignments: _AxisAssignments, world_groups: Sequence[Group], 
     ]
     is_split = assignments.assigned & {*MESH_ORDER, Axis.DP_CP}
     for group in set(used) & {group for group in world_groups if group.is_named}:
-        axis_and_reason = axis_of_use(uses[group], set(), group)
-        if uses[group].is_of_one_purpose and axis_and_reason is not None and axis_and_reason[0] in (Axis.EP, Axis.CP):
+        use, axis_and_reason = uses[group], axis_of_use(uses[group], set(), group)
+        is_of_one_purpose = use.is_uneven or use.hints
+        if is_of_one_purpose and axis_and_reason is not None and axis_and_reason[0] in (Axis.EP, Axis.CP):
             assignments.assign([group], *axis_and_reason)
             used.remove(group)
     if not used or not set(used) <= set(world_groups) or is_split:

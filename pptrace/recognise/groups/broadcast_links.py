@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import P2P, Collective
-from pptrace.model.tables import Int64, What
+from pptrace.model.tables import Bool, Int64, What
 from pptrace.model.wording import as_ranges
 from pptrace.recognise.groups.axes import configured_groups
-from pptrace.recognise.groups.topology import Chain, call_keys, ranks_of
+from pptrace.recognise.groups.topology import Chain, call_keys
 from pptrace.slices import distinct_of, rows_among, rows_where
 
 _SHORTEST = 3
@@ -92,11 +92,11 @@ def _two_way(ends: Int64) -> set[tuple[int, int]]:
     return {(low, high) for low, high, root in distinct if root == low and (low, high, high) in distinct}
 
 
-def _are_of(ends: Int64, pairs: Collection[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+def _are_of(ends: Int64, pairs: Collection[tuple[int, int]]) -> Bool:
     return np.array([(low, high) in pairs for low, high, _ in ends.tolist()], dtype=np.bool_)
 
 
-def _computes_between(posted_ns: Int64, is_sent: npt.NDArray[np.bool_], host: pd.DataFrame) -> bool:
+def _computes_between(posted_ns: Int64, is_sent: Bool, host: pd.DataFrame) -> bool:
     """Return whether a rank computes between at least every other change of direction over a link, but for one."""
     computing = host.loc[host["what"].isin(_COMPUTING), "start_ns"].to_numpy()
     has_computed = np.diff(np.searchsorted(computing, posted_ns)) > 0

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import Collective
-from pptrace.model.tables import MESSAGES, Int64
+from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.model.wording import counted
-from pptrace.recognise.groups.axes import configured_groups
-from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group, ranks_of
+from pptrace.recognise.groups.axes import configured_groups, groups_by_members
+from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group
 from pptrace.slices import distinct_of, rows_among
 
 _OF_ONE_SIZE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
@@ -41,7 +41,7 @@ class DistinctCalls(Struct, frozen=True):
     is_unnamed: Sequence[bool]
 
     @classmethod
-    def of(cls, calls: pd.DataFrame, unnamed: npt.NDArray[np.bool_], sized: Sequence[str]) -> DistinctCalls:
+    def of(cls, calls: pd.DataFrame, unnamed: Bool, sized: Sequence[str]) -> DistinctCalls:
         """The calls of a rank, the sizes of those of some kinds alone."""
         sizes = np.where(rows_among(calls["kind"], sized), calls["bytes"], -1)
         number, first = distinct_of([calls["kind"], sizes, unnamed, *(calls[name] for name in GROUP_COLUMNS)])
@@ -101,9 +101,7 @@ def with_groups_by_members(
         return calls, ()
     sized = kinds_with_sizes(calls.values())
     distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
-    ranks = {
-        rank: _rank_of(of_rank, configured_groups(distributed.get(rank, {}))) for rank, of_rank in distinct.items()
-    }
+    ranks = {rank: _rank_of(of_rank, distributed.get(rank, {})) for rank, of_rank in distinct.items()}
     while any(_assign_one(rank, ranks) for rank in sorted(ranks)):
         pass
     filled = {rank: _filled(table, distinct[rank], ranks[rank]) for rank, table in calls.items()}
@@ -116,11 +114,11 @@ def with_groups_by_members(
     return filled, (line,)
 
 
-def is_unnamed(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def is_unnamed(calls: pd.DataFrame) -> Bool:
     """Mark the collectives of a host that name neither their group nor its ranks."""
     named = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy().any(axis=1)
     on_host = (calls["clock"] == "host").to_numpy()
-    unnamed: npt.NDArray[np.bool_] = ~named & on_host & ~rows_among(calls["kind"], MESSAGES)
+    unnamed: Bool = ~named & on_host & ~rows_among(calls["kind"], MESSAGES)
     return unnamed
 
 
@@ -130,10 +128,8 @@ def kinds_with_sizes(calls: Iterable[pd.DataFrame]) -> Sequence[str]:
     return [kind for kind in _OF_ONE_SIZE if kind not in without]
 
 
-def _rank_of(calls: DistinctCalls, configured: Mapping[str, Group]) -> _Rank:
-    groups: dict[Members, Group] = {}
-    for group in configured.values():
-        groups.setdefault(group.ranks, group)
+def _rank_of(calls: DistinctCalls, distributed: Mapping[str, Any]) -> _Rank:
+    groups, configured = groups_by_members(distributed), configured_groups(distributed)
     result = _Rank(groups if () not in groups else {}, {}, {}, {})
     counts = np.bincount(calls.number, minlength=len(calls.signatures)).tolist()
     columns = (calls.first_calls["group_id"].tolist(), calls.first_calls["group_ranks"].tolist())

@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
-from pptrace.model.tables import Int64
+from pptrace.ingest.common.rank_names import ranks_of
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.wording import counted
-from pptrace.recognise.groups.axes import configured_groups
+from pptrace.recognise.groups.axes import NO_GROUP, groups_by_members
 from pptrace.recognise.groups.calls_by_members import DistinctCalls, Members, Signature, is_unnamed, kinds_with_sizes
-from pptrace.recognise.groups.topology import Group, ranks_of
-
-_Bools = npt.NDArray[np.bool_]
+from pptrace.recognise.groups.topology import Group
 
 
 class _Calls(Struct, frozen=True):
@@ -38,8 +36,8 @@ class _Calls(Struct, frozen=True):
     end_ns: Int64
     ended_ns: Int64
     span: tuple[int, int]
-    is_open: _Bools
-    may_be: Mapping[Members, _Bools]
+    is_open: Bool
+    may_be: Mapping[Members, Bool]
 
     @property
     def num_possible(self) -> Int64:
@@ -65,17 +63,18 @@ def with_groups_by_time(
         return calls, ()
     sized = kinds_with_sizes(calls.values())
     distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
-    groups = {rank: _groups_of(distributed.get(rank, {})) for rank in calls}
+    groups = {rank: groups_by_members(distributed.get(rank, {})) for rank in calls}
+    groups = {rank: {} if () in of_rank else of_rank for rank, of_rank in groups.items()}
     found = {rank: np.full(len(table), -1) for rank, table in calls.items()}
     members = list(dict.fromkeys(ranks for of_rank in groups.values() for ranks in of_rank))
     number = {ranks: index for index, ranks in enumerate(members)}
-    signatures = {
-        signature: None
+    signatures = (
+        signature
         for of_rank in distinct.values()
         for signature, is_open in zip(of_rank.signatures, of_rank.is_unnamed, strict=True)
         if is_open
-    }
-    for signature in signatures:
+    )
+    for signature in dict.fromkeys(signatures):
         of_ranks = {rank: _calls_of(calls[rank], distinct[rank], signature, groups[rank]) for rank in calls}
         for rank, ranks, rows in _sure(of_ranks, have_one_clock):
             found[rank][rows] = number[ranks]
@@ -83,7 +82,7 @@ def with_groups_by_time(
     if not num_found:
         return calls, ()
     filled = {
-        rank: distinct[rank].with_groups(table, found[rank], [groups[rank].get(ranks, _NO_GROUP) for ranks in members])
+        rank: distinct[rank].with_groups(table, found[rank], [groups[rank].get(ranks, NO_GROUP) for ranks in members])
         for rank, table in calls.items()
     }
     line = (
@@ -93,17 +92,8 @@ def with_groups_by_time(
     return filled, (line,)
 
 
-_NO_GROUP = Group("", "", (), -1)
 _NEAR = 4
 """Places in the order of a group to each side of a member whose calls are compared with its: groups may have a thousand."""
-
-
-def _groups_of(distributed: Mapping[str, Any]) -> Mapping[Members, Group]:
-    """The first group of each set of ranks that a rank is in; none where one does not tell its ranks."""
-    groups: dict[Members, Group] = {}
-    for group in configured_groups(distributed).values():
-        groups.setdefault(group.ranks, group)
-    return {} if () in groups else groups
 
 
 def _calls_of(
@@ -127,7 +117,7 @@ def _calls_of(
     return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, may_be)
 
 
-def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, _Bools]:
+def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, Bool]:
     """The other sides, on one other rank, that calls in a group of these ranks may have: (how many, the only one where it is one,
     whether the other rank may not have been recorded then).
     """

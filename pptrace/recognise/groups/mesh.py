@@ -182,11 +182,6 @@ _OF_PIPELINES = ("pp", "embd", "mirror", "world")
 """Axes whose groups follow from the pipelines and the number of ranks."""
 
 
-def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
-    """One pipeline of all ranks that compute, in ascending order: assumed where the stages are unknown."""
-    return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),), in_order=True)
-
-
 def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshInfo:
     """Add what the process groups determine: sizes of axes, number of ranks, pipelines.
 

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
 from pptrace.marks import P2P
-from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64
 from pptrace.model.wording import as_ranges
-from pptrace.recognise.groups.axes import configured_groups
+from pptrace.recognise.groups.axes import configured_groups, groups_by_members
 from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.slices import distinct_of, rows_among
 
@@ -60,7 +59,7 @@ class _DistinctMessages(Struct, frozen=True):
     of what it says.
     """
 
-    rows: npt.NDArray[np.bool_]
+    rows: Bool
     number: Int64
     distinct: Sequence[_Message]
 
@@ -118,7 +117,7 @@ def with_peers_by_members(
 
 def _groups_of(distributed: Mapping[str, Any]) -> Sequence[Members]:
     """The sets of ranks of the groups that a rank is in."""
-    return tuple(dict.fromkeys(group.ranks for group in configured_groups(distributed).values() if group.ranks))
+    return [ranks for ranks in groups_by_members(distributed) if ranks]
 
 
 def _usual_group(distributed: Mapping[str, Any]) -> Members:

@@ -7,12 +7,11 @@ the names of torchtitan, NeMo AutoModel and FSDP; torch ``distributed_c10d.py`` 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -122,34 +121,12 @@ class Group(Struct, frozen=True):
         return steps.pop() if len(steps) == 1 else None
 
 
-def key_of(rank: int, columns: Any) -> CallKey:
-    """The key of a call of ``rank`` with these :data:`GROUP_COLUMNS`."""
-    group_id, description, ranks, size = columns
-    return rank, str(group_id), str(description), str(ranks), int(size)
-
-
-def ranks_of(value: object) -> tuple[int, ...]:
-    """A list of ranks, as a list or as JSON; () where it is elided or none."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return ()
-    if not isinstance(value, list) or not all(type(rank) is int and rank >= 0 for rank in value):
-        return ()
-    return tuple(value)
-
-
 class KeyedCalls(Struct, frozen=True):
     """A rank's calls with the number of the key of each, and the keys by their numbers: as they come first."""
 
     calls: pd.DataFrame
     number: Int64
     keys: Sequence[CallKey]
-
-    @classmethod
-    def of(cls, rank: int, calls: pd.DataFrame) -> KeyedCalls:
-        return cls(calls, *call_keys(rank, calls))
 
     def by_key(self, columns: Sequence[str], only: Collection[str] = ()) -> Iterator[tuple[CallKey, pd.DataFrame]]:
         """Some columns of the calls of each key, of some kinds alone if ``only`` names any."""
@@ -166,7 +143,7 @@ def call_keys(rank: int, calls: pd.DataFrame) -> tuple[Int64, list[CallKey]]:
     columns = [calls[name] for name in GROUP_COLUMNS]
     number, first = distinct_of(columns)
     keys = zip(*(column.iloc[first].tolist() for column in columns), strict=True)
-    return number, [key_of(rank, key) for key in keys]
+    return number, [(rank, str(name), str(text), str(ranks), int(size)) for name, text, ranks, size in keys]
 
 
 _REPLICAS = ("mesh_dp_replicate", "mesh_replicate", "mesh_replica")
@@ -228,10 +205,7 @@ class Chain(Struct, frozen=True):
     @property
     def ends(self) -> set[int]:
         """The two ranks with one neighbour each, if the messages form a line."""
-        peers: dict[int, set[int]] = {}
-        for source, target in self.edges:
-            peers.setdefault(source, set()).add(target)
-            peers.setdefault(target, set()).add(source)
+        peers = _peers(self.edges)
         last = {rank for rank, others in peers.items() if len(others) == 1}
         return last if len(last) == 2 and max(map(len, peers.values())) == 2 else set()
 
@@ -248,6 +222,15 @@ class Chain(Struct, frozen=True):
         group_rank = {rank: index for index, rank in enumerate(group.ranks)}
         distances = {(group_rank[target] - group_rank[source]) % len(group_rank) for source, target in self.edges}
         return distances <= {1, len(group_rank) - 1}
+
+
+def _peers(edges: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    """The ranks at the other ends of each rank's messages."""
+    peers: dict[int, set[int]] = {}
+    for source, target in edges:
+        peers.setdefault(source, set()).add(target)
+        peers.setdefault(target, set()).add(source)
+    return peers
 
 
 def chains_of(
@@ -267,10 +250,7 @@ def chains_of(
         for edge in pairs
     }
     links = {edge for edge in links if edge[::-1] in links} or links  # neighbours that train send both ways
-    peers: dict[int, set[int]] = {}
-    for source, target in links:
-        peers.setdefault(source, set()).add(target)
-        peers.setdefault(target, set()).add(source)
+    peers = _peers(links)
     chains: list[Chain] = []
     seen: set[int] = set()
     for first in sorted(peers):

@@ -51,11 +51,6 @@ class Use(Struct):
         """Return whether something but the kind of its calls says that they carry tokens to experts."""
         return self.is_uneven or "ep" in self.hints
 
-    @property
-    def is_of_one_purpose(self) -> bool:
-        """Return whether something but the kind of its calls says what they are for."""
-        return self.is_uneven or bool(self.hints)
-
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
         self.kinds.update(_counts(calls["kind"]))
@@ -199,7 +194,7 @@ _LATER = 5
 
 
 def with_group_of_all(
-    calls: Mapping[int, pd.DataFrame], world: int | None
+    calls: Mapping[int, pd.DataFrame], world: int
 ) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
     """Fill in the group of collectives that are of all ranks for sure; with a warning about them.
 
@@ -207,15 +202,17 @@ def with_group_of_all(
 
     Args:
         calls: by rank its communication (schema CALLS), each rank in its own time.
-        world: the number of ranks of the job, None if no trace tells it.
+        world: the number of ranks of the job.
     """
-    if world is None or world < 2 or set(calls) != set(range(world)):
+    if world < 2 or set(calls) != set(range(world)):
         return calls, ()
     ordered = [calls[rank].sort_values("start_ns", kind="stable") for rank in range(world)]
     kinds = ordered[0]["kind"].tolist()
     if not len(kinds) >= _LEAST or not set(kinds) <= set(ALL_TO_ALL):
         return calls, ()
-    if any(table["kind"].tolist() != kinds or _is_named(table) for table in ordered):
+    if any(table["kind"].tolist() != kinds or (table["group_size"] >= 0).any() for table in ordered):
+        return calls, ()
+    if any((table[["group_id", "description", "group_ranks"]] != "").to_numpy().any() for table in ordered):
         return calls, ()
     ran = np.all([(table["clock"] == "device").to_numpy() for table in ordered], axis=0)
     if ran.sum() < _LEAST:
@@ -234,9 +231,3 @@ def with_group_of_all(
         f"{np.median(ended_apart) / 1e3:,.1f} µs, where ranks begin up to {apart.max() / 1e3:,.1f} µs apart)"
     )
     return {rank: table.assign(group_ranks=ranks, group_size=world) for rank, table in calls.items()}, (line,)
-
-
-def _is_named(calls: pd.DataFrame) -> bool:
-    """Return whether a call says of which group it is."""
-    names = (calls[["group_id", "description", "group_ranks"]] != "").to_numpy()
-    return bool(names.any() or (calls["group_size"] >= 0).any())

@@ -13,11 +13,11 @@ from functools import cache
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
+from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, MESSAGE_CALLS
 from pptrace.recognise.messages.messages_from_plan import planned_messages
+from pptrace.recognise.schedule.measured_steps import built_plan
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -37,10 +37,7 @@ class CandidatePlan(Struct, frozen=True):
 
     def build(self) -> Plan | None:
         """The plan; None where the schedule has none of this shape."""
-        try:
-            return registry.build(self.entry.name, self.pp, self.microbatches, self.chunks, self.group_size, self.lean)
-        except ScheduleError:
-            return None
+        return built_plan(self.entry.name, self.pp, self.microbatches, self.chunks, self.group_size, self.lean)
 
 
 def num_leading(kinds: Sequence[str]) -> int:
@@ -61,9 +58,7 @@ def candidates_by_kinds(pp: int, kinds: Collection[str], total: int, leading: in
             continue
         for chunks, microbatches in _sizes(entry, total, leading, pp):
             groups = range(0)
-            if (
-                entry.takes_group_size
-            ):  # groups of N > p let a rank run between (v−1)·N and that + 2p forwards before others
+            if entry.takes_group_size:  # with groups of N > p a rank runs (v−1)·N to that + 2p forwards before others
                 least = max(pp + 1, (leading - 2 * pp) // (chunks - 1))
                 groups = range(least, min(microbatches, leading // (chunks - 1)) + 1)
             for group_size, lean in variants_of(entry, groups):
@@ -250,7 +245,7 @@ def find_traced_ranks(
             return []
         detail, stages = _detail_of(of_rank, names_stages=bool(has_stage.all()))
         kinds = tuple(of_rank["kind"].tolist())
-        forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
+        forwards = sum(kind in FORWARD_KINDS for kind in kinds)
         moved = messages[messages["rank"] == rank]
         have_directions = (moved["direction"] != "").all()
         has_calls = rank in calls and bool(calls[rank]["kind"].isin(MESSAGE_CALLS).any())

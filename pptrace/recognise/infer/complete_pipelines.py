@@ -127,8 +127,7 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
             return layout, f"the labels name chunks, not stages: {name} placement assumed, since {why}"
     return loop, (
         "the labels name chunks, not stages: loop placement (stage = chunk · p + pipeline rank) assumed, which "
-        "neither messages nor "
-        "the order of ops confirm; with V placement the stages would be others"
+        "neither messages nor the order of ops confirm; with V placement the stages would be others"
     )
 
 
@@ -233,8 +232,7 @@ def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, t
     num_pipelines = mesh.num_ranks // pp
     note = (
         f"{num_pipelines} pipeline{'s' if num_pipelines > 1 else ''} of {pp} ranks, inferred from the "
-        "order in which the ranks with a "
-        f"trace run their ops, with the pipeline as the {axis} axis of the ranks"
+        f"order in which the ranks with a trace run their ops, with the pipeline as the {axis} axis of the ranks"
     )
     split = replace(mesh, pp=pp, pipelines=tuple(zip(*columns, strict=True)), in_order=False)
     return split.with_sizes(dict.fromkeys(SIZED, 1 if num_pipelines == 1 else None)), (note,)

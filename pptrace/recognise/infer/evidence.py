@@ -9,66 +9,60 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.model.tables import HOST_ORDER, Int64, What, empty_table
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import HOST_ORDER, Bool, Int64, What, empty_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.groups.broadcast_links import two_way_broadcasts
-from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, thread_of_most
+from pptrace.recognise.ops.infer_from_operators import ENGINE, message_rows, thread_of_most
 from pptrace.recognise.ops.label_columns import labelled_ops, labelled_ranges
 from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
-Bools = npt.NDArray[np.bool_]
-
-_LAST_OF_BACKWARD = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-"""Operator of DDP at the end of a backward, behind the waits for its buckets."""
-_COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+_ENGINE = re.compile(rf"^(?:{ENGINE}|torch\.distributed\.ddp\.reducer::copy_bucket_to_grad\Z)")
+"""Nodes of the engine, and DDP's operator at the end of a backward, behind the waits for its buckets."""
+_COMMUNICATION = re.compile(r"^(?:_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):)")
 _ACCUMULATE = re.compile(rf"{ENGINE}: torch::autograd::AccumulateGrad\Z")
 _ADD = re.compile(r"aten::add_\Z")
 _VIEW = re.compile(
-    r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
+    r"^aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
     r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
-    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
+    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?\Z"
 )
 """Operators that name, shape or allocate a tensor, or begin a backward: a program does that around its ops as well."""
 _BROADCAST = re.compile(r"c10d::broadcast_\Z")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
-_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
+_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
+_BARRIER = re.compile(r"^c10d::barrier\Z")
 
 
 def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message. Without any, broadcasts
     in groups of two, of the rank's ``calls``, may be messages.
     """
-    are_messages = is_message(events)
-    if not are_messages.any():
-        are_messages = _posts_broadcasts(events, calls)
-    thread = thread_of_most(events, are_messages)
+    messages = message_rows(events)
+    if not len(messages):
+        messages = _posts_of_broadcasts(events, calls)
+    thread = thread_of_most(events, messages)
     ranges = None if thread is None else labelled_ranges(events)
     if ranges is None or len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
 
-    def named(test: Callable[[str], object]) -> Bools:
-        return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
-
-    on_thread, is_operator = events.thread == thread, events.category == Category.CPU_OP
-    engine = named(lambda name: name.startswith(ENGINE) or name == _LAST_OF_BACKWARD)
-    rows = np.flatnonzero(is_operator & (engine | on_thread))
-    outermost = [
-        thread_rows[~events.intervals_of(thread_rows).are_inside_another()]
-        for thread_rows in events.rows_by_thread(rows).values()
-    ]
-    rows = np.sort(np.concatenate(outermost)) if outermost else rows
-    rows = rows[~named(_COMMUNICATION.match)[rows] & ~named(_VIEW.fullmatch)[rows]]
-    messages = np.flatnonzero(are_messages & on_thread)
-    zero_grad = named(_ZERO_GRAD.match) & (events.category == Category.ANNOTATION)
-    barrier = named(lambda name: name == "c10d::barrier") & is_operator & on_thread  # others may be part of an op
-    bounds, data = np.flatnonzero(zero_grad | barrier), found_ranges(events, DATA)
+    on_thread = events.thread == thread
+    engine = events.named(_ENGINE)[events.name_id]
+    rows = np.flatnonzero((events.category == Category.CPU_OP) & (engine | on_thread))
+    rows = np.sort(np.concatenate([rows[:0], *events.outermost_of_threads(rows)]))
+    rows = rows[~(events.named(_COMMUNICATION) | events.named(_VIEW))[events.name_id[rows]]]
+    messages = messages[on_thread[messages]]
+    barriers = events.rows_named(_BARRIER, Category.CPU_OP)
+    barriers = barriers[on_thread[barriers]]  # others may be part of an op
+    bounds = np.union1d(events.rows_named(_ZERO_GRAD, Category.ANNOTATION), barriers)
+    data = found_ranges(events, DATA)
     spans = ranges.where(ranges.has_span(What.STEP, What.OPTIMIZER) & ~ranges.table.leads[ranges.label])
     labels = spans.table
     # (what, name, number, start, end); what is one for all is not repeated
@@ -89,12 +83,9 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     dtypes = {column: "object" if dtype == "str" else dtype for column, dtype in HOST_ORDER.items()}
     columns = ("what", "name", "number", "start_ns", "end_ns")
     tables = [
-        pd.DataFrame(dict(zip(columns, part, strict=True)), columns=list(HOST_ORDER)).astype(dtypes)
-        for part in parts
-        if len(part[-1])
+        pd.DataFrame(dict(zip(columns, part, strict=True)), columns=list(HOST_ORDER)).astype(dtypes) for part in parts
     ]
-    table = pd.concat(tables or [empty_table(HOST_ORDER)], ignore_index=True)
-    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+    return concat_tables(tables).sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def _gradients(events: Events) -> tuple[Int64, Int64, Int64]:
@@ -105,21 +96,24 @@ def _gradients(events: Events) -> tuple[Int64, Int64, Int64]:
     return added.astype(np.int64), starts, ends
 
 
-def _posts_broadcasts(events: Events, calls: pd.DataFrame) -> Bools:
-    """Mark the operators that post the broadcasts which may be messages: each the first one since the call began."""
-    posts = np.zeros(len(events), dtype=np.bool_)
+def _posts_of_broadcasts(events: Events, calls: pd.DataFrame) -> npt.NDArray[np.intp]:
+    """The operators that post the broadcasts which may be messages: each the first one since the call began."""
     begins = calls["host_ns"].to_numpy()[two_way_broadcasts(calls)]
-    if len(begins):
-        rows = events.rows_named(_BROADCAST, Category.CPU_OP)
-        rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
-        first = np.searchsorted(events.start_ns[rows], begins)
-        rows = rows[first[first < len(rows)]]
-        optimizers = events.rows_named(_OPTIMIZER_STEP, Category.ANNOTATION)  # copies of parameters
-        posts[rows[~events.are_within(optimizers, events.thread[rows], events.start_ns[rows])]] = True
-    return posts
+    rows = events.rows_named(_BROADCAST, Category.CPU_OP)
+    first = np.searchsorted(events.start_ns[rows], begins)
+    rows = np.unique(rows[first[first < len(rows)]])
+    optimizers = events.rows_named(_OPTIMIZER_STEP, Category.ANNOTATION)  # copies of parameters
+    return rows[~events.are_within(optimizers, events.thread[rows], events.start_ns[rows])]
 
 
-class Messages(Struct, frozen=True):
+class _Columns(Struct, frozen=True):
+    """Columns of equal length."""
+
+    def where(self, chosen: Bool | Int64) -> Self:
+        return type(self)(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
+
+
+class Messages(_Columns, frozen=True):
     """Sends or receives of one rank in the order of their posting.
 
     ``row`` is the row in the rank's calls; ``peer`` the global rank and ``num_bytes`` the size, -1 if unknown. ``ready_ns`` is
@@ -135,20 +129,14 @@ class Messages(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.row)
 
-    def where(self, chosen: Bools | Int64) -> Messages:
-        return Messages(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
 
-
-class Rows(Struct, frozen=True):
+class Rows(_Columns, frozen=True):
     """Operators, nodes of autograd's engine, gradients or postings of messages in time order; columns as in ``HOST_ORDER``."""
 
     start_ns: Int64
     end_ns: Int64
     name: Int64
     number: Int64
-
-    def where(self, chosen: Bools) -> Rows:
-        return Rows(self.start_ns[chosen], self.end_ns[chosen], self.name[chosen], self.number[chosen])
 
 
 class Evidence(Struct, frozen=True):
@@ -167,21 +155,12 @@ class Evidence(Struct, frozen=True):
     def between(self, begin_ns: int, end_ns: int) -> Evidence:
         """Evidence that began in a stretch of time."""
 
-        def is_inside(at: Int64) -> Bools:
-            inside: Bools = (at >= begin_ns) & (at < end_ns)
-            return inside
+        def inside(part: Any) -> Any:
+            at = part.post_ns if isinstance(part, Messages) else part.start_ns if isinstance(part, Rows) else part
+            chosen = (at >= begin_ns) & (at < end_ns)
+            return part[chosen] if part is at else part.where(chosen)
 
-        return Evidence(
-            self.rank,
-            self.sends.where(is_inside(self.sends.post_ns)),
-            self.recvs.where(is_inside(self.recvs.post_ns)),
-            self.operators.where(is_inside(self.operators.start_ns)),
-            self.engine.where(is_inside(self.engine.start_ns)),
-            self.gradients.where(is_inside(self.gradients.start_ns)),
-            self.postings.where(is_inside(self.postings.start_ns)),
-            self.bounds[is_inside(self.bounds)],
-            self.optimizers[is_inside(self.optimizers)],
-        )
+        return Evidence(self.rank, *(inside(getattr(self, name)) for name in self.__struct_fields__[1:]))
 
 
 def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Int64) -> Evidence:

@@ -9,7 +9,6 @@ that have a trace.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -27,7 +26,6 @@ from pptrace.recognise.groups.calls_by_time import with_groups_by_time
 from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
-    mesh_in_order,
     mesh_with_collectives,
     mesh_with_declared_pipelines,
     mesh_with_groups,
@@ -85,8 +83,8 @@ def locate(
     highest_peer = int(comms["peer"].max()) if len(comms) else -1
     least_world = max(len(ranks), highest_peer + 1, *(recognised.number + 1 for recognised in ranks))
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or least_world)
-    mesh = replace(mesh, is_guess=num_ranks is None and not groups.world_size)
-    mesh = replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp)
+    vpp = None if spanned and mesh.in_order else mesh.vpp
+    mesh = replace(mesh, is_guess=num_ranks is None and not groups.world_size, vpp=vpp)
     if matched and mesh.pp == len(matched[0]):
         mesh = replace(mesh, pipelines=tuple(matched), in_order=False)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
@@ -133,11 +131,16 @@ def _inferred_stages(joined: JoinedRanks) -> StageAssignment:
 
 def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The process groups, and the calls with the members of their communicators."""
+    facts = {recognised.number: recognised.info.metadata for recognised in ranks}
     members = with_members(
         {recognised.number: recognised.calls for recognised in ranks},
-        {recognised.number: recognised.info.metadata for recognised in ranks},
+        facts,
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
+
+    def have_one_clock(*pair: int) -> bool:  # as far as their recorders or the names of their hosts tell
+        return same_host_spread(pair, facts) is not None or bool(pairs_of_same_host_name(pair, facts)[0, 1])
+
     calls, distributed, lines = members
     configured = [info for info in distributed.values() if info.get("pg_config")]
     worlds = {info.get("world_size") for info in distributed.values()}
@@ -146,8 +149,7 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         members = calls, distributed, (*lines, *of_all)
     elif configured:
         calls, by_members = with_groups_by_members(calls, distributed)
-        facts = {recognised.number: recognised.info.metadata for recognised in ranks}
-        calls, by_time = with_groups_by_time(calls, distributed, partial(_have_one_clock, facts))
+        calls, by_time = with_groups_by_time(calls, distributed, have_one_clock)
         members = calls, distributed, (*lines, *by_members, *by_time)
     groups = find_groups(
         *members[:2],
@@ -156,12 +158,6 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         no_pipeline=no_pipeline,
     )
     return members, groups
-
-
-def _have_one_clock(facts: Mapping[int, Mapping[str, Any]], rank: int, other: int) -> bool:
-    """Return whether two ranks read one clock, as far as their recorders or the names of their hosts tell."""
-    pair = (rank, other)
-    return same_host_spread(pair, facts) is not None or bool(pairs_of_same_host_name(pair, facts)[0, 1])
 
 
 def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:
@@ -216,6 +212,7 @@ def _mesh(
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
     compute = rows_where(ops[["rank", "stage"]], rows_among(ops["kind"], COMPUTE_KINDS))
-    if len(compute) and (compute["stage"] < 0).all():
-        return mesh_in_order(sorted(compute["rank"].unique().tolist()), num_ranks)
+    if len(compute) and (compute["stage"] < 0).all():  # one pipeline of all ranks that compute is assumed
+        ranks = tuple(sorted(compute["rank"].unique().tolist()))
+        return MeshInfo(num_ranks, len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(ranks,), in_order=True)
     return mesh_from_stages(stages_by_rank(compute), num_ranks)

@@ -5,7 +5,7 @@ Which ranks form a pipeline, and in which order, tell the peers of their message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -193,24 +193,24 @@ def _find_pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks:
     Raises:
         MismatchError: they form none.
     """
+
+    def match_all(chains: Iterable[Sequence[int]]) -> list[Match]:
+        return [_match_pipeline(evidence, chain) for chain in chains]
+
     chains = _chains_by_peers(evidence)
     if not chains and groups.pipelines and {r for p in groups.pipelines for r in p} == set(evidence):
         chains = list(groups.pipelines)
     if chains:
-        return [_match_pipeline(evidence, chain) for chain in chains]
+        return match_all(chains)
     ranks = sorted(evidence)
     absent = max(num_ranks, groups.world_size or 0) - len(ranks)
     if absent:
         raise MismatchError(
             f"{counted(absent, 'rank')} of the run show no messages, and those of the others name no peers"
         )
-    one = outcome_of(lambda order: _match_pipeline(evidence, order), ranks)
+    one = outcome_of(match_all, [ranks])
     if not isinstance(one, MismatchError):
-        return [one]
-
-    def match_all(chains: Sequence[Sequence[int]]) -> list[Match]:
-        return [_match_pipeline(evidence, chain) for chain in chains]
-
+        return one
     outcomes = [outcome_of(match_all, chains) for chains in _replicas(ranks)]
     replicas = [pipelines for pipelines in outcomes if not isinstance(pipelines, MismatchError)]
     if len(replicas) != 1:

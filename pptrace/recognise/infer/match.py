@@ -11,6 +11,7 @@ import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pptrace.intervals import find_interval
 from pptrace.model.tables import Int64, What, comms_table, ops_table
 from pptrace.recognise.infer.evidence import Messages, MismatchError
 from pptrace.recognise.infer.rank_order import Channel, Grouped, Ops, grouped
@@ -204,8 +205,8 @@ def _numbers_of_ranges(host: pd.DataFrame, of_rank: RankMatch, match: Match) -> 
         return None
     starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
     first = of_rank.forwards.start_ns[match.firsts]
-    at = np.searchsorted(starts, first, side="right") - 1
-    if not ((at >= 0) & (first < ends[at])).all() or len(set(at.tolist())) < len(at):
+    at = find_interval(starts, ends, first)
+    if (at < 0).any() or len(set(at.tolist())) < len(at):
         return None
     step_numbers: Int64 = steps["number"].to_numpy()[at]
     return step_numbers

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from pptrace.model.tables import Int64
-from pptrace.recognise.infer.evidence import Bools, Evidence, Messages, MismatchError, first_match
+from pptrace.model.tables import Bool, Int64
+from pptrace.recognise.infer.evidence import Evidence, Messages, MismatchError, first_match
 from pptrace.recognise.infer.match import Match, Outputs, RankMatch, trained_outputs
 from pptrace.recognise.infer.match_checks import checked
 from pptrace.recognise.infer.rank_order import (
@@ -80,7 +80,7 @@ class Gradients(Struct, frozen=True):
 
     backwards: list[Ops]
     group: list[Int64 | None]
-    trained: Bools
+    trained: Bool
     is_engine_complete: bool
 
 
@@ -113,7 +113,7 @@ def find_gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -
         sent_back = None if before is None else grouped(messages[TO_PREVIOUS], before)
         spans.append(engine_spans(of_rank, received, sent_back))
     ran = np.array([high > low for low, high in spans])
-    trained: Bools = np.logical_and.reduce(ran)
+    trained: Bool = np.logical_and.reduce(ran)
     if not trained.any():
         raise MismatchError("autograd's engine runs nothing between the messages: no backward")
     backwards = [

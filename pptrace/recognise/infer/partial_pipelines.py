@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pptrace.axes import SIZED
 from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
+from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, UNKNOWN
 from pptrace.recognise.groups.axes import configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.infer.candidates import Detail, TracedRank, find_traced_ranks
@@ -261,6 +261,6 @@ def _rows_of_steps(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank]) -> Ite
 def _plan_of_step(chosen: Explanation, ops: pd.DataFrame, step: int) -> Plan | None:
     """The plan with as many microbatches as a step has."""
     plan, kinds = chosen.plan, ops.loc[(ops["step"] == step) & ops["rank"].isin(chosen.pp_ranks), ["rank", "kind"]]
-    forwards = kinds["kind"].isin(("F", "OVERLAP_F_B")).groupby(kinds["rank"]).sum().max()
+    forwards = kinds["kind"].isin(FORWARD_KINDS).groupby(kinds["rank"]).sum().max()
     count = int(forwards) * plan.num_chains // plan.num_chunks
     return plan if count == plan.num_microbatches else with_num_microbatches(plan, count)

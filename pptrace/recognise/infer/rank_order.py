@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from pptrace.intervals import reduce_ranges
-from pptrace.model.tables import Int64
-from pptrace.recognise.infer.evidence import Bools, Evidence, Messages, MismatchError, Rows
+from pptrace.model.tables import Bool, Int64
+from pptrace.recognise.infer.evidence import Evidence, Messages, MismatchError, Rows
 
 _LATEST = np.iinfo(np.int64).max
 _EARLIEST = np.iinfo(np.int64).min
@@ -56,7 +56,7 @@ def channels_of(evidence: Evidence, around: Around) -> dict[Channel, Messages]:
     }
 
 
-def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
+def _by_ops(evidence: Evidence) -> tuple[Bool, Bool]:
     """Mark the sends and receives to and from the next rank, where one op lies between any two groups of sends: a backward
     if the engine ran since the group before. A receive is that of the op that runs next, whose output the next group is.
     """
@@ -189,7 +189,7 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     a message bears the number of the next one. None where the trace has no such numbers.
 
     Raises:
-        MismatchError: a backward runs nodes of none, or of several.
+        MismatchError: a backward runs nodes of none, of several, or of one that another runs.
     """
     known = evidence.postings.number >= 0
     times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
@@ -214,6 +214,8 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     is_one = np.array_equal(np.searchsorted(made, lowest, side="right"), behind) and (behind < len(made)).all()
     if not is_one or (lowest < since[behind]).any():
         raise MismatchError(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
+    if len(np.unique(behind)) < len(behind):
+        raise MismatchError("two backwards run what one forward made")
     return behind
 
 

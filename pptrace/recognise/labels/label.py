@@ -75,15 +75,6 @@ class Label(Struct, frozen=True):
     phase: Phase | None = None
     marked: bool = False
 
-    @property
-    def action(self) -> LabelledAction | None:
-        """The op, or the first message."""
-        return self.actions[0] if self.actions else None
-
-    @property
-    def is_op(self) -> bool:
-        return bool(self.actions) and self.actions[0].kind.is_compute
-
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], "Label | None"]]
 """A pattern for the whole name, and its meaning; None where the name turns out to have none."""

@@ -15,7 +15,7 @@ from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.splits import rows_of_splits
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, comms_table, empty_table
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, Bool, Schema, comms_table, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
@@ -136,7 +136,7 @@ def _each(function: Callable[..., Any], columns: Sequence[npt.NDArray[Any]], dty
     return np.array(values, dtype=dtype)[number]
 
 
-def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> Bool:
     """Mask of the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
 
     Where other collectives use the pipeline's group too, so that it has their axis, a message is one that begins as a label does.
@@ -150,7 +150,7 @@ def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.Da
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    covered: npt.NDArray[np.bool_] = are_among(axes, ("pp", UNKNOWN)) & (kernels | are_among(kinds, P2P))
+    covered: Bool = are_among(axes, ("pp", UNKNOWN)) & (kernels | are_among(kinds, P2P))
     for kind in P2P:
         begins = labelled["start_ns"].to_numpy()[(labelled["kind"] == kind).to_numpy()]
         covered |= (kinds == kind) & np.isin(calls["start_ns"].to_numpy(), begins)

@@ -79,8 +79,7 @@ def kernels_from_plan(
         return calls, ""
     line = (
         f"{len(replaced)} send/receive kernels without a direction are assumed to be the messages of "
-        f"{schedule.plan.name} between the "
-        "ops before and after them"
+        f"{schedule.plan.name} between the ops before and after them"
     )
     return pd.concat([calls.drop(index=replaced), *parts], ignore_index=True), line
 

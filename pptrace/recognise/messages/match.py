@@ -8,13 +8,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
 from pptrace.marks import P2P, Collective
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import MESSAGES, Int64
+from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.model.wording import counted
 from pptrace.slices import Slice, distinct_of, group_codes, rows_among, rows_where, slice_of, slices
 
@@ -251,9 +250,9 @@ def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
     return call & ((comms["kind"] != "send") | comms["rank"].isin(on_device))
 
 
-def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
+def without_group_or_peer(comms: Slice) -> Bool:
     """Mark the rows with neither a label's stage nor a group nor a peer, as of kernels alone."""
-    lacking: npt.NDArray[np.bool_] = (comms["match"] < 0) & (comms["stage"] < 0)
+    lacking: Bool = (comms["match"] < 0) & (comms["stage"] < 0)
     if lacking.any():
         lacking &= np.where(comms.among("kind", P2P), comms["peer"], comms["group_size"]) < 0
     return lacking
@@ -318,7 +317,6 @@ def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ..
         noun = "receive" if kind == "recv" else str(kind)
         verb = "has" if len(rows) == 1 else "have"
         lines.append(
-            f"{counted(len(rows), noun)} ({axis}) {verb} no matching {counterpart} in the peer's trace: "
-            f"{', '.join(listed)}{more}"
+            f"{counted(len(rows), noun)} ({axis}) {verb} no matching {counterpart} in the peer's trace: {', '.join(listed)}{more}"
         )
     return tuple(lines)

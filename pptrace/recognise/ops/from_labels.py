@@ -14,7 +14,7 @@ from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.model.traces import Events, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.labels import Label
-from pptrace.recognise.ops.host_compute import HostCompute, without_evaluations
+from pptrace.recognise.ops.host_compute import without_evaluations
 from pptrace.recognise.ops.infer_between_messages import ops_between_messages
 from pptrace.recognise.ops.infer_from_launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.ops.infer_from_operators import (
@@ -32,7 +32,7 @@ from pptrace.recognise.ops.label_columns import (
     labelled_ops,
     labelled_ranges,
 )
-from pptrace.recognise.ops.label_rows import CarriedMessages, spans_table, tables_of_labels
+from pptrace.recognise.ops.label_rows import spans_table, tables_of_labels
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables, num_outside_steps, spans_of_steps
 from pptrace.schedule.actions import Kind
 
@@ -138,9 +138,7 @@ def _tables(
     if num_outside := num_outside_steps(ranges, stepped):
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {counted(num_outside, 'op')} outside all ranges of steps: {what}")
-    tables = tables_of_labels(
-        with_microbatches(stepped), source, launches, HostCompute(events), CarriedMessages(events, calls), phases
-    )
+    tables = tables_of_labels(with_microbatches(stepped), source, launches, events, calls, phases)
     return *tables, (*evidence, *skipped)
 
 

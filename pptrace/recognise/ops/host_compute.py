@@ -18,73 +18,51 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from msgspec import Struct, field
 
 from pptrace.intervals import reduce_ranges, union
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Int64
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Bool, Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.ops.infer_from_operators import ENGINE
-from pptrace.recognise.ops.label_columns import Bool, Ranges
+from pptrace.recognise.ops.infer_from_operators import engine_nodes
+from pptrace.recognise.ops.label_columns import Ranges
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
 from pptrace.recognise.ops.named_ranges import CHECKPOINT, DATA, LOGGING, found_ranges
 from pptrace.schedule.actions import Kind
 from pptrace.slices import last_like, rows_among
 
-_NOT_COMPUTE = re.compile(r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:")
+_NOT_COMPUTE = re.compile(r"^(?:c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:)")
 
 
 def _computing(events: Events) -> npt.NDArray[np.intp]:
     """The operators that compute; what they call of communication is still in them."""
-    computes = np.array([not _NOT_COMPUTE.match(name) for name in events.names], dtype=bool)
     rows = np.flatnonzero(events.category == Category.CPU_OP)
-    return rows[computes[events.name_id[rows]]] if len(rows) else rows
+    return rows[~events.named(_NOT_COMPUTE, rows)[events.name_id[rows]]]
 
 
-class HostCompute:
-    """The operators of every host thread of a rank, communication apart."""
-
-    def __init__(self, events: Events) -> None:
-        rows_by_thread = events.rows_by_thread(_computing(events))
-        self._threads = {
-            thread: (events.start_ns[rows], events.ends_of(rows)) for thread, rows in rows_by_thread.items()
-        }
-
-    def spans(self, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
-        """Operators of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of the first and the
-        end of the last.
-        """
-        ran, first, last = np.zeros(len(threads), dtype=np.bool_), starts_ns.copy(), ends_ns.copy()
-        for thread, (starts, ends) in self._threads.items():
-            rows = np.flatnonzero(threads == thread)
-            low, high = np.searchsorted(starts, starts_ns[rows]), np.searchsorted(starts, ends_ns[rows])
-            rows, low, high = rows[low < high], low[low < high], high[low < high]
-            if len(rows):
-                ran[rows], first[rows] = True, starts[low]
-                last[rows] = np.minimum(reduce_ranges(np.maximum, ends, low, high), ends_ns[rows])
-        return ran, first, last
+def computing_spans(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[Bool, Int64, Int64]:
+    """The operators, communication apart, of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of
+    the first and the end of the last.
+    """
+    ran, first, last = np.zeros(len(threads), dtype=np.bool_), starts_ns.copy(), ends_ns.copy()
+    for thread, operators in events.rows_by_thread(_computing(events)).items():
+        starts, rows = events.start_ns[operators], np.flatnonzero(threads == thread)
+        low, high = np.searchsorted(starts, starts_ns[rows]), np.searchsorted(starts, ends_ns[rows])
+        rows, low, high = rows[low < high], low[low < high], high[low < high]
+        if len(rows):
+            ran[rows], first[rows] = True, starts[low]
+            last[rows] = np.minimum(reduce_ranges(np.maximum, events.ends_of(operators), low, high), ends_ns[rows])
+    return ran, first, last
 
 
-class HostWork(Struct, frozen=True):
-    """Time in which any thread of a rank ran compute operators: sorted disjoint intervals, ns, on the rank's own clock."""
-
-    start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    end_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-
-def host_work(events: Events) -> HostWork:
+def host_work(events: Events) -> Int64:
     """The time of the computing operators of all threads of a rank, but for those that load data, save or log: what ranges of
-    that name call on their thread.
+    that name call on their thread. It is a set of intervals on the rank's own clock (:mod:`pptrace.intervals`).
     """
     rows = _computing(events)
     for kind in (DATA, CHECKPOINT, LOGGING):
         others = found_ranges(events, kind)
         rows = rows[~events.are_within(others, events.thread[rows], events.start_ns[rows])] if len(others) else rows
-    spans = union(events.start_ns[rows], events.ends_of(rows))
-    return HostWork(np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1]))
+    return union(events.start_ns[rows], events.ends_of(rows))
 
 
 def with_places_on_device(ops: pd.DataFrame, comms: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
@@ -121,7 +99,7 @@ def _launching_nothing(ops: pd.DataFrame) -> Int64:
     return np.flatnonzero(is_compute & ~launches[number])
 
 
-def _reading(table: pd.DataFrame, is_forward: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:
+def _reading(table: pd.DataFrame, is_forward: Bool) -> list[npt.NDArray[Any]]:
     """Columns that an op and its message share. Messages have a chunk only where no label names the stage."""
     step, stage, chunk, microbatch = (table[name].to_numpy() for name in ("step", "stage", "chunk", "microbatch"))
     return [step, stage, np.where(stage < 0, chunk, UNKNOWN), microbatch, is_forward]
@@ -169,10 +147,8 @@ def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> 
     launched.
     """
     chosen = ranges.where(rows)
-    is_operator = events.category == Category.CPU_OP
-    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
-    ran = _any_begins(events.start_ns[engine], chosen.start_ns, chosen.end_ns)
-    for thread, operators in events.rows_by_thread(np.flatnonzero(is_operator)).items():
+    ran = _any_begins(events.start_ns[engine_nodes(events)], chosen.start_ns, chosen.end_ns)
+    for thread, operators in events.rows_by_thread(np.flatnonzero(events.category == Category.CPU_OP)).items():
         of_thread = np.flatnonzero(chosen.thread == thread)
         stretch = (chosen.start_ns[of_thread], chosen.end_ns[of_thread])
         ran[of_thread] |= _any_begins(events.start_ns[operators], *stretch)

@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
-import numpy.typing as npt
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.device.work import COMMUNICATION_KERNEL
+from pptrace.recognise.device.work import COMMUNICATION_KERNEL, launch_calls
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.infer_from_operators import (
     Inference,
@@ -88,21 +87,14 @@ def infer_from_launches(events: Events, ranges: Ranges) -> Inference:
 
 def _launches(events: Events) -> Slice:
     """The kernels of a rank by the time of their launches."""
-    kernels = np.flatnonzero((events.category == Category.KERNEL) & (events.correlation >= 0))
-    calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
-    calls = calls[np.argsort(events.correlation[calls], kind="stable")]
-    correlations = events.correlation[calls]
-    at = np.searchsorted(correlations, events.correlation[kernels])
-    has_call = at < len(correlations)
-    has_call[has_call] = correlations[at[has_call]] == events.correlation[kernels][has_call]
-    kernels, calls = kernels[has_call], calls[at[has_call]]
+    kernels = np.flatnonzero(events.category == Category.KERNEL)
+    calls = launch_calls(events, kernels)
+    kernels, calls = kernels[calls >= 0], calls[calls >= 0]
     order = np.argsort(events.start_ns[calls], kind="stable")
     kernels, calls = kernels[order], calls[order]
 
-    def named(pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-        codes, code_index = np.unique(events.name_id[kernels], return_inverse=True)
-        matches = np.array([bool(pattern.search(events.names[code])) for code in codes.tolist()], dtype=bool)
-        return matches[code_index]
+    def named(pattern: re.Pattern[str]) -> Bool:
+        return events.named(pattern, kernels)[events.name_id[kernels]]
 
     return Slice(
         {
@@ -117,44 +109,37 @@ def _launches(events: Events) -> Slice:
     )
 
 
-def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> npt.NDArray[np.bool_]:
+def _pipeline_messages(launches: Slice, events: Events, ranges: Ranges) -> Bool:
     """Mark the launches that are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = ranges.where(ranges.is_message)
-    inside: npt.NDArray[np.bool_] = launches["is_p2p"] & _within(
-        launches["launch_ns"], labelled.start_ns, labelled.end_ns
-    )
+    inside: Bool = launches["is_p2p"] & _within(launches["launch_ns"], labelled.start_ns, labelled.end_ns)
     if inside.any():
         return inside
-    is_all_to_all = np.array([bool(_ALL_TO_ALL.search(name)) for name in events.names], dtype=bool)
-    rows = set(np.flatnonzero(is_all_to_all[events.name_id] & (events.category < Category.HOST_LIMIT)).tolist())
+    named = events.rows_named(_ALL_TO_ALL)
     args = events.comm_args
     by_record = args["collective"].str.contains(_ALL_TO_ALL.pattern, case=False, regex=True)
-    calls = np.array(sorted(rows | set(args.loc[by_record, "event"].tolist())), dtype=np.int64)
-    messages: npt.NDArray[np.bool_] = launches["is_p2p"] & ~_within(
-        launches["launch_ns"], events.start_ns[calls], events.ends_of(calls)
-    )
+    calls = np.union1d(named[events.category[named] < Category.HOST_LIMIT], args.loc[by_record, "event"].to_numpy())
+    messages: Bool = launches["is_p2p"] & ~_within(launches["launch_ns"], events.start_ns[calls], events.ends_of(calls))
     if not messages.any():
         return messages
     senders, counts = np.unique(launches["thread"][messages], return_counts=True)
     main = senders[counts.argmax()]
     foreign = np.unique(launches["stream"][messages & (launches["thread"] != main)])
-    pipeline_messages: npt.NDArray[np.bool_] = (
-        messages & (launches["thread"] == main) & ~np.isin(launches["stream"], foreign)
-    )
+    pipeline_messages: Bool = messages & (launches["thread"] == main) & ~np.isin(launches["stream"], foreign)
     return pipeline_messages
 
 
-def _within(times: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+def _within(times: Int64, starts: Int64, ends: Int64) -> Bool:
     """Mark the times that lie in any of some stretches."""
     begun, ended = np.searchsorted(np.sort(starts), times, "right"), np.searchsorted(np.sort(ends), times, "right")
-    inside: npt.NDArray[np.bool_] = begun > ended
+    inside: Bool = begun > ended
     return inside
 
 
 _CODES = (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.MESSAGE, SegmentKind.OPTIMIZER)
 
 
-def _segments(launches: Slice, message: npt.NDArray[np.bool_], main: int, ranges: Ranges) -> list[Segment]:
+def _segments(launches: Slice, message: Bool, main: int, ranges: Ranges) -> list[Segment]:
     """Unbroken runs of launches of one kind, and the boundaries between steps."""
     code = np.where(launches["thread"] == main, 0, 1)
     code[launches["is_optimizer"] & (launches["thread"] == main)] = 3

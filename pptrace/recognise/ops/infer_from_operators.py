@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 
 import numpy as np
@@ -27,10 +27,11 @@ from pptrace.recognise.labels import Label, LabelledAction
 from pptrace.recognise.ops.label_columns import LabelTable, Ranges
 from pptrace.schedule.actions import Kind
 
-_SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
+_SEND, _RECV = re.compile(r"^c10d::send\Z"), re.compile(r"^c10d::recv(?:_any_source)?_\Z")
 ENGINE = "autograd::engine::evaluate_function"
-_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
-_COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
+_NODE = re.compile(f"^{ENGINE}")
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+_COMMUNICATION = re.compile(r"^(?:c10d::|record_param_comms|gloo:|nccl:)")
 _LEAST_FRACTION = 4
 """A forward has at least one n-th of the operators of the largest one; smaller segments are the schedule's own work between
 ops.
@@ -85,7 +86,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so; ``steps`` when steps begin
     that have ranges of their own: forwards before one that no backward follows are of none (evaluation).
     """
-    thread = thread_of_most(events, is_message(events))
+    thread = thread_of_most(events, message_rows(events))
     if thread is None or _mostly_inside_backwards(events):
         return Inference()
     boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
@@ -121,8 +122,8 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
     parts = []
     ordered = np.argsort(ops.start_ns, kind="stable")
-    for names, index in (((_SENDS,), 0), (_RECVS, 1)):
-        rows = np.flatnonzero(_named(events, names))
+    for index, pattern in enumerate((_SEND, _RECV)):
+        rows = events.rows_named(pattern, Category.CPU_OP)
         around = np.full(len(rows), -1)  # the first op of its thread that begins before the event and ends after it
         for thread, thread_rows in events.rows_by_thread(rows).items():
             of_thread = ordered[ops.thread[ordered] == thread]
@@ -147,13 +148,18 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     return Ranges.joined(parts)
 
 
-def is_message(events: Events) -> npt.NDArray[np.bool_]:
-    """Mark the operators that post a send or a receive."""
-    return _named(events, (_SENDS, *_RECVS))
+def message_rows(events: Events) -> npt.NDArray[np.intp]:
+    """The operators that post a send or a receive."""
+    return np.union1d(*(events.rows_named(pattern, Category.CPU_OP) for pattern in (_SEND, _RECV)))
 
 
-def thread_of_most(events: Events, messages: npt.NDArray[np.bool_]) -> int | None:
-    """The thread that posts most of the messages, which a mask marks."""
+def engine_nodes(events: Events) -> npt.NDArray[np.intp]:
+    """The nodes that autograd's engine ran, on any thread."""
+    return events.rows_named(_NODE, Category.CPU_OP)
+
+
+def thread_of_most(events: Events, messages: npt.NDArray[np.intp]) -> int | None:
+    """The thread that posts most of the messages."""
     threads, counts = np.unique(events.thread[messages], return_counts=True)
     if not len(threads):
         return None
@@ -162,31 +168,19 @@ def thread_of_most(events: Events, messages: npt.NDArray[np.bool_]) -> int | Non
 
 def _mostly_inside_backwards(events: Events) -> bool:
     """Return whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
-    messages = np.flatnonzero(is_message(events))
-    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id]
-    rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
+    messages = message_rows(events)
     inside = 0
-    for thread, thread_rows in events.rows_by_thread(rows).items():
+    for thread, thread_rows in events.rows_by_thread(engine_nodes(events)).items():
         times = events.start_ns[messages[events.thread[messages] == thread]]
         inside += int(np.count_nonzero(events.intervals_of(thread_rows).hold(times)))
     return _LEAST_FRACTION * inside > len(messages)
 
 
-def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    has_name = np.array([name in names for name in events.names], dtype=bool)[events.name_id]
-    chosen: npt.NDArray[np.bool_] = has_name & (events.category == Category.CPU_OP)
-    return chosen
-
-
 def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
-
-    def named(test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-        return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
-
-    engine, is_communication = named(lambda name: name.startswith(ENGINE)), named(_COMMUNICATION.match)
-    optimizer = named(_OPTIMIZER.match)
-    send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
+    engine, is_communication, optimizer, send, recv = (
+        events.named(pattern)[events.name_id] for pattern in (_NODE, _COMMUNICATION, _OPTIMIZER, _SEND, _RECV)
+    )
     is_op, on_thread = events.category == Category.CPU_OP, events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
     chosen = np.flatnonzero((is_op & (on_thread | engine) & (~is_communication | send | recv)) | is_step)
@@ -194,7 +188,7 @@ def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]
         starts, ends = (np.array(side, dtype=np.int64) for side in zip(*optimizers, strict=True))
         overlaps = np.searchsorted(ends, events.start_ns) < np.searchsorted(starts, events.end_ns)
         is_step |= is_op & on_thread & ~is_communication & ~engine & overlaps
-    messages = np.flatnonzero(send | recv)
+    messages = message_rows(events)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
     latest_end = -1
     for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):

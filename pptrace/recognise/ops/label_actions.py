@@ -7,13 +7,13 @@ import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.recognise.labels import Label
 from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
-from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, Bool, LabelTable, Ranges
+from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, LabelTable, Ranges
 from pptrace.recognise.ops.label_steps import with_steps
 from pptrace.schedule.actions import Kind
-from pptrace.slices import Slice, group_codes, last_like
+from pptrace.slices import Slice, group_codes, last_like, reduce_groups
 
 _B, _W = Kind.B.code, Kind.W.code
 
@@ -57,13 +57,9 @@ def with_microbatches(ranges: Ranges) -> LabelledActions:
     ranges = _without_rolled_back_ops(ranges.where(np.argsort(ranges.step, kind="stable")))
     actions = ranges.actions()
     unsplit = {"part": np.zeros(len(actions), dtype=np.int64), "parts": np.ones(len(actions), dtype=np.int64)}
-    actions = _with(actions, step=ranges.step[actions["range"]], **unsplit)
+    actions = actions.with_columns({"step": ranges.step[actions["range"]], **unsplit})
     actions = _with_weights(ranges, _with_microbatches(ranges, actions))
     return LabelledActions(ranges, _split_backward(actions))
-
-
-def _with(rows: Slice, **columns: Int64) -> Slice:
-    return Slice({**rows.columns, **columns})
 
 
 def num_sequences(ranges: Ranges) -> int:
@@ -90,12 +86,7 @@ def _without_rolled_back_ops(ranges: Ranges) -> Ranges:
 
 def _counts_before(groups: Int64) -> Int64:
     """Count the rows of the same group before each row."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(order) else order
-    counts = np.empty(len(order), dtype=np.int64)
-    counts[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-    return counts
+    return np.asarray(pd.Series(groups).groupby(groups).cumcount(), dtype=np.int64)
 
 
 def _halves(actions: Slice) -> Slice:
@@ -123,7 +114,7 @@ def _with_microbatches(ranges: Ranges, actions: Slice) -> Slice:
     microbatch[is_open] = _counts_before(step * len(Kind) + kind[is_open])
     second = actions["second_microbatch"].copy()
     second[row[is_second]] = microbatch[is_second]
-    return _with(actions, microbatch=microbatch[~is_second], second_microbatch=second)
+    return actions.with_columns({"microbatch": microbatch[~is_second], "second_microbatch": second})
 
 
 def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
@@ -134,7 +125,8 @@ def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
     if not is_unnamed.any():
         return actions
     halves = _halves(actions)
-    backwards = _with(halves, step=actions["step"][halves["row"]]).where(np.isin(halves["kind"], BACKWARD_KINDS))
+    halves = halves.with_columns({"step": actions["step"][halves["row"]]})
+    backwards = halves.where(np.isin(halves["kind"], BACKWARD_KINDS))
     flushes = ranges.table.of(lambda label: label.flushes_weight_grads, np.bool_)[ranges.label[actions["range"]]]
     sources = _sources(ranges, actions, backwards, is_unnamed & ~flushes)
     flushed = _flushed(actions, backwards, np.flatnonzero(is_unnamed & flushes))
@@ -153,7 +145,8 @@ def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
         for name in ("stage", "chunk", "microbatch")
     }
     of_flush = (is_unnamed & flushes)[row]
-    return _with(with_weights, **given, part=np.where(of_flush, part, 0), parts=np.where(of_flush, counts[row], 1))
+    parts = {"part": np.where(of_flush, part, 0), "parts": np.where(of_flush, counts[row], 1)}
+    return with_weights.with_columns(given | parts)
 
 
 def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) -> Int64:
@@ -162,9 +155,8 @@ def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) 
     rows = np.flatnonzero(is_single)
     steps, step = np.unique(actions["step"], return_inverse=True)
     start = ranges.start_ns[actions["range"]]
-    last_forward = np.full(len(steps), -1)
     forwards = np.isin(actions["kind"], (Kind.F.code, Kind.OVERLAP_F_B.code))
-    np.maximum.at(last_forward, step[forwards], start[forwards])
+    last_forward = reduce_groups(np.maximum, start[forwards], step[forwards], len(steps))
     low, high = (np.searchsorted(backwards["step"], steps, side=side) for side in ("left", "right"))
     before = np.searchsorted(backwards["row"], rows, side="right") - 1
     sources[rows] = np.where(before >= low[step[rows]], before, NONE)
@@ -211,4 +203,4 @@ def _split_backward(actions: Slice) -> Slice:
         is_split = last_like([key[rows] for key in keys], known) >= 0
         kinds[f"{prefix}kind"] = kind.copy()
         kinds[f"{prefix}kind"][rows[is_split]] = Kind.I.code
-    return _with(actions, **kinds)
+    return actions.with_columns(kinds)

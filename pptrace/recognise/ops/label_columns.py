@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
-from pptrace.model.tables import Int64
+from pptrace.intervals import find_interval
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import Label, read_label
 from pptrace.recognise.labels.label import EVALUATION
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice
 
-Bool = npt.NDArray[np.bool_]
 NONE = -1
 """Code of what a name does not give: a stage, a microbatch, a second half, a number of a step, a phase."""
 
@@ -209,10 +209,8 @@ class LabelledPhases:
         """Code of the phase in which the middle of each stretch lies, −1 for none: its beginning may lie before the range of
         its phase.
         """
-        middle = (start_ns + end_ns) // 2
-        index = np.searchsorted(self._starts, middle, side="right") - 1
-        inside = (index >= 0) & (middle < np.append(self._ends, 0)[index])
-        return np.where(inside, np.append(self._phase, 0)[index], -1)
+        index = find_interval(self._starts, self._ends, (start_ns + end_ns) // 2)
+        return np.append(self._phase, NONE)[index]
 
     def lengths(self) -> dict[Phase, list[int]]:
         """The lengths of the ranges, ns, by phase."""
@@ -242,12 +240,11 @@ def labelled_ranges(events: Events) -> Ranges:
         ranges = ranges.where(is_single[ranges.label])
     # So are ranges of evaluation, and the ops and messages that begin inside of them.
     is_evaluation = ranges.has_span(EVALUATION)
-    spans = outermost(ranges.where(is_evaluation))
-    if not len(spans):
+    if not is_evaluation.any():
         return ranges
-    at = np.searchsorted(spans.start_ns, ranges.start_ns, side="right") - 1
-    is_inside = (at >= 0) & (ranges.start_ns < spans.end_ns[at])
-    return ranges.where(~is_evaluation & ~is_inside)
+    spans = outermost(ranges.where(is_evaluation))
+    is_outside = find_interval(spans.start_ns, spans.end_ns, ranges.start_ns) < 0
+    return ranges.where(~is_evaluation & is_outside)
 
 
 def framework_of(ranges: Ranges) -> str:
@@ -298,7 +295,7 @@ def outermost(ranges: Ranges) -> Ranges:
 def _are_outermost(starts: Int64, ends: Int64) -> Bool:
     """Mark the ranges (in order of their starts) that begin when the last of those before them has ended."""
     before = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(ends)[:-1])
-    is_outer: npt.NDArray[np.bool_] = starts >= before
+    is_outer: Bool = starts >= before
     if (is_outer | (ends <= before)).all():  # every other one lies inside an earlier one
         return is_outer
     latest = np.iinfo(np.int64).min

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,15 +12,15 @@ import pandas as pd
 from pptrace.marks import P2P
 from pptrace.model.categories import category_of_codes
 from pptrace.model.stage_texts import stage_text
-from pptrace.model.tables import DIRECTIONS, UNKNOWN, Int64, comms_table, ops_table
+from pptrace.model.tables import DIRECTIONS, UNKNOWN, Bool, Int64, comms_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
-from pptrace.recognise.ops.host_compute import HostCompute
+from pptrace.recognise.ops.host_compute import computing_spans
 from pptrace.recognise.ops.label_actions import LabelledActions
-from pptrace.recognise.ops.label_columns import IS_MESSAGE, NONE, Bool, LabelledPhases, Ranges
+from pptrace.recognise.ops.label_columns import IS_MESSAGE, NONE, LabelledPhases, Ranges
 from pptrace.recognise.ops.label_steps import LaunchedWork, LaunchIndex
 from pptrace.schedule.actions import KINDS, Kind, Phase
-from pptrace.slices import Slice, distinct_rows, last_like, rows_among
+from pptrace.slices import Slice, distinct_rows, last_like, reduce_groups, rows_among
 
 _IS_SEND = np.array([kind.is_send for kind in KINDS])
 _IS_FORWARD = np.array([kind in (Kind.SEND_F, Kind.RECV_F) for kind in KINDS])
@@ -28,6 +29,7 @@ _READ_BY = np.full(len(KINDS) + 1, NONE)
 _READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, Kind.RECV_B.code
 
 
+_GLOO = re.compile(r"^gloo:(?:send|recv)\Z")
 _SOURCES = ("label", "inferred")
 _NOBODY = np.iinfo(np.int64).min
 """The start of the op that reads a message, where none does."""
@@ -39,8 +41,7 @@ class CarriedMessages:
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
         carried = np.flatnonzero(rows_among(calls["kind"], P2P) & (calls["clock"] == "device"))
         self._carried = {name: calls[name].to_numpy()[carried] for name in ("host_ns", "start_ns", "end_ns", "stream")}
-        gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
-        rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
+        gloo, rows = events.named(_GLOO), events.rows_named(_GLOO)
         self._starts, self._ends = events.start_ns[rows], events.ends_of(rows)
         event = events.comm_args["event"].to_numpy()
         is_named = (events.comm_args["collective"] != "").to_numpy()
@@ -73,8 +74,8 @@ def tables_of_labels(
     labelled: LabelledActions,
     source: str,
     launches: LaunchIndex,
-    host: HostCompute,
-    messages: CarriedMessages,
+    events: Events,
+    calls: pd.DataFrame,
     phases: LabelledPhases,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them; those that nothing
@@ -85,11 +86,11 @@ def tables_of_labels(
     ops, moved = actions.where(~is_message), actions.where(is_message)
     of_ops = ranges.where(ops["range"])
     work = launches.spans(of_ops.start_ns, of_ops.end_ns, communication=False)
-    ran, start, end = host.spans(of_ops.thread, of_ops.start_ns, of_ops.end_ns)
+    ran, start, end = computing_spans(events, of_ops.thread, of_ops.start_ns, of_ops.end_ns)
     start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
     start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
     is_shown = work.launched | ran
-    readers = _readers(ops, moved)
+    readers, messages = _readers(ops, moved), CarriedMessages(events, calls)
     arrivals = messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]])
     # An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the second
     # half of an overlapped pair waits after operators of the first.
@@ -98,10 +99,8 @@ def tables_of_labels(
     read_at = np.where(waits_inside, arrivals, np.minimum(arrivals, begin))
     reading = (np.append(of_ops.start_ns, _NOBODY)[readers], arrivals, np.where(arrivals < 0, begin, read_at))
     comms = _comms(ranges, moved, reading, launches, messages)
-    # When the last message of an op had been waited for; 0 where no range shows that.
-    arrived = np.zeros(len(ops), dtype=np.int64)
-    is_read = (readers >= 0) & (arrivals >= 0)
-    np.maximum.at(arrived, readers[is_read], arrivals[is_read])
+    is_read = (readers >= 0) & (arrivals >= 0)  # when the last message of an op had been waited for
+    arrived = reduce_groups(np.maximum, arrivals[is_read], readers[is_read], len(ops))
     start = np.where(is_shown, start, np.minimum(np.maximum(start, arrived), end))
     return _ops(labelled, ops, source, (start, end, work.launched), phases), comms
 

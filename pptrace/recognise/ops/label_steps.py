@@ -5,16 +5,15 @@ and the device work launched inside a host range.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.intervals import reduce_ranges
+from pptrace.intervals import earliest_from, reduce_ranges
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import Int64
-from pptrace.recognise.ops.label_columns import Bool, Ranges, outermost
+from pptrace.model.tables import Bool, Int64
+from pptrace.recognise.ops.label_columns import Ranges, outermost
 from pptrace.schedule.actions import Phase
 from pptrace.slices import Slice, group_codes, last_like
 
@@ -96,9 +95,8 @@ def counted_steps(ranges: Ranges) -> Int64:
     count, actions = len(ranges), ranges.actions()
     cut_by = np.full(count, _NEVER)
     with_actions = np.flatnonzero(ranges.has_actions)
-    warmup = _next(ranges.table.phase[ranges.label] == Phase.WARMUP.code)[
-        with_actions
-    ]  # that follows an op or a message
+    # The warmup that follows an op or a message.
+    warmup = _next(ranges.table.phase[ranges.label] == Phase.WARMUP.code)[with_actions]
     optimizers = np.flatnonzero(ranges.has_span("OPTIMIZER"))
     is_unnamed = np.zeros(count + 1, dtype=np.bool_)
     is_unnamed[actions["range"][actions["microbatch"] < 0]] = True
@@ -109,7 +107,7 @@ def counted_steps(ranges: Ranges) -> Int64:
         (optimizers[is_unnamed[action]], action[is_unnamed[action]]),
     ):
         np.minimum.at(cut_by, reason, cut)
-    cuts = np.minimum(np.minimum.accumulate(cut_by[::-1])[::-1], count)
+    cuts = np.minimum(earliest_from(cut_by), count)
     starts, start = [0], 0
     while start < count and (start := int(cuts[start])) < count:
         starts.append(start)
@@ -167,7 +165,7 @@ class LaunchedWork(Struct, frozen=True):
     algorithm of what was launched first. The numbers mean something only where any was ``launched``.
     """
 
-    launched: npt.NDArray[np.bool_]
+    launched: Bool
     start_ns: Int64
     end_ns: Int64
     stream: Int64
@@ -199,12 +197,12 @@ class LaunchIndex:
                 algorithm[launched] = self._work.algorithm[rows[first]]
         return LaunchedWork(launched, start, end, stream, algorithm)
 
-    def compute_around(self, starts_ns: Int64, ends_ns: Int64) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+    def compute_around(self, starts_ns: Int64, ends_ns: Int64) -> tuple[Int64, Int64, Bool]:
         """(last end of the compute launched before each range, 0 without any; first start of that launched from its end on;
         whether there is any).
         """
         launches, rows = self._launches[False], self._rows[False]
         ended = np.append(0, np.maximum.accumulate(self._work.end_ns[rows]))
-        began = np.append(np.minimum.accumulate(self._work.start_ns[rows][::-1])[::-1], 0)
+        began = earliest_from(self._work.start_ns[rows])
         following = np.searchsorted(launches, ends_ns)
         return ended[np.searchsorted(launches, starts_ns)], began[following], following < len(launches)

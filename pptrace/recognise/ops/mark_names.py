@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, is_mark, parse_mark
-from pptrace.model.tables import Int64
-from pptrace.slices import distinct_rows
+from pptrace.model.tables import Bool, Int64
+from pptrace.slices import distinct_rows, places_of_each
 
 _MOST_DIGITS = 18
 """Digits of a number that fits int64."""
@@ -43,7 +43,7 @@ class NameShape(Struct, frozen=True):
     numbers: Int64
     widths: Int64
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> NameShape:
+    def where(self, chosen: Bool) -> NameShape:
         return NameShape(self.text, self.names[chosen], self.numbers[chosen], self.widths[chosen])
 
 
@@ -66,13 +66,13 @@ class NameLines(Struct, frozen=True):
         starts = np.append(0, np.flatnonzero(codes == _NEWLINE) + 1)[:-1]
         return cls(codes, starts, np.arange(len(names)))
 
-    def beginning_with(self, prefix: str) -> npt.NDArray[np.bool_]:
+    def beginning_with(self, prefix: str) -> Bool:
         begins = np.ones(len(self.starts), dtype=np.bool_)
         for position, code in enumerate(prefix.encode()):
             begins &= self.text.take(self.starts + position, mode="clip") == code  # a line break ends a shorter name
         return begins
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> NameLines:
+    def where(self, chosen: Bool) -> NameLines:
         lengths = np.diff(np.append(self.starts, len(self.text)))
         text = self.text if chosen.all() else self.text[np.repeat(chosen, lengths)]
         starts = np.cumsum(lengths[chosen]) - lengths[chosen]
@@ -87,20 +87,18 @@ def shapes_of(lines: NameLines) -> list[NameShape]:
     texts = [_DIGITS.sub(b"0", layout) for layout in layouts]
     shapes = {text: index for index, text in enumerate(dict.fromkeys(texts))}
     shape_of_line = np.array([shapes[text] for text in texts])[layout_of_line]
-    order, counts = np.argsort(shape_of_line, kind="stable"), np.bincount(shape_of_line)
-    firsts = np.cumsum(counts) - counts
-    row_of_line = np.empty_like(order)
-    row_of_line[order] = np.arange(len(order)) - np.repeat(firsts, counts)
+    by_shape = list(places_of_each(shape_of_line).values())
+    row_of_line = np.empty(len(shape_of_line), dtype=np.int64)
+    row_of_line[np.concatenate(by_shape)] = np.concatenate([np.arange(len(of_shape)) for of_shape in by_shape])
     parts = [
         NameShape(
             text.decode("utf-8", "surrogatepass"),
             lines.names[of_shape],
             *(np.empty((len(of_shape), text.count(b"0")), dtype=np.int64) for _ in range(2)),  # filled below
         )
-        for text, of_shape in zip(shapes, np.split(order, firsts[1:]), strict=True)
+        for text, of_shape in zip(shapes, by_shape, strict=True)
     ]
-    by_layout = np.split(np.argsort(layout_of_line, kind="stable"), np.cumsum(np.bincount(layout_of_line))[:-1])
-    for layout, text, of_layout in zip(layouts, texts, by_layout, strict=True):
+    for layout, text, of_layout in zip(layouts, texts, places_of_each(layout_of_line).values(), strict=True):
         part, rows, starts = parts[shapes[text]], row_of_line[of_layout], lines.starts[of_layout]
         for column, digits in enumerate(_DIGITS.finditer(layout)):
             part.widths[rows, column] = digits.end() - digits.start()

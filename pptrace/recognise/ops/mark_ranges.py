@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.axes import Axis
+from pptrace.intervals import find_interval
 from pptrace.marks import (
     PREFIX,
     AwaitMark,
@@ -27,10 +28,10 @@ from pptrace.marks import (
     Transfer,
     WaitMark,
 )
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.mark_names import MarkShape, read_marks
-from pptrace.slices import Slice
+from pptrace.slices import Slice, places_of_each
 
 KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
 """Values that the codes in columns stand for."""
@@ -79,7 +80,7 @@ class MarkedRanges(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> MarkedRanges:
+    def only(self, chosen: Bool) -> MarkedRanges:
         """Select some of the ops, transfers and waits, by the rows of their ranges; keep all of the other marks."""
         tables = {name: getattr(self, name) for name in ("ops", "transfers", "waits")}
         return replace(self, **{name: table.where(chosen[table["at"]]) for name, table in tables.items()})
@@ -123,8 +124,7 @@ def without_evaluations(marks: MarkedRanges) -> MarkedRanges:
     spans = marks.spans["at"][marks.spans["kind"] == KINDS_OF_SPANS.index(SpanKind.EVAL)]
     if not len(spans):
         return marks
-    last = np.searchsorted(marks.start_ns[spans], marks.start_ns, side="right") - 1
-    is_training = (last < 0) | (marks.start_ns >= marks.end_ns[spans[last]])
+    is_training = find_interval(marks.start_ns[spans], marks.end_ns[spans], marks.start_ns) < 0
     collectives, links = (table.where(is_training[table["at"]]) for table in (marks.collectives, marks.links))
     equal = np.where(is_training, marks.equal, -1)
     return replace(marks.only(is_training), equal=equal, collectives=collectives, links=links)
@@ -135,19 +135,15 @@ def _tables(shapes: Sequence[MarkShape], ids: npt.NDArray[np.int32], num_names: 
     shape_of, row_of = np.full(num_names, -1), np.zeros(num_names, dtype=np.int64)
     for number, shape in enumerate(shapes):
         shape_of[shape.names], row_of[shape.names] = number, np.arange(len(shape.names))
-    order = np.argsort(shape_of[ids], kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(shape_of[ids], minlength=len(shapes)))[:-1])
     parts: dict[type[Mark], list[dict[str, Any]]] = {kind: [] for kind in _COLUMNS}
-    for shape, at in zip(shapes, groups, strict=False):
-        if len(at):
-            parts[type(shape.mark)].append(_rows(shape, at, row_of[ids[at]]))
+    for number, at in places_of_each(shape_of[ids]).items():
+        parts[type(shapes[number].mark)].append(_rows(shapes[number], at, row_of[ids[at]]))
     tables = []
     for kind, columns in _COLUMNS.items():
-        if parts[kind]:
-            table = Slice({name: np.concatenate([part[name] for part in parts[kind]]) for name in columns})
-        else:
-            table = Slice({name: np.zeros(0, dtype=object if name in _OF_TEXTS else np.int64) for name in columns})
-        tables.append(table.in_order_of("at") if len(parts[kind]) > 1 else table)
+        empty = {name: np.zeros(0, dtype=object if name in _OF_TEXTS else np.int64) for name in columns}
+        of_kind = parts[kind] or [empty]
+        table = Slice({name: np.concatenate([part[name] for part in of_kind]) for name in columns})
+        tables.append(table.in_order_of("at") if len(of_kind) > 1 else table)
     return tables
 
 

@@ -30,39 +30,23 @@ from pptrace.model.device_idle import RangedPauses
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, ops_table
 from pptrace.model.traces import Category, Events, is_of_forward
-from pptrace.recognise.ops.infer_from_operators import ENGINE
+from pptrace.recognise.ops.infer_from_operators import engine_nodes
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.slices import rows_among
 
 DATA, CHECKPOINT, LOGGING, EVAL = "DATA", "CHECKPOINT", "LOGGING", "EVAL"
 _NAMES = {
-    GARBAGE_COLLECTION: {
-        Category.PYTHON: re.compile(r"Python GC"),
-        Category.ANNOTATION: re.compile(
-            r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE
-        ),
-    },
-    DATA: {
-        Category.ANNOTATION: re.compile(
-            r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|"
-            r"data(?:[ _-]?load(?:er|ing)?)?|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next|pp1:DATA step=\d+",
-            re.IGNORECASE,
-        )
-    },
-    CHECKPOINT: {
-        Category.ANNOTATION: re.compile(
-            r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
-            re.IGNORECASE,
-        )
-    },
-    LOGGING: {Category.ANNOTATION: re.compile(r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?", re.IGNORECASE)},
-    EVAL: {
-        Category.ANNOTATION: re.compile(
-            r"(?:eval(?:uat(?:e|ion|ing))?|validat(?:e|ion|ing))(?:[ _-](?:step|loop|epoch|pass))?", re.IGNORECASE
-        )
-    },
+    GARBAGE_COLLECTION: r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?",
+    DATA: r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|data(?:[ _-]?load(?:er|ing)?)?"
+    r"|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next|pp1:DATA step=\d+",
+    CHECKPOINT: r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
+    LOGGING: r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?",
+    EVAL: r"(?:eval(?:uat(?:e|ion|ing))?|validat(?:e|ion|ing))(?:[ _-](?:step|loop|epoch|pass))?",
 }
-"""The names of ranges of each kind, by the category of their events."""
+"""The names of ranges of each kind."""
+_PATTERNS = {kind: re.compile(rf"^(?:{names})\Z", re.IGNORECASE) for kind, names in _NAMES.items()}
+_COLLECTION = re.compile(r"^Python GC\Z")
+"""The name of a collection among the events of Python."""
 
 
 def with_named_ranges(ops: pd.DataFrame, events: Events, work: DeviceWork) -> pd.DataFrame:
@@ -120,7 +104,7 @@ def working_threads(events: Events) -> Int64:
     marked = events.rows_named(_STEP, Category.ANNOTATION)
     if not len(marked):
         marked = events.rows_named(_UPDATE, Category.ANNOTATION)
-        nodes = events.rows_named(_NODE, Category.CPU_OP)
+        nodes = engine_nodes(events)
         marked = marked[~events.are_within(nodes, events.thread[marked], events.start_ns[marked])]
     if len(marked):
         return np.unique(events.thread[marked])
@@ -129,7 +113,6 @@ def working_threads(events: Events) -> Int64:
     return threads[counts >= _LEAST_WORK * counts.max()] if len(threads) else np.unique(events.thread)
 
 
-_NODE = re.compile(f"^{ENGINE}")
 _SAVES = re.compile(r"sav|writ", re.IGNORECASE)
 _MOST_SAVES = 2
 """Ranges a step that may be of one name and save something."""
@@ -137,19 +120,14 @@ _MOST_SAVES = 2
 
 def found_ranges(events: Events, kind: str) -> Int64:
     """The events of a kind, by their names and by what runs in them, on whatever thread."""
-    found = [
-        (events.category == category)
-        & np.array([bool(pattern.fullmatch(name)) for name in events.names], dtype=np.bool_)[events.name_id]
-        for category, pattern in _NAMES[kind].items()
-    ]
-    rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
+    rows = events.rows_named(_PATTERNS[kind], Category.ANNOTATION)
+    if kind == GARBAGE_COLLECTION:
+        rows = np.union1d(rows, events.rows_named(_COLLECTION, Category.PYTHON))
     if not len(rows):
         return rows
-    trained = np.concatenate(
-        [events.rows_named(_NODE, Category.CPU_OP), events.rows_named(_UPDATE, Category.ANNOTATION)]
-    )
+    nodes = engine_nodes(events)
+    trained = np.append(nodes, events.rows_named(_UPDATE, Category.ANNOTATION))
     if kind == CHECKPOINT:
-        nodes = events.rows_named(_NODE, Category.CPU_OP)
         rows = rows[~events.are_within(nodes, events.thread[rows], events.start_ns[rows])]
         trained = np.append(trained, _of_forwards(events))
     return rows[~_hold(events, rows, trained)]
@@ -175,7 +153,7 @@ def ranges_around(events: Events, pauses: Int64) -> RangedPauses:
         same = rows[code == number]
         inside = subtract(intersect(union(events.start_ns[same], events.ends_of(same)), pauses), named)
         found[events.names[events.name_id[same[0]]]], named = inside, merge(named, inside)
-    nodes = events.rows_named(_NODE, Category.CPU_OP)
+    nodes = engine_nodes(events)
     is_between = np.isin(pauses[:, 0], events.ends_of(nodes)) & np.isin(pauses[:, 1], events.start_ns[nodes])
     found[IN_BACKWARD] = subtract(pauses[is_between], named)
     times = np.concatenate(list(found.values()))

@@ -171,7 +171,9 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64, cost_ns: f
     ends = starts + len(device)
     units = boundaries.after[source] + boundaries.before[target]
     waits = [edges_of(node_of[source], node_of[target], lag, units), edges_of(ends[work], node_of[call_end], call_lag)]
-    waits.append(device.waits_of_streams(events, starts, ends))
+    before, behind = waits_between_streams(events, device.start, device.end, device.stream, device.launched_ns)
+    gap = np.minimum(device.start[behind] - device.end[before], _STREAM_GAP_NS)
+    waits.append(edges_of(ends[before], starts[behind], gap))
     edges = Slice.joined([edges_of([], [], []), *device.edges(node_of, starts, ends), *waits])
     waited, index = np.unique(np.concatenate((target, call_end[call_waited])), return_index=True)
     least = np.where(index < len(target), 0, _LEAST_CALL_NS)
@@ -283,11 +285,6 @@ class _Device(Struct, frozen=True, eq=False):
             self._queue_edges(node_of, ends),
         ]
 
-    def waits_of_streams(self, events: Events, starts: Int64, ends: Int64) -> Slice:
-        """The edges from work to what waits for it on another stream, whatever let that begin in the recording."""
-        source, target = waits_between_streams(events, self.start, self.end, self.stream, self.launched_ns)
-        return edges_of(ends[source], starts[target], np.minimum(self.start[target] - self.end[source], _STREAM_GAP_NS))
-
     def _queue_edges(self, node_of: Rows, ends: Int64) -> Slice:
         """A launch waits while the device has as many before it as it takes."""
         launched = np.flatnonzero(self.launch >= 0)
@@ -356,9 +353,7 @@ def _hand_overs(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int
     inside = ~is_first[rows] & boundaries.is_end[rows] & (boundaries.event[rows - 1] == boundaries.event[rows])
     counts = np.diff(boundaries.first)
     begins = np.where(counts >= counts.max() / 20, time[boundaries.first[:-1]], np.iinfo(np.int64).max)
-    on_main = thread[rows] == np.argmin(
-        begins
-    )  # the thread that began first, of those with a good part of the boundaries
+    on_main = thread[rows] == np.argmin(begins)  # of those with a good part of the boundaries the first
     woken = ~on_main & ~boundaries.is_end[rows]
     lag = time[rows] - time[other]
     count, idle_before = _activity_since(boundaries, thread[other], time[rows - 1], time[rows])

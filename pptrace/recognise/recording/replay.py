@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from pptrace.model.traces import Bool, Category, Trace
 from pptrace.recognise.device.work import device_rows
 from pptrace.recognise.recording.boundaries import Boundaries, Float
 from pptrace.recognise.recording.graph import RankGraph, edges_of
-from pptrace.slices import Slice, last_like, reduce_groups
+from pptrace.slices import Slice, first_like, reduce_groups
 
 _CHUNK = 100_000
 """Nodes of which Python has numbers at one time."""
@@ -140,25 +140,23 @@ def _members(
         host, device = of_rank & ~on_device, of_rank & on_device
         on_host, starts, ends = graph.split(times[rank])
         for node, at in ((start_node, start), (end_node, end)):
-            node[host] = _first_like([at[host]], [on_host], first[rank])
+            found = first_like([at[host]], [on_host])
+            node[host] = np.where(found >= 0, first[rank] + found, -1)
         first_work = first[rank] + len(graph.host)
-        begun, done = first_work, first_work + len(starts)
-        one = _first_like([start[device], end[device]], [starts, ends], begun)
+        one = first_like([start[device], end[device]], [starts, ends])
         # Of several kernels, as a send and a receive that one range waits for, a row has the first begin and the last end.
-        start_node[device] = np.where(one >= 0, one, _first_like([start[device]], [starts], begun))
-        end_node[device] = np.where(one >= 0, one - begun + done, _first_like([end[device]], [ends], done))
+        for node, at, edges, number in (
+            (start_node, start, starts, first_work),
+            (end_node, end, ends, first_work + len(starts)),
+        ):
+            work = np.where(one >= 0, one, first_like([at[device]], [edges]))
+            node[device] = np.where(work >= 0, number + work, -1)
     has_nodes = (start_node >= 0) & (end_node >= 0)
     _, match = np.unique(rows["match"].to_numpy(), return_inverse=True)
     size = np.bincount(match)
     is_complete = (size > 1) & (size == np.bincount(match, has_nodes))
     members: pd.DataFrame = rows.assign(start_node=start_node, end_node=end_node)[is_complete[match]]
     return members
-
-
-def _first_like(rows: Sequence[Int64], known: Sequence[Int64], number: int) -> Int64:
-    """The first row of some columns, numbered from ``number`` on, that equals each wanted row; −1 where none does."""
-    last = last_like(rows, [column[::-1] for column in known])
-    return np.where(last >= 0, number + len(known[0]) - 1 - last, -1)
 
 
 def _ordered(time: Int64, edges: Slice, chain: Slice, longest: Int64, parts: Mapping[int, tuple[int, int]]) -> RunGraph:
@@ -209,8 +207,7 @@ def _tight(time: Int64, source: Int64, target: Int64, lag: Int64, used: Bool) ->
     room = time[target] - time[source]
     lag = np.minimum(lag, room)
     slack = np.where(used, room - lag, np.iinfo(np.int64).max)
-    least = np.full(len(time), np.iinfo(np.int64).max)
-    np.minimum.at(least, target, slack)
+    least = reduce_groups(np.minimum, slack, target, len(time))
     lengthened: Int64 = np.where(used & (slack == least[target]), room, lag)
     return lengthened
 

@@ -31,13 +31,13 @@ from pptrace.model.device import DeviceWork, Rows
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.model.wording import counted
+from pptrace.recognise.ops.infer_from_operators import engine_nodes
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, outermost_ranges, repeated_steps, rows_of_ranges
 from pptrace.slices import rows_among
 
 _UPDATE = re.compile(r"^Optimizer\.step#")
 _UPDATE_KERNEL = re.compile(r"(?i)multi_tensor_apply|addcdiv|adam|lamb(?!da)|\blion_|adafactor|sgd_|optimi[sz]er")
 _ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
-_NODE = re.compile(r"^autograd::engine::evaluate_function")
 _CLOSE = 0.01
 """Share of a step within which zero_grad follows the optimizer if it is a part of the same step."""
 _ALIKE = 0.25
@@ -70,7 +70,7 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
         return RepeatedSteps() if has_operators else _with_updates(events, repeats)
     repeats = repeated_steps(events, captures)
     # A backward begins with the first of autograd's nodes that no other operator of the loop's thread is between.
-    nodes = _backward_nodes(events)
+    nodes = engine_nodes(events)
     others = events.start_ns[np.setdiff1d(outermost_ranges(events), nodes, assume_unique=True)]
     is_first = np.diff(np.searchsorted(others, events.start_ns[nodes]), prepend=-1) > 0
     backwards = events.start_ns[nodes[is_first]]
@@ -101,11 +101,6 @@ def _with_updates(events: Events, steps: RepeatedSteps) -> RepeatedSteps:
     return steps
 
 
-def _backward_nodes(events: Events) -> Rows:
-    """Rows of the nodes of autograd's engine, on any thread."""
-    return events.rows_named(_NODE, Category.CPU_OP)
-
-
 def steps_of_optimizers(events: Events, work: DeviceWork) -> RepeatedSteps:
     """The steps of a rank by its optimizers, else by its calls of zero_grad: of a host with the times of its optimizers, of a
     device on its clock.
@@ -128,7 +123,7 @@ def steps_of_optimizers(events: Events, work: DeviceWork) -> RepeatedSteps:
 
 
 def _steps_of(events: Events, marks: Rows, name: str) -> RepeatedSteps:
-    nodes, outermost = _backward_nodes(events), outermost_ranges(events, int(events.thread[marks[0]]))
+    nodes, outermost = engine_nodes(events), outermost_ranges(events, int(events.thread[marks[0]]))
     marked = [events.rows_named(pattern, Category.ANNOTATION) for pattern in (_UPDATE, _ZERO_GRAD)]
     between = nodes if len(nodes) else np.setdiff1d(outermost, np.union1d(*marked), assume_unique=True)
     before = np.searchsorted(events.start_ns[between], events.ends_of(marks))

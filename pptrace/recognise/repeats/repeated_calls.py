@@ -14,20 +14,17 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.intervals import find_interval, reduce_ranges
 from pptrace.model.device import Rows
-from pptrace.model.tables import OPS, Int64, empty_table, ops_table
+from pptrace.model.tables import OPS, Bool, Int64, empty_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.model.wording import counted
 from pptrace.recognise.device.idle import LAUNCHES, SYNCHRONISES
 from pptrace.recognise.device.work import device_rows, launch_calls
 from pptrace.slices import Slice, distinct_of
-
-Bool = npt.NDArray[np.bool_]
 
 _MOST_CANDIDATES = 32
 _MOST_PLACES = 64
@@ -40,11 +37,6 @@ class Period(Struct, frozen=True):
     length: int
     start: int
     stop: int
-
-    @property
-    def num_repeats(self) -> int:
-        """Whole repetitions, however they are cut."""
-        return (self.stop - self.start) // self.length
 
 
 def find_period(tokens: Int64) -> Period | None:
@@ -273,7 +265,8 @@ def _objection(calls: Slice, period: Period) -> str:
         return "other launches follow what repeats, which may be a part of a longer step"
     if calls["launches"][: period.start].any():
         before = calls["token"][: period.start]
-        if period.num_repeats < _LEAST_REPEATS_AFTER_OTHERS or len(before) < period.length:
+        num_repeats = (period.stop - period.start) // period.length
+        if num_repeats < _LEAST_REPEATS_AFTER_OTHERS or len(before) < period.length:
             return "other launches come before what repeats, which may be a part of a longer step"
         if occurs_in(before, piece["token"]):
             return "what repeats is interrupted by other launches, and may be a part of a longer step"

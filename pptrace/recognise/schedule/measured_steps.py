@@ -28,16 +28,14 @@ _COLUMNS = ("rank", "step", "start_ns", "kind", "stage", "microbatch", "pair")
 
 
 class OrderedOps(Struct, frozen=True, dict=True):
-    """The compute ops of a run by rank, step and start. ``label`` is the label of each in the table that they come from."""
+    """The compute ops of a run by rank, step and start; ``label`` is that of each in the table that they come from."""
 
     rows: Slice
-    label: npt.NDArray[np.intp]
 
     @classmethod
     def of(cls, ops: pd.DataFrame) -> OrderedOps:
         compute = rows_where(ops[list(_COLUMNS)], rows_among(ops["kind"], COMPUTE_KINDS))
-        rows = slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns"))
-        return cls(rows, rows["label"])
+        return cls(slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns")))
 
     @cached_property
     def keys(self) -> tuple[Int64, Int64]:
@@ -108,7 +106,8 @@ class MeasuredStep(Struct, frozen=True):
     @property
     def labels(self) -> dict[int, npt.NDArray[np.intp]]:
         """Labels of ops in the table of ops, by global rank."""
-        return {rank: self.ops.label[slice(*bounds)] for rank, bounds in zip(self.ranks, self.bounds, strict=True)}
+        labels = self.ops.rows["label"]
+        return {rank: labels[slice(*bounds)] for rank, bounds in zip(self.ranks, self.bounds, strict=True)}
 
     @property
     def kinds(self) -> dict[int, list[str]]:
@@ -219,11 +218,20 @@ def _variants(plan: Plan) -> Iterator[Plan]:
         group = next((index for index, action in enumerate(first) if action.stage != first[0].stage), len(first))
         variants += [(group, False), (None, True)]
     for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.name != plan.name):
-        for group_size, lean in variants:
-            try:
-                yield registry.build(entry.name, plan.pp, plan.num_microbatches, plan.num_chunks, group_size, lean)
-            except ScheduleError:
-                continue
+        for variant in variants:
+            built = built_plan(entry.name, plan.pp, plan.num_microbatches, plan.num_chunks, *variant)
+            if built is not None:
+                yield built
+
+
+def built_plan(
+    name: str, pp: int, num_microbatches: int, num_chunks: int, group_size: int | None = None, lean: bool = False
+) -> Plan | None:
+    """The plan of a schedule of the registry; None where it has none of this shape."""
+    try:
+        return registry.build(name, pp, num_microbatches, num_chunks, group_size, lean)
+    except ScheduleError:
+        return None
 
 
 def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
@@ -284,9 +292,4 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
 
 def with_num_microbatches(plan: Plan, count: int) -> Plan | None:
     """The plan of the same schedule with another number of microbatches; None if there is none."""
-    if plan.name not in registry.SCHEDULES:
-        return None
-    try:
-        return registry.build(plan.name, plan.pp, count, plan.num_chunks)
-    except ScheduleError:
-        return None
+    return built_plan(plan.name, plan.pp, count, plan.num_chunks) if plan.name in registry.SCHEDULES else None

@@ -15,6 +15,7 @@ from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.model.wording import as_ranges
 from pptrace.recognise.schedule.measured_steps import (
     MeasuredStep,
+    built_plan,
     match_registry,
     match_reversed,
     measured_steps,
@@ -159,9 +160,8 @@ def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> tu
     rows = step.rows
     best: tuple[Plan | None, float] = None, -1.0
     for entry in registry.SCHEDULES.values():
-        try:
-            plan = registry.build(entry.name, pp, num_microbatches, chunks)
-        except ScheduleError:
+        plan = built_plan(entry.name, pp, num_microbatches, chunks)
+        if plan is None:
             continue
         shares = []
         for pp_rank, row in zip(step.pp_ranks, rows, strict=True):
@@ -177,10 +177,7 @@ def _differences(
     plan: Plan, measured: Sequence[MeasuredStep], plan_by_step: Mapping[int, Plan | None]
 ) -> tuple[str, ...]:
     """Describe for each rank the first position where its order leaves the plan, with the steps in which it does; () when
-    none does.
-
-    An order that only stops early does not leave the plan: the trace was cut off. ``others`` are the plans of steps that have
-    another than ``plan``.
+    none does. An order that only stops early does not leave the plan: the trace was cut off.
     """
     by_line: dict[str, list[int]] = {}
     keys: dict[int, list[tuple[Int64, Int64]]] = {}

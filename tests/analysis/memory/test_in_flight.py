@@ -9,7 +9,7 @@ from pptrace.analysis.memory.answer import peaks_in_flight
 from pptrace.model.tables import OPS
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import IDEAL, peak_inflight, simulate
-from pptrace.slices import Slice, slices_by_int
+from pptrace.slices import Slice, slices_by_rank
 from tests.support.tables import named, table_of
 
 CHUNKS = {"interleaved-1f1b": 2, "looped-bfs": 2, "interleaved-zb": 2}
@@ -18,7 +18,7 @@ CHUNKS = {"interleaved-1f1b": 2, "looped-bfs": 2, "interleaved-zb": 2}
 def rows(*ops: tuple[str, int, int]) -> Slice:
     """Ops of stage 0 one after another: (kind, step, microbatch)."""
     table = table_of(OPS, named("kind step microbatch", ops)).assign(start_ns=range(len(ops)))
-    return slices_by_int(table, "rank", ("step", "start_ns"))[0]
+    return slices_by_rank(table, ("step", "start_ns"))[0]
 
 
 def peaks(*ops: tuple[str, int, int], num_steps: int = 1) -> list[int | None]:
@@ -33,7 +33,7 @@ def test_a_run_of_a_plan_holds_what_the_plan_holds(name: str) -> None:
     plan = build(name, 4, 8, chunks) if chunks else build(name, 4, 8)
     ops = simulate(plan, IDEAL).ops()
     ops = ops[ops["kind"].isin(("F", "B", "I", "W", "OVERLAP_F_B"))]
-    by_rank = slices_by_int(ops, "rank", ("start_ns",))
+    by_rank = slices_by_rank(ops, ("start_ns",))
     window = {rank: np.zeros(len(table), dtype=np.int64) for rank, table in by_rank.items()}
     measured = [peaks_in_flight(table, window[rank], 1)[0] for rank, table in sorted(by_rank.items())]
     assert measured == list(peak_inflight(plan))

@@ -12,7 +12,7 @@ from pptrace.intervals import Int64, lengths_within, merge
 from pptrace.model.device_idle import IdleTime
 from pptrace.model.traces import Category
 from pptrace.recognise.device.idle import NO_LAUNCHES
-from pptrace.recognise.device.work import breakdown, device_work
+from pptrace.recognise.device.work import breakdowns, device_work
 from tests.support.synthetic import Event, make_trace
 
 GEMM, NCCL = "ampere_sgemm_128x64_nn", "ncclDevKernel_SendRecv(x)"
@@ -54,7 +54,8 @@ def parts(machine: Machine, start: int, end: int) -> tuple[int, int, int, int]:
     idle = machine.idle()
     sets = (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)
     lengths = tuple(int(lengths_within(intervals, [start], [end])[0]) for intervals in sets)
-    assert sum(lengths) == breakdown(device_work(make_trace(machine.events).events), start, end).idle_ns
+    (found,) = breakdowns(device_work(make_trace(machine.events).events), [start], [end])
+    assert sum(lengths) == found.idle_ns
     return lengths  # type: ignore[return-value]
 
 

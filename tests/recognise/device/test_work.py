@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pptrace.model.device import CLASSES, WorkClass
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
+from pptrace.recognise.device.work import NO_DEVICE, breakdown, breakdowns, device_work
 from pptrace.recognise.pieces import pieces_of
 from tests.support.damages import damaged, exchanged, other_names, repeated_correlation, unnamed
 from tests.support.extent import by_turns
@@ -53,7 +53,7 @@ def test_each_nanosecond_belongs_to_one_category_in_order(
     last = start + length if in_window else max(begin + duration for _, begin, duration in device_rows)
     window = set(range(first, last))
     compute, communication, memory = (owned[name] & window for name in ("compute", "communication", "memory"))
-    result = breakdown(work, first, last) if in_window else breakdown(work)
+    result = breakdowns(work, [first], [last])[0] if in_window else breakdown(work)
     assert (result.first_ns, result.last_ns) == (first, last)
     assert result.busy_ns == len(compute | communication | memory)
     assert result.compute_ns == len(compute)
@@ -82,7 +82,7 @@ def test_work_finds_its_launch_by_correlation() -> None:
 def test_a_trace_without_device_events_has_no_work() -> None:
     work = device_work(make_trace([Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1)]).events)
     assert len(work) == 0
-    assert breakdown(work, 0, 100) == NO_DEVICE
+    assert breakdowns(work, [0], [100]) == [NO_DEVICE]
     assert len(device_work(make_trace([]).events)) == 0
 
 

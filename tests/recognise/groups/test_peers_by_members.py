@@ -126,3 +126,10 @@ def test_ranks_without_a_trace_contradict_nothing() -> None:
         2: {("send", 3), ("recv", 3)},
         3: {("send", 2), ("recv", 2)},
     }
+
+
+def test_groups_of_ranks_beyond_64_bits_tell_no_peer() -> None:
+    entries = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [rank, 2**63]} for rank in range(2)]
+    facts = {rank: {"world_size": 2, "pg_config": [entry]} for rank, entry in enumerate(entries)}
+    filled, _ = with_peers_by_members(made([(0, 1, (0, 1)), (1, 0, (0, 1))], 2), facts)
+    assert all(set(table["peer"]) == {-1} for table in filled.values())

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 from pptrace.axes import MESH_ORDER
+from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.model.tables import CALLS
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
-from pptrace.recognise.groups.topology import axis_of_description, ranks_of
+from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import warn_unmatched

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pptrace.model.device import DeviceWork
 from pptrace.model.traces import Category
 from pptrace.recognise.labels import read_label
-from pptrace.recognise.ops.host_compute import HostCompute
+from pptrace.recognise.ops.host_compute import computing_spans
 from pptrace.recognise.ops.label_actions import steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import Range, Ranges, outermost
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
@@ -39,8 +39,8 @@ def steps_one_by_one(listed: Sequence[Range]) -> list[int]:
     done: dict[object, int] = {}
     count, num_ops, optimized, steps = 0, 0, False, []
     for entry in listed:
-        num_ops += entry.label.is_op
         actions = entry.label.actions
+        num_ops += bool(actions) and actions[0].kind.is_compute
         keys = [(action.kind, action.stage, action.chunk, action.microbatch) for action in actions]
         again = any(key[-1] is not None and done.get(key, num_ops) < num_ops for key in keys)
         warms_up = entry.label.phase is Phase.WARMUP and bool(done)
@@ -168,7 +168,7 @@ def test_operators_in_ranges_are_those_of_each_range(
     ]
     begin, extent = np.array(asked, dtype=np.int64).reshape(-1, 2).T
     threads = np.array([1 + at % 3 for at in range(len(asked))], dtype=np.int64)
-    ran, first, last = HostCompute(make_trace(events).events).spans(threads, START + begin, START + begin + extent)
+    ran, first, last = computing_spans(make_trace(events).events, threads, START + begin, START + begin + extent)
     for at, thread in enumerate(threads.tolist()):
         low, high = int(begin[at]), int(begin[at] + extent[at])
         inside = [(start, start + length) for start, length, own in operators if own == thread and low <= start < high]
