@@ -21,7 +21,7 @@ from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier,
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from tests.analysis.test_summaries import SCHEDULE, step_with
-from tests.support.known import known
+from tests.support.optional import not_none
 
 NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 STEPS = 12
@@ -294,7 +294,7 @@ def test_outliers_are_mentioned_from_two_percent_of_all_steps_on_and_warned_of_i
         Severity.WARNING,
         [1, 3, 5, 7, 9, 11],
     )
-    assert 0 < known(finding.gain_low_ns) < 300 < known(finding.gain_high_ns) < 600
+    assert 0 < not_none(finding.gain_low_ns) < 300 < not_none(finding.gain_high_ns) < 600
 
 
 def test_the_op_to_blame_for_an_outlier_is_given() -> None:

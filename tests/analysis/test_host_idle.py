@@ -24,7 +24,6 @@ from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis, analyse
-from tests.support.known import known
 from tests.support.optional import not_none
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
@@ -93,7 +92,7 @@ def only_step(analysis: Analysis) -> StepReport:
 def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
     step = only_step(starved)
     assert step.critical_path is not None
-    host = [cause for cause in known(step.causes) if cause.cause == "host"]
+    host = [cause for cause in not_none(step.causes) if cause.cause == "host"]
     assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
     assert {str(dict(cause.where)): cause.ns for cause in host} == {f"{{'rank': {rank}}}": 220 for rank in range(P)}
     assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
@@ -245,9 +244,9 @@ def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
     for shift in (0, 10**9 + 7):
         report = analyse(run.traces(shifts_ns={1: shift}, one_host=False)).report
         for rank in (rank for step in report.steps for rank in step.ranks):
-            assert sum(asdict(known(rank.host)).values()) == rank.device.idle_ns
+            assert sum(asdict(not_none(rank.host)).values()) == rank.device.idle_ns
             if rank.rank == 0:
-                assert known(rank.host).launch_starved_ns == 2 * M * GAP
+                assert not_none(rank.host).launch_starved_ns == 2 * M * GAP
 
 
 def test_the_rank_whose_host_is_late_is_named() -> None:
@@ -264,8 +263,8 @@ def test_the_rank_whose_host_is_late_is_named() -> None:
     assert "rank 2" in host.title
     for step in report.steps:
         assert step.bubble.waterfall_ns is not None
-        assert {cause.where["rank"] for cause in known(step.causes) if cause.cause == "host" and cause.ns} == {2}
-        assert known(step.ranks[2].host).launch_starved_ns >= 2 * M * GAP
+        assert {cause.where["rank"] for cause in not_none(step.causes) if cause.cause == "host" and cause.ns} == {2}
+        assert not_none(step.ranks[2].host).launch_starved_ns >= 2 * M * GAP
         assert step.blame is not None
         assert step.blame.by_kind["host"] >= 2 * M * GAP
         assert (

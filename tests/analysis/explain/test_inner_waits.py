@@ -17,7 +17,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.known import known
+from tests.support.optional import not_none
 
 PP, TP, STEPS, MICROBATCHES = 3, 2, 3, 6
 SUM_NS, MESSAGE_NS = 100, 7
@@ -100,7 +100,7 @@ def slow(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepRepo
 
 def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(clean: StepReport, slow: StepReport) -> None:
     added = assert_exact(slow) - assert_exact(clean)
-    blame, before = known(slow.blame), known(clean.blame)
+    blame, before = not_none(slow.blame), not_none(clean.blame)
     most, slow_rank = blame.ops[0], 1 * TP + 1
     assert (most.rank, most.kind, most.stage, most.microbatch) == (slow_rank, "F", 1, 2)
     assert added > 4 * SLOWER_NS  # the tp peer in the op, and the other stages of both pipelines

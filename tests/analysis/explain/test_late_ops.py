@@ -12,7 +12,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import by_turns
-from tests.support.known import known
+from tests.support.optional import not_none
 from tests.support.synthetic import Job, Recording, host_events, run_on_paper
 
 LATE_RANK, LATE_NS, TRANSFER_NS = 1, 400, 50
@@ -54,7 +54,7 @@ def test_what_a_rank_is_late_by_is_its_host_s_and_not_unexplained(plan: tuple[st
     causes = by_name(late.causes)
     assert sum(causes.values()) == late.span_ns - (late.ideal_ns or 0)
     assert abs(causes["unexplained"]) <= 0.005 * late.span_ns
-    assert causes["host"] == pytest.approx(late.span_ns - known(clean.span_ns), rel=0.15)
+    assert causes["host"] == pytest.approx(late.span_ns - not_none(clean.span_ns), rel=0.15)
     assert {tuple(cause.where.items()) for cause in late.causes or () if cause.cause == "host"} == {
         (("rank", LATE_RANK),)
     }

@@ -20,8 +20,8 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
-from tests.support.known import known
 from tests.support.measured import measured_costs
+from tests.support.optional import not_none
 
 PP, DP, MICROBATCHES, STEPS = 4, 3, 8, 6
 OP_NS, MESSAGE_NS = 1_000_000, 20_000
@@ -85,7 +85,7 @@ def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, ob
     assert finding.evidence["cause"] == cause
     assert finding.evidence["where"] == where
     assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
-    assert known(finding.gain_low_ns) <= (finding.gain_ns or 0) <= known(finding.gain_high_ns)
+    assert not_none(finding.gain_low_ns) <= (finding.gain_ns or 0) <= not_none(finding.gain_high_ns)
     return finding
 
 
@@ -95,7 +95,7 @@ def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanT
     report = report_of(tmp_path / "run", table, durations)
     finding = assert_only(report, healthy, "straggler", {"rank": 2 * DP + 1})
     assert "reason" not in finding.evidence
-    stragglers = known(report.stragglers)
+    stragglers = not_none(report.stragglers)
     assert max(stragglers.workers, key=lambda worker: worker.slowdown).rank == 2 * DP + 1
     assert stragglers.m_w == pytest.approx(1, abs=0.2)
 
@@ -190,7 +190,7 @@ def test_a_link_of_which_only_more_messages_were_waited_for_is_not_slow(table: P
         transfers = np.where(late, 5 * MESSAGE_NS, usual_ns)
         assert of(table, usual(table), transfers)[1] is None
         transfers[:, 0, ends == 1 + 2] *= 10
-        link = known(of(table, usual(table), transfers)[1])
+        link = not_none(of(table, usual(table), transfers)[1])
         assert link.where == {"link": f"{DP}-{2 * DP}"}
         share[0] = 0.2
         late = np.random.default_rng(4).random((STEPS, DP, table.num_messages)) < share

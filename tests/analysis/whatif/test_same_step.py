@@ -22,7 +22,7 @@ from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from tests.support.extent import ALL
-from tests.support.known import known
+from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 FEW = ["uneven_p4", "dualpipe_p4", "faults_pp2_dp2", "gpu_nccl_torch_1f1b_p4", "gpu_zbv_p2", "mesh_pp2_tp2_cp2_dp2"]
@@ -124,6 +124,6 @@ def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
     run, predictions = predicted("uneven_p4")
     times = OutsideTimes(10, 5, {})
     with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
-        times.without(part, known(predictions.result.today))
+        times.without(part, not_none(predictions.result.today))
     step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
     assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]
