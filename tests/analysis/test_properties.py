@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +26,7 @@ from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.schedule.shapes import legal_shapes
 from tests.support.extent import by_turns
+from tests.support.parts import by_cause
 
 NAMES = [str(kind) for kind in Kind]
 FORMATS = ("csv", "parquet", "json")
@@ -193,9 +193,7 @@ def test_a_simulated_run_has_no_cause_but_its_schedule_and_messages_that_take_ti
     assert reported.causes is not None
     assert reported.ideal_ns is not None
     assert reported.span_ns == step.makespan_ns
-    shares = Counter[str]()
-    for cause in reported.causes:
-        shares[cause.cause] += cause.ns
+    shares = by_cause(reported.causes)
     assert sum(shares.values()) == reported.span_ns - reported.ideal_ns
     expected = {"structural"} | ({"communication"} if p2p else set())
     assert {cause for cause, ns in shares.items() if ns} <= expected

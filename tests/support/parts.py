@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.whole_run import Waterfall
+from collections import Counter
+from collections.abc import Iterable
+
+from pptrace.analysis.whole_run import Cause, Waterfall
+
+
+def by_cause(causes: Iterable[Cause] | None) -> Counter[str]:
+    """Time of each cause at all its places, ns."""
+    sums = Counter[str]()
+    for cause in causes or ():
+        sums[cause.cause] += cause.ns
+    return sums
 
 
 def parts_ns(
