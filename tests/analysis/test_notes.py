@@ -13,7 +13,7 @@ from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.whole_run import Bubble, InDoubt, Stragglers, Waterfall
 from pptrace.clock import Clock, ClockMethod
-from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels
+from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
@@ -22,6 +22,7 @@ from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.workflow.rank_store import recognise_trace
+from tests.support import parts
 from tests.support.parts import parts_ns
 from tests.support.synthetic import make_trace
 from tests.support.tables import table_of as table
@@ -29,7 +30,6 @@ from tests.support.tables import table_of as table
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
-NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 Row = dict[str, object]
 
 
@@ -58,7 +58,7 @@ def run_of(
 
 
 def rank_step(rank: int, bubble: int | None = 5, *comms: CommSummary, ops: int = 1) -> RankStep:
-    return RankStep(rank, 0, 1_000, 900, 0, bubble, {}, comms, {}, NOTHING, None, [None] * ops)  # type: ignore[list-item]
+    return parts.rank_step(rank, 900, 0, bubble, comms=comms, ops=[None] * ops)
 
 
 FALL = parts_ns(600, 400, 0, 0, 0, None, 0)
