@@ -107,11 +107,11 @@ def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> N
     unknown = step_of(span=None)
     for steps, doubt in (
         ([STEP, unknown], "are only that exact"),
-        ([unknown], "are not known, since that is more than"),
+        ([unknown], "are not known, since that is more than half a step"),
     ):
         (line,) = those_with("the clocks may be off", lines_of(run_of(BOTH), steps, clock))
         assert line.startswith("the clocks may be off by ±60.0 µs where the median op lasts 0.1 µs: ")
-        assert doubt in line
+        assert line.endswith(f" {doubt}")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,11 @@ def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> N
 )
 def test_without_a_pipeline_clocks_are_compared_with_the_shortest_step(uncertainty: int, doubt: str | None) -> None:
     steps = [replace(STEP, start_ns=9_000, end_ns=10_000), replace(STEP, start_ns=5_000, end_ns=7_000)]
-    lines = lines_of(run_of([op(0, "STEP")]), steps, replace(ONE_CLOCK, uncertainty_ns=uncertainty))
-    named = those_with("the clocks may be off", lines)
+    run, clock = run_of([op(0, "STEP")]), replace(ONE_CLOCK, uncertainty_ns=uncertainty)
+    named = those_with("the clocks may be off", lines_of(run, steps, clock))
+    assert [(found.cause, found.line) for found in doubts_of_times(run, clock, steps, ())] == [
+        (InDoubt.CLOCK, line) for line in named
+    ]
     assert [line.rpartition(" are ")[2] for line in named] == ([] if doubt is None else [doubt])
     assert all("where a step lasts 1.0 µs" in line for line in named)
 
@@ -366,7 +369,10 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
         (
             longer,
             [STEP],
-            ["the ideal bubble and what the bubble consists of are not known: the recognised plan covers 2 of the 4"],
+            [
+                "the ideal bubble and what the bubble consists of are not known: the recognised plan covers 2 of the 4 ranks of "
+                "a pipeline"
+            ],
         ),
         (
             known,
