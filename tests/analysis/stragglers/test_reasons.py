@@ -22,10 +22,10 @@ from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.support.measured import measured_costs
 from tests.support.optional import not_none
+from tests.support.replayed import message_rows, op_rows
 
 PP, DP, MICROBATCHES, STEPS = 4, 3, 8, 6
 OP_NS, MESSAGE_NS = 1_000_000, 20_000
-NAMES = [str(kind) for kind in Kind]
 
 
 def usual(table: PlanTable) -> Int64:
@@ -42,23 +42,15 @@ def report_of(
     transfers = np.broadcast_to(transfers, (STEPS, DP, table.num_messages))
     replay = replay_table(table, durations + late, transfers)
     start, end = replay.start + late, replay.end
-    readers = table.dep_reader[table.dep_is_message]
     senders = table.dep[table.dep_is_message]
     step_ns = int(end.max()) + OP_NS
     ops, comms = [], []
     for step, replica in np.ndindex(STEPS, DP):
         begin, at = step * step_ns, (step, replica)
-        columns = {name: getattr(table, name) for name in ("stage", "microbatch")}
-        times = {"start_ns": start[at] + begin, "end_ns": end[at] + begin, "step": step}
-        kinds = [NAMES[code] for code in table.kind]
-        ops.append(pd.DataFrame({"rank": table.rank * DP + replica, "kind": kinds, **columns, **times}))
-        sent = end[at][senders]
-        for kind, rows, peers in (("send", senders, readers), ("recv", readers, senders)):
-            columns = {name: getattr(table, name)[rows] for name in ("stage", "microbatch")}
-            columns |= {"rank": table.rank[rows] * DP + replica, "peer": table.rank[peers] * DP + replica}
-            direction = ["F" if NAMES[code] == "F" else "B" for code in table.kind[senders]]
-            times = {"start_ns": sent + begin, "end_ns": sent + transfers[at] + begin, "step": step}
-            comms.append(pd.DataFrame({"kind": kind, "direction": direction, "axis": "pp", **columns, **times}))
+        ops.append(op_rows(table, start[at] + begin, end[at] + begin, (DP, replica), step=step))
+        sent = end[at][senders] + begin
+        moved = (sent, sent + transfers[at])
+        comms.append(message_rows(table, moved, moved, (DP, replica), step=step))
     folder.mkdir(exist_ok=True)
     pd.concat(ops).to_csv(folder / "ops.csv", index=False)
     pd.concat(comms).to_csv(folder / "comms.csv", index=False)
