@@ -309,11 +309,13 @@ def test_what_is_free_is_what_a_script_of_ten_lines_finds() -> None:
 def test_an_ideal_outside_the_pipeline_gains_its_mean_and_leaves_the_span() -> None:
     run = pptrace.load(SAMPLES / "uneven_p4", as_recorded=True)
     mean = np.mean([outside(step).get(("optimizer", "rank 0"), 0) for step in run.report.steps])
-    (scenario,) = run.whatif(ideals="outside=optimizer").result.scenarios
     result = run.whatif(ideals="outside=optimizer").result
+    (scenario,) = result.scenarios
     assert scenario.gain_ns == int(mean)
-    assert scenario.period_ns == (result.measured_period_ns or 0) - int(mean)
-    assert scenario.low_ns == scenario.span_ns == scenario.high_ns
+    assert scenario.period_ns == scenario.length_ns == (result.measured_period_ns or 0) - int(mean)
+    assert scenario.length_low_ns <= scenario.length_ns <= scenario.length_high_ns
+    assert scenario.low_ns == scenario.span_ns == scenario.high_ns == result.measured_span_ns
+    assert scenario.gain_share == scenario.gain_ns / result.measured_ns
     with pytest.raises(UsageError, match="outside its pipeline this run has data, optimizer, other"):
         run.whatif(ideals="outside=barrier")
 
