@@ -314,8 +314,6 @@ def test_the_gain_is_that_of_the_first_finding_to_act_on() -> None:
     steps = [step_of(2_000_000, FALL), step_of(1_000_000, FALL), step_of(9_000_000, FALL)]
     findings = (finding("jitter", 4_000_000), finding("imbalance", 2_000_000))
     assert verdict_of(*steps, findings=findings).endswith("; the most to win back is 4.0 ms a step of ops that vary.")
-    other = Finding(Severity.WARNING, "rank 3", "", 700_000)
-    assert verdict_of(*steps, findings=(other,)).endswith("; the most to win back is 0.70 ms a step of rank 3.")
 
 
 def test_what_a_place_gives_back_in_a_replay_is_the_findings_gain_and_decides_whether_it_rules() -> None:

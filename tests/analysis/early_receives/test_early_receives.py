@@ -195,8 +195,8 @@ def test_kernels_that_were_not_recorded_are_a_reason() -> None:
     def without_kernels(*args: object) -> list[Event]:
         return [event for event in events_launched_ahead(*args) if event.stream < 0]  # type: ignore[arg-type]
 
-    early = analysed(run, without_kernels, pause=50_000).report.early_receives
-    assert early is None or early.reason == NOT_RECORDED
+    early = not_none(analysed(run, without_kernels, pause=50_000).report.early_receives)
+    assert early.reason == NOT_RECORDED
 
 
 def test_the_order_that_was_repaired_has_no_better() -> None:
