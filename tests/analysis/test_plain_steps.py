@@ -31,7 +31,7 @@ Profile = dict[str, object]
 def profile_of(
     rows: Iterable[tuple[object, ...]], rank: int = 0, world: int = 1, job: Profile | None = None, **more: object
 ) -> Profile:
-    """What torch's profiler writes of rows of (category, name, start, duration, thread, args), µs, where the last may lack."""
+    """A profile as torch writes it, of rows of (category, name, start, duration, thread, args), µs, where the last may lack."""
     names = ("cat", "name", "ts", "dur", "tid", "args")
     events = [{"ph": "X", "pid": 1, "tid": 1} | dict(zip(names, row, strict=False)) for row in rows]
     distributed = {"rank": rank, "world_size": world, "backend": "gloo", **(job or {})}

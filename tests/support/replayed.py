@@ -13,7 +13,7 @@ from pptrace.schedule.plan_table import PlanTable
 
 _KINDS = np.array([str(kind) for kind in Kind], dtype=object)
 Replicas = tuple[int, int]
-"""(how many replicas the pipeline has, which of them)."""
+"""(number of replicas of the pipeline, index of one)."""
 
 
 def op_rows(table: PlanTable, start: Int64, end: Int64, of: Replicas = (1, 0), **columns: Any) -> pd.DataFrame:

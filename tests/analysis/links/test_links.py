@@ -19,7 +19,7 @@ from tests.support.tables import named, table_of
 
 
 def traffic_with(rank: int, *rows: dict[str, object]) -> RankTraffic:
-    """What a rank has with rows of matched communication on axis pp; a transfer lasts to the row's end unless it is given."""
+    """Traffic of a rank with rows of matched communication on axis pp; a transfer lasts to the row's end unless it is given."""
     usual = {"axis": "pp", "group_size": 2}
     edges = [{"transfer_end_ns": row.get("end_ns", 0), "asked_ns": row.get("start_ns", 0)} for row in rows]
     comms = table_of(COMMS, [usual | edge | row for edge, row in zip(edges, rows, strict=True)])
