@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 from msgspec.structs import asdict, replace
@@ -12,8 +14,10 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind, SpanMark
+from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import MEMORY, make_table
 from pptrace.model.traces import Category, Trace
+from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
@@ -21,7 +25,7 @@ from pptrace.workflow.analyse import Analysis, analyse
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
 from tests.support.extent import ALL
-from tests.support.known import known
+from tests.support.optional import not_none
 from tests.support.synthetic import (
     BYTES,
     START,
@@ -138,9 +142,9 @@ def test_phases_cover_the_window_and_their_bubbles_are_the_ranks_bubble(recordin
 @EACH
 def test_the_waterfall_sums_to_the_span(recording: Recording) -> None:
     for step in analysis_of(recording).report.steps:
-        fall = known(step.bubble.waterfall_ns)
+        fall = not_none(step.bubble.waterfall_ns)
         assert sum(part for part in asdict(fall).values() if part is not None) == step.span_ns
-        assert sum(known(step.span_parts).values()) == step.span_ns
+        assert sum(not_none(step.span_parts).values()) == step.span_ns
         for name, ns in asdict(fall).items():  # as the causes have it, and the table and picture of them
             of_cause = [cause.ns for cause in step.causes or () if cause.cause == name]
             assert ns == sum(of_cause) if name != "compute" else step.ideal_ns or not of_cause
@@ -166,37 +170,21 @@ def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -
                     assert summary.overlap_ratio is None
 
 
-def without_origin(report: Report, origin_ns: int = START) -> str:
-    """All that a report says, with its moments counted from ``origin_ns`` and its inputs and warnings sorted."""
-    steps = [
-        replace(
-            step,
-            start_ns=step.start_ns - origin_ns,
-            end_ns=step.end_ns - origin_ns,
-            ranks=tuple(
-                replace(
-                    rank,
-                    phases={
-                        name: replace(p, start_ns=p.start_ns - origin_ns, end_ns=p.end_ns - origin_ns)
-                        for name, p in rank.phases.items()
-                    },
-                    ops=tuple(
-                        replace(o, start_ns=o.start_ns - origin_ns, end_ns=o.end_ns - origin_ns) for o in rank.ops
-                    ),
-                    device=replace(
-                        rank.device,
-                        first_ns=rank.device.first_ns and rank.device.first_ns - origin_ns,
-                        last_ns=rank.device.last_ns and rank.device.last_ns - origin_ns,
-                    ),
-                )
-                for rank in step.ranks
-            ),
-        )
-        for step in report.steps
-    ]
-    inputs = tuple(sorted(report.inputs, key=lambda entry: entry.path))
-    device = tuple((d.rank, d.breakdown.busy_ns, d.breakdown.idle_ns) for d in report.device)
-    return repr((steps, inputs, device, report.mesh, report.schedule, report.clock, report.findings, report.warnings))
+MOMENTS = {"start_ns", "end_ns", "first_ns", "last_ns"}
+
+
+def without_origin(report: Report, origin_ns: int = START) -> dict[str, Any]:
+    """All that a report says, with its moments counted from ``origin_ns`` and its inputs sorted."""
+
+    def moved(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: moved(of, key) for key, of in value.items()}
+        if isinstance(value, list):
+            return [moved(of) for of in value]
+        return value - origin_ns if name in MOMENTS and value is not None else value
+
+    said: dict[str, Any] = moved(json.loads(dump(report_object(report, with_ops=True))))
+    return said | {"inputs": sorted(said["inputs"], key=lambda entry: entry["path"])}
 
 
 @EACH
@@ -218,7 +206,7 @@ def test_ranks_on_clocks_of_their_own_are_put_right_within_the_uncertainty(name:
     wrong = {0: 0, 1: 90_000_000_000, 2: -1_234_567, 3: 40}
     report = analyse(recording.traces(shifts_ns=wrong, one_host=False)).report
     assert report.clock.method == "message-bounds"
-    uncertainty = known(report.clock.uncertainty_ns)
+    uncertainty = not_none(report.clock.uncertainty_ns)
     assert uncertainty <= 90 * 4
     (step,) = report.steps
     for rank in range(4):
@@ -270,7 +258,7 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     for rank in step.ranks:
         assert rank.compute_ns == 8 * 300
         if rank.rank == 0:  # it speaks with rank 1 alone
-            assert rank.compute_ns + known(rank.exposed_comm_ns) + known(rank.bubble_ns) == rank.window_ns
+            assert rank.compute_ns + not_none(rank.exposed_comm_ns) + not_none(rank.bubble_ns) == rank.window_ns
         else:
             assert (rank.exposed_comm_ns, rank.bubble_ns) == (None, None)
     by_rank = {rank.rank: rank.comms for rank in step.ranks}
@@ -329,21 +317,7 @@ def test_a_trace_without_marks_still_has_its_device_breakdown() -> None:
         Event(Category.MEMCPY, "copy", START + 100, START + 110, 0, 7),
     ]
     (device,) = analyse([make_trace(events)]).report.device
-    breakdown = device.breakdown
-    assert (
-        breakdown.busy_ns,
-        breakdown.compute_ns,
-        breakdown.communication_ns,
-        breakdown.memory_ns,
-        breakdown.idle_ns,
-    ) == (
-        100,
-        60,
-        30,
-        10,
-        10,
-    )
-    assert breakdown.overlap_ratio == 20 / 50
+    assert device.breakdown == DeviceBreakdown(START, START + 110, 100, 60, 30, 10, 10, 20 / 50)
 
 
 def test_marks_of_another_version_are_warned_about() -> None:
@@ -398,7 +372,7 @@ def test_one_rank_of_a_pipeline_of_unknown_length_has_its_compute_and_bounds_of_
     for step in report.steps:
         (rank,) = step.ranks
         assert (rank.pp_rank, rank.bubble_ns, step.bubble.ratio, step.bubble.ideal_ratio) == (None, None, None, None)
-        assert rank.not_compute_ns == rank.window_ns - known(rank.compute_ns)
+        assert rank.not_compute_ns == rank.window_ns - not_none(rank.compute_ns)
     assert any("its length and the stages are null" in line for line in report.warnings)
     assert not any("no forward or backward" in line for line in report.warnings)
 

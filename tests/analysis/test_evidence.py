@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import cache
 from io import StringIO
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from pptrace.analysis.report import Report
-from pptrace.analysis.stragglers.reason import gain_interval
 from pptrace.report.text import print_report
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
@@ -31,7 +29,6 @@ def kinds_of(report: Report) -> set[str]:
 
 
 def test_a_single_step_has_no_interval() -> None:
-    assert gain_interval(np.array([100])) == (None, None)
     report = report_of(1, heavy=2)
     (imbalance,) = (finding for finding in report.findings if finding.evidence["cause"] == "imbalance")
     assert imbalance.gain_ns is not None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.plain import with_synchronisations
-from pptrace.analysis.findings.reasons import with_reasons
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
@@ -18,63 +15,46 @@ from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
-from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
-from tests.analysis.test_summaries import SCHEDULE, step_with
-from tests.support.known import known
+from tests.support.optional import not_none
+from tests.support.parts import SCHEDULE, findings_with, rank_step, reason_with, step_with, steps_with
 
-NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 STEPS = 12
-
-
-def reason_with(gains: list[int], causes: tuple[str, ...], name: str = "pauses") -> Reason:
-    return Reason(name, causes, {}, "Reason: {share} of the step", "look", np.array(gains))
-
-
-def run_with(*causes: Cause, num_steps: int = 4) -> list[StepReport]:
-    """Steps of 1,000 ns which are all the same."""
-    return [replace(step_with(None, causes=causes), step=number) for number in range(num_steps)]
 
 
 def gains_of(findings: tuple[Finding, ...]) -> dict[str, int | None]:
     return {finding.evidence.get("reason", finding.evidence["cause"]): finding.gain_ns for finding in findings}
 
 
-def found(steps: list[StepReport], study: Study, series: StepSeries | None = None) -> tuple[Finding, ...]:
-    """The findings of steps of which reasons are parts of their own."""
-    numbers = tuple(step.step for step in steps)
-    named, known = with_reasons(steps, replace(study, steps=numbers), series)
-    return find(named, SCHEDULE, known, series)
-
-
 @pytest.mark.parametrize(("gain", "left"), [(60, 200), (59, 200), (61, 199)])
 def test_a_reason_takes_of_its_second_cause_what_the_first_did_not_have(gain: int, left: int) -> None:
-    steps = run_with(Cause("jitter", {"rank": 1}, 60), Cause("straggler", {"rank": 3}, 200))
-    study = Study(reasons=(reason_with([gain] * 4, ("jitter", "straggler")),))
-    assert gains_of(found(steps, study)) == {"straggler": left, "pauses": gain}
+    steps = steps_with(Cause("jitter", {"rank": 1}, 60), Cause("straggler", {"rank": 3}, 200))
+    found = findings_with(steps, reason_with(gain, ("jitter", "straggler"), "pauses"))
+    assert gains_of(found) == {"straggler": left, "pauses": gain}
 
 
 def test_what_a_reason_takes_is_no_part_of_its_place_any_more() -> None:
-    steps = run_with(Cause("jitter", {"rank": 1}, 100), Cause("jitter", {"rank": 3}, 90))
-    at_one = replace(reason_with([60] * 4, ("jitter",)), where={"rank": 1})
-    jitter = next(one for one in found(steps, Study(reasons=(at_one,))) if "reason" not in one.evidence)
+    steps = steps_with(Cause("jitter", {"rank": 1}, 100), Cause("jitter", {"rank": 3}, 90))
+
+    def rest(reason: Reason) -> Finding:
+        return next(one for one in findings_with(steps, reason) if "reason" not in one.evidence)
+
+    jitter = rest(reason_with(60, ("jitter",), "pauses", rank=1))
     assert (jitter.gain_ns, jitter.evidence["where"]) == (130, {"rank": 3})
-    anywhere = Study(reasons=(reason_with([95] * 4, ("jitter",)),))
-    jitter = next(one for one in found(steps, anywhere) if "reason" not in one.evidence)
+    jitter = rest(reason_with(95, ("jitter",), "pauses"))
     assert (jitter.gain_ns, jitter.evidence["where"]) == (95, {"rank": 1})
-    steps = run_with(*(Cause("jitter", {"rank": rank}, ns) for rank, ns in ((1, 60), (2, 50), (3, 90))))
-    half = Study(reasons=(reason_with([100] * 4, ("jitter",)),))
-    jitter = next(one for one in found(steps, half) if "reason" not in one.evidence)
+    steps = steps_with(*(Cause("jitter", {"rank": rank}, ns) for rank, ns in ((1, 60), (2, 50), (3, 90))))
+    jitter = rest(reason_with(100, ("jitter",), "pauses"))
     assert (jitter.gain_ns, jitter.evidence["where"]) == (100, {})  # rank 3 has 45 of them
 
 
 def on_devices(steps: list[StepReport]) -> list[StepReport]:
     """The steps with a rank of which it is known why its device was idle."""
-    return [replace(step, ranks=(rank_of(0, host=HostIdle(0, 0, 0)),)) for step in steps]
+    return [replace(step, ranks=(rank_step(0, host=HostIdle(0, 0, 0)),)) for step in steps]
 
 
 def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() -> None:
-    steps = run_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200))
+    steps = steps_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200))
     (host,) = find(on_devices(steps), SCHEDULE)
     assert host.title.endswith("because hosts launch too late, most of it on rank 0")
     (late,) = find(steps, SCHEDULE)
@@ -86,36 +66,37 @@ def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() 
 def test_without_a_device_ops_that_begin_late_are_a_finding_from_a_twentieth_of_the_step_on(
     late: int, num_findings: int
 ) -> None:
-    steps = run_with(Cause("host", {"rank": 0}, late))
+    steps = steps_with(Cause("host", {"rank": 0}, late))
     assert len(find(steps, SCHEDULE)) == num_findings
     assert len(find(on_devices(steps), SCHEDULE)) == 1
 
 
 def test_of_five_steps_what_one_of_them_lost_is_no_finding() -> None:
     for num_steps, num_findings in ((4, 1), (5, 0)):
-        steps = run_with(num_steps=num_steps)
+        steps = steps_with(num_steps=num_steps)
         steps = [replace(step, causes=(Cause("host", {}, 500 * (step.step == 2)),)) for step in steps]
         assert len(find(steps, SCHEDULE)) == num_findings
 
 
 def test_a_pipeline_of_one_rank_has_no_fill_and_drain() -> None:
-    assert find(run_with(Cause("structural", {}, 0)), SCHEDULE) == ()
+    assert find(steps_with(Cause("structural", {}, 0)), SCHEDULE) == ()
 
 
 def test_late_launches_are_no_reason_where_devices_tell_what_their_hosts_were_late_with() -> None:
-    of_rank = replace(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES), where={"rank": 1})
-    late = Study(reasons=(of_rank,))
-    steps = run_with(Cause("host", {}, 30), Cause("unexplained", {}, 200))
-    assert gains_of(found(on_devices(steps), late)) == {"unexplained": 200, "host": 30}
-    assert gains_of(found(steps, late)) == {LATE_LAUNCHES: 100, "unexplained": 130}
-    everywhere = Study(reasons=(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES),))
-    assert gains_of(found(steps, everywhere)) == {"unexplained": 200}  # the cause says so, here too little of it
-    of_devices = on_devices(run_with(Cause("unexplained", {}, 200)))
-    assert gains_of(found(of_devices, late)) == {"unexplained": 200}
+    late = reason_with(100, ("host", "unexplained"), LATE_LAUNCHES, rank=1)
+    steps = steps_with(Cause("host", {}, 30), Cause("unexplained", {}, 200))
+    assert gains_of(findings_with(on_devices(steps), late)) == {"unexplained": 200, "host": 30}
+    assert gains_of(findings_with(steps, late)) == {LATE_LAUNCHES: 100, "unexplained": 130}
+    everywhere = reason_with(100, ("host", "unexplained"), LATE_LAUNCHES)
+    assert gains_of(findings_with(steps, everywhere)) == {"unexplained": 200}, (
+        "the cause says so, here too little of it"
+    )
+    of_devices = on_devices(steps_with(Cause("unexplained", {}, 200)))
+    assert gains_of(findings_with(of_devices, late)) == {"unexplained": 200}
 
 
 def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_besides() -> None:
-    steps = run_with(Cause("imbalance", {"stage": 1}, 100), Cause("jitter", {"rank": 2}, 90))
+    steps = steps_with(Cause("imbalance", {"stage": 1}, 100), Cause("jitter", {"rank": 2}, 90))
     gains = {("stage", 1): np.array([30, 30, 40, 40]), ("rank", 2): np.full(4, 1)}
     imbalance, jitter = sorted(find(steps, SCHEDULE, Study(gains=gains)), key=lambda one: one.evidence["cause"])
     assert imbalance.evidence == {
@@ -133,7 +114,7 @@ def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_
 def test_a_stage_of_long_ops_that_compute_as_much_as_others_is_no_heavier() -> None:
     gains = {("stage", 1): np.full(4, 300)}
     for part, expected in ((29, {"host": 400}), (30, {"host": 400, "imbalance": 300})):
-        steps = on_devices(run_with(Cause("imbalance", {"stage": 1}, part), Cause("host", {}, 400)))
+        steps = on_devices(steps_with(Cause("imbalance", {"stage": 1}, part), Cause("host", {}, 400)))
         assert gains_of(find(steps, SCHEDULE, Study(gains=gains))) == expected
 
 
@@ -148,9 +129,9 @@ def test_a_stage_of_long_ops_that_compute_as_much_as_others_is_no_heavier() -> N
 def test_a_rank_is_one_finding_whether_others_wait_in_its_ops_or_replicas_are_faster(
     rank: int, waited_for: int, kept: dict[str, int]
 ) -> None:
-    late = replace(reason_with([waited_for] * 4, ("straggler",), "late member"), where={"rank": rank}, is_cause=True)
-    study = Study(reasons=(late,), gains={("rank", 2): np.full(4, 100)})
-    assert gains_of(found(run_with(Cause("straggler", {"rank": 2}, 300)), study)) == kept
+    late = replace(reason_with(waited_for, ("straggler",), "late member", rank=rank), is_cause=True)
+    steps = steps_with(Cause("straggler", {"rank": 2}, 300))
+    assert gains_of(findings_with(steps, late, gains={("rank", 2): np.full(4, 100)})) == kept
 
 
 @pytest.mark.parametrize(
@@ -164,16 +145,12 @@ def test_a_rank_is_one_finding_whether_others_wait_in_its_ops_or_replicas_are_fa
 )
 def test_of_one_pipeline_a_heavy_stage_may_be_a_slow_rank(cause: Cause, kinds: tuple[str, ...], doubt: bool) -> None:
     missing = MissingEvidence(("outliers",), ""), MissingEvidence(kinds, "")
-    (finding,) = find(run_with(cause, Cause("communication", {}, 1)), SCHEDULE, missing=missing)
+    (finding,) = find(steps_with(cause, Cause("communication", {}, 1)), SCHEDULE, missing=missing)
     assert finding.detail.endswith("a slow rank would look the same: there is one pipeline") == doubt
 
 
-def rank_of(number: int = 0, **changes: Any) -> RankStep:
-    return replace(RankStep(number, 0, 1000, 0, 0, 0, {}, (), {}, NOTHING, None, ()), **changes)
-
-
 def starved(ns: int, window: int) -> RankStep:
-    return rank_of(window_ns=window, host=HostIdle(ns, 0, 0))
+    return rank_step(window_ns=window, host=HostIdle(ns, 0, 0))
 
 
 def test_without_a_pipeline_the_mean_rank_says_what_launching_costs() -> None:
@@ -181,7 +158,7 @@ def test_without_a_pipeline_the_mean_rank_says_what_launching_costs() -> None:
     (host,) = find([step, step], SCHEDULE)
     assert (host.gain_ns, host.evidence["share"], host.evidence["launch_starved_ns"]) == (300, 0.3, 601)
     assert host.title.startswith("Host: 30.0% of the step is device idle time because hosts launch too late")
-    unknown = replace(step, ranks=(*step.ranks, rank_of(), rank_of()))
+    unknown = replace(step, ranks=(*step.ranks, rank_step(), rank_step()))
     assert find([unknown], SCHEDULE) == (), "of half of the ranks it is not known"
     assert find([unknown, step], SCHEDULE)[0].gain_ns == 300
     in_pipeline = replace(step, ranks=tuple(replace(rank, phases=PHASES) for rank in step.ranks))
@@ -202,7 +179,7 @@ def run_of_hosts(idle: int | None, *of_steps: dict[int, list[SyncSummary]]) -> l
     return [
         replace(
             step_with(None),
-            ranks=tuple(rank_of(rank, host=host, synchronisations=tuple(syncs)) for rank, syncs in of_ranks.items()),
+            ranks=tuple(rank_step(rank, host=host, synchronisations=tuple(syncs)) for rank, syncs in of_ranks.items()),
         )
         for of_ranks in of_steps
     ]
@@ -264,7 +241,7 @@ def series_of(*outliers: StepOutlier, changes: tuple[StepChange, ...] = ()) -> S
     return StepSeries(STEPS, *[1000] * 5, outliers, changes)
 
 
-def findings_with(*outliers: StepOutlier, changes: tuple[StepChange, ...] = ()) -> list[Finding]:
+def of_series(*outliers: StepOutlier, changes: tuple[StepChange, ...] = ()) -> list[Finding]:
     steps = [replace(step_with(None), step=number) for number in range(STEPS)]
     return list(findings_of_series(series_of(*outliers, changes=changes), steps))
 
@@ -272,7 +249,7 @@ def findings_with(*outliers: StepOutlier, changes: tuple[StepChange, ...] = ()) 
 @pytest.mark.parametrize(("ns", "is_named"), [(300, True), (299, False)])
 def test_a_cause_is_named_that_makes_half_of_what_a_step_is_longer(ns: int, is_named: bool) -> None:
     causes = (Cause("jitter", {"rank": 3}, ns), Cause("host", {"rank": 1}, 200))
-    (finding,) = findings_with(outlier(5, 600, *causes))
+    (finding,) = of_series(outlier(5, 600, *causes))
     assert finding.evidence["steps"] == [5]
     assert finding.evidence["cause"] == ("jitter" if is_named else "unexplained")
     assert finding.evidence["where"] == ({"rank": 3} if is_named else {})
@@ -284,21 +261,21 @@ def test_a_cause_is_named_that_makes_half_of_what_a_step_is_longer(ns: int, is_n
 
 
 def test_outliers_are_mentioned_from_two_percent_of_all_steps_on_and_warned_of_if_they_come_again() -> None:
-    assert findings_with(outlier(5, 239)) == []
-    assert [finding.gain_ns for finding in findings_with(outlier(5, 240))] == [20]
+    assert of_series(outlier(5, 239)) == []
+    assert [finding.gain_ns for finding in of_series(outlier(5, 240))] == [20]
     often = [outlier(step, 600) for step in range(1, 12, 2)]
-    (finding,) = findings_with(*often)
+    (finding,) = of_series(*often)
     assert finding.title == "Outliers: 6 of 12 steps are far longer than the others (step 1: 1.6 times the usual)"
     assert (finding.gain_ns, finding.severity, finding.evidence["steps"]) == (
         300,
         Severity.WARNING,
         [1, 3, 5, 7, 9, 11],
     )
-    assert 0 < known(finding.gain_low_ns) < 300 < known(finding.gain_high_ns) < 600
+    assert 0 < not_none(finding.gain_low_ns) < 300 < not_none(finding.gain_high_ns) < 600
 
 
 def test_the_op_to_blame_for_an_outlier_is_given() -> None:
-    (finding,) = findings_with(outlier(5, 600, ops=(BlamedOp(3, "F", 1, 7, 500),)))
+    (finding,) = of_series(outlier(5, 600, ops=(BlamedOp(3, "F", 1, 7, 500),)))
     assert finding.detail.startswith(
         "step 5 takes 0.0 ms more than step 2; most of the bubble that it has more is due to F of microbatch 7 on rank 3 "
         "(stage 1); look at"
@@ -312,7 +289,7 @@ def test_steps_that_got_longer_are_a_finding_by_the_share_of_the_run_since_then(
     step: int, after: int, gain: int | None
 ) -> None:
     change = StepChange(step, 2, 1000, step + 1, after, (Cause("host", {"rank": 1}, (after - 1000) // 2),))
-    found = findings_with(changes=(change,))
+    found = of_series(changes=(change,))
     assert [finding.gain_ns for finding in found] == ([] if gain is None else [gain])
     for finding in found:
         longer = after - 1000
@@ -329,7 +306,7 @@ def test_steps_with_more_microbatches_are_neither_slower_nor_outliers(
     before: int, after: int, *, is_slower: bool
 ) -> None:
     steps = [
-        replace(step_with(None), step=number, ranks=(rank_of(phases={"steady": PhaseSummary(0, 9, m, m, None)}),))
+        replace(step_with(None), step=number, ranks=(rank_step(phases={"steady": PhaseSummary(0, 9, m, m, None)}),))
         for number, m in ((2, before), (5, after), (8, after))
     ]
     change = StepChange(5, 2, 1000, 8, 2000, None)
@@ -339,7 +316,7 @@ def test_steps_with_more_microbatches_are_neither_slower_nor_outliers(
 
 @pytest.mark.parametrize(("ns", "is_explained"), [(300, True), (298, False)])
 def test_an_outlier_of_which_a_reason_explains_half_is_none(ns: int, is_explained: bool) -> None:
-    steps = run_with(Cause("host", {"rank": 1}, 300), num_steps=STEPS)
+    steps = steps_with(Cause("host", {"rank": 1}, 300), num_steps=STEPS)
     gains = [ns if number % 2 else 0 for number in range(STEPS)]
     study = Study(reasons=(reason_with(gains, ("host",)),), steps=tuple(range(STEPS)))
     found = find(steps, SCHEDULE, study, series_of(outlier(5, 600), outlier(7, 610)))
@@ -359,5 +336,5 @@ def test_an_outlier_of_which_a_reason_explains_half_is_none(ns: int, is_explaine
 )
 def test_schedules_that_have_what_the_run_has_already_are_not_advised(name: str, chunks: int, kinds: str) -> None:
     schedule = replace(SCHEDULE, name=name, num_chunks=chunks)
-    (structural,) = find(run_with(Cause("structural", {}, 300)), schedule)
+    (structural,) = find(steps_with(Cause("structural", {}, 300)), schedule)
     assert f"a schedule with a smaller bubble{kinds}, would shrink it" in structural.detail

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,20 +11,17 @@ from msgspec import structs
 from msgspec.structs import asdict
 
 from pptrace.analysis.findings.verdict import verdict_lines
-from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity, StepReport
 from pptrace.analysis.steps.host_idle import synchronisations_of_windows
 from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer
 from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
-from pptrace.model.tables import Int64
-from pptrace.model.traces import Category
+from pptrace.model.traces import Category, Trace
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis, analyse
-from tests.support.known import known
 from tests.support.optional import not_none
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
@@ -76,14 +73,18 @@ def starved_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int 
     return events
 
 
-def analysed(recording: Recording) -> Analysis:
-    return analyse(recording.traces())
+def traces_without(recording: Recording, is_left_out: Callable[[Event], bool]) -> list[Trace]:
+    return [
+        structs.replace(
+            make_trace([e for e in recording.events_of(rank) if not is_left_out(e)], rank), metadata=trace.metadata
+        )
+        for rank, trace in enumerate(recording.traces())
+    ]
 
 
 @pytest.fixture(scope="module")
 def starved() -> Analysis:
-    run = record(build("1f1b", P, M), steps=3)
-    return analysed(replace(run, events=starved_events))
+    return analyse(replace(record(build("1f1b", P, M), steps=3), events=starved_events).traces())
 
 
 def only_step(analysis: Analysis) -> StepReport:
@@ -93,7 +94,7 @@ def only_step(analysis: Analysis) -> StepReport:
 def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
     step = only_step(starved)
     assert step.critical_path is not None
-    host = [cause for cause in known(step.causes) if cause.cause == "host"]
+    host = [cause for cause in not_none(step.causes) if cause.cause == "host"]
     assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
     assert {str(dict(cause.where)): cause.ns for cause in host} == {f"{{'rank': {rank}}}": 220 for rank in range(P)}
     assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
@@ -124,7 +125,7 @@ def test_a_host_that_loads_data_meanwhile_is_told_to_load_it_sooner() -> None:
         ]
         return [*starved_events(run, rank, pipeline, step, at), *ranges]
 
-    report = analysed(replace(record(build("1f1b", P, M), steps=3), events=loading)).report
+    report = analyse(replace(record(build("1f1b", P, M), steps=3), events=loading).traces()).report
     ranks = [rank for step in report.steps for rank in step.ranks]
     assert [rank.idle_spans for rank in ranks] == [{"DATA": 2 * M * (GAP - 2)}] * len(ranks)
     first = next(finding for finding in report.findings if finding.severity is not Severity.INFO)
@@ -138,13 +139,11 @@ def test_a_host_that_loads_data_meanwhile_is_told_to_load_it_sooner() -> None:
 def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_have() -> None:
     """The middle step's second kernels have no recorded launches: which ops they are of is not known, nor its parts."""
     run = replace(record(build("1f1b", P, M), steps=3), events=starved_events)
-    traces = []
-    for rank, trace in enumerate(run.traces()):
-        events = run.events_of(rank)
-        late = [event.correlation for event in events if event.name == "layer_norm"]
-        lost = late[len(late) // 3 : 2 * len(late) // 3]
-        kept = [event for event in events if event.category is not Category.RUNTIME or event.correlation not in lost]
-        traces.append(structs.replace(make_trace(kept, rank), metadata=trace.metadata))
+    lost: set[int] = set()
+    for rank in range(P):
+        late = [event.correlation for event in run.events_of(rank) if event.name == "layer_norm"]
+        lost |= set(late[len(late) // 3 : 2 * len(late) // 3])
+    traces = traces_without(run, lambda event: event.category is Category.RUNTIME and event.correlation in lost)
     steps = analyse(traces).report.steps
     falls = [step.bubble.waterfall_ns for step in steps]
     assert [fall is not None and fall.host is not None for fall in falls] == [True, False, True]
@@ -155,17 +154,9 @@ def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_h
             assert sum(step.span_parts.values()) == step.span_ns
 
 
-def without_calls(report_of: Recording) -> Report:
-    """The report of traces without runtime calls."""
-    traces = []
-    for rank, trace in enumerate(report_of.traces()):
-        events = [event for event in report_of.events_of(rank) if event.category is not Category.RUNTIME]
-        traces.append(structs.replace(make_trace(events, rank), metadata=trace.metadata))
-    return analyse(traces).report
-
-
 def test_without_launches_host_is_null_with_the_reason() -> None:
-    report = without_calls(record(build("1f1b", 2, 4), device=True))
+    recording = record(build("1f1b", 2, 4), device=True)
+    report = analyse(traces_without(recording, lambda event: event.category is Category.RUNTIME)).report
     assert all(entry.breakdown.idle_ns is not None and entry.host is None for entry in report.device)
     assert [
         line
@@ -175,10 +166,9 @@ def test_without_launches_host_is_null_with_the_reason() -> None:
 
 
 def test_synchronisations_belong_to_the_window_in_which_they_end() -> None:
-    times = [(10, 20, 15, 25), (30, 60, 60, 60), (61, 70, 65, 90)]
-    columns = [slice_of_times(times, index) for index in range(4)]
+    columns = np.array([(10, 20, 15, 25), (30, 60, 60, 60), (61, 70, 65, 90)]).T
     names = (("cudaStreamSynchronize", "aten::item"), ("cudaDeviceSynchronize", ""))
-    syncs = Synchronisations(columns[0], columns[1], slice_of_times([(0,), (1,), (0,)], 0), *columns[2:], names)
+    syncs = Synchronisations(columns[0], columns[1], np.array([0, 1, 0]), *columns[2:], names)
     first, second = synchronisations_of_windows(
         syncs, [0, 60], [60, 80], lambda end: f"op at {end}", lambda time: time + 1000
     )
@@ -191,10 +181,6 @@ def test_synchronisations_belong_to_the_window_in_which_they_end() -> None:
     ]
 
 
-def slice_of_times(rows: Sequence[Sequence[int]], column: int) -> Int64:
-    return np.array([row[column] for row in rows], dtype=np.int64)
-
-
 def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
     def events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
         made = starved_events(run, rank, pipeline, step, at)
@@ -204,7 +190,7 @@ def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
             made.append(Event(Category.RUNTIME, "cudaStreamSynchronize", half - 10, half + 5, thread=MAIN_THREAD))
         return made
 
-    report = analysed(replace(record(build("1f1b", P, M)), events=events)).report
+    report = analyse(replace(record(build("1f1b", P, M)), events=events).traces()).report
     (host,) = [finding for finding in report.findings if finding.evidence.get("cause") == "host"]
     (named,) = host.evidence["synchronisations"]
     assert (named["call"], named["operator"], named["count"]) == ("cudaStreamSynchronize", "aten::item", 2 * M * P)
@@ -216,19 +202,14 @@ def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
 
 
 def test_what_the_host_waits_for_in_its_own_communication_is_blocking() -> None:
-    idle = IdleTime(
-        launch_starved=intervals((10, 20), (30, 50)), blocking=intervals((20, 22)), dependency=intervals((60, 70))
-    )
+    starved, blocked, dependent = (np.array(times) for times in ([(10, 20), (30, 50)], [(20, 22)], [(60, 70)]))
+    idle = IdleTime(launch_starved=starved, blocking=blocked, dependency=dependent)
     waits = host_waits(comms_of(("host", 12, 12, 35), ("device", 36, 36, 45), ("host", 47, 49, 49)))
     assert waits.tolist() == [[12, 35]]
     idle_by_cause = with_host_waits(idle, waits)
     assert idle_by_cause.launch_starved.tolist() == [[10, 12], [35, 50]]
     assert idle_by_cause.blocking.tolist() == [[12, 22], [30, 35]]
     assert idle_by_cause.dependency.tolist() == [[60, 70]]
-
-
-def intervals(*rows: tuple[int, int]) -> Int64:
-    return np.array(rows, dtype=np.int64)
 
 
 def comms_of(*rows: tuple[str, int, int, int]) -> Slice:
@@ -245,9 +226,9 @@ def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
     for shift in (0, 10**9 + 7):
         report = analyse(run.traces(shifts_ns={1: shift}, one_host=False)).report
         for rank in (rank for step in report.steps for rank in step.ranks):
-            assert sum(asdict(known(rank.host)).values()) == rank.device.idle_ns
+            assert sum(asdict(not_none(rank.host)).values()) == rank.device.idle_ns
             if rank.rank == 0:
-                assert known(rank.host).launch_starved_ns == 2 * M * GAP
+                assert not_none(rank.host).launch_starved_ns == 2 * M * GAP
 
 
 def test_the_rank_whose_host_is_late_is_named() -> None:
@@ -256,7 +237,7 @@ def test_the_rank_whose_host_is_late_is_named() -> None:
     def events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
         return (starved_events if rank == 2 else device_events)(run, rank, pipeline, step, at)
 
-    report = analysed(replace(record(build("1f1b", P, M), steps=3), events=events)).report
+    report = analyse(replace(record(build("1f1b", P, M), steps=3), events=events).traces()).report
     (host,) = [
         found for found in report.findings if found.evidence["cause"] == "host" and "is_outside" not in found.evidence
     ]
@@ -264,8 +245,8 @@ def test_the_rank_whose_host_is_late_is_named() -> None:
     assert "rank 2" in host.title
     for step in report.steps:
         assert step.bubble.waterfall_ns is not None
-        assert {cause.where["rank"] for cause in known(step.causes) if cause.cause == "host" and cause.ns} == {2}
-        assert known(step.ranks[2].host).launch_starved_ns >= 2 * M * GAP
+        assert {cause.where["rank"] for cause in not_none(step.causes) if cause.cause == "host" and cause.ns} == {2}
+        assert not_none(step.ranks[2].host).launch_starved_ns >= 2 * M * GAP
         assert step.blame is not None
         assert step.blame.by_kind["host"] >= 2 * M * GAP
         assert (

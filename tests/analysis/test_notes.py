@@ -13,7 +13,7 @@ from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.whole_run import Bubble, InDoubt, Stragglers, Waterfall
 from pptrace.clock import Clock, ClockMethod
-from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels
+from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
@@ -22,6 +22,7 @@ from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.workflow.rank_store import recognise_trace
+from tests.support import parts
 from tests.support.parts import parts_ns
 from tests.support.synthetic import make_trace
 from tests.support.tables import table_of as table
@@ -29,7 +30,6 @@ from tests.support.tables import table_of as table
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
-NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 Row = dict[str, object]
 
 
@@ -58,7 +58,7 @@ def run_of(
 
 
 def rank_step(rank: int, bubble: int | None = 5, *comms: CommSummary, ops: int = 1) -> RankStep:
-    return RankStep(rank, 0, 1_000, 900, 0, bubble, {}, comms, {}, NOTHING, None, [None] * ops)  # type: ignore[list-item]
+    return parts.rank_step(rank, 900, 0, bubble, comms=comms, ops=[None] * ops)
 
 
 FALL = parts_ns(600, 400, 0, 0, 0, None, 0)
@@ -107,11 +107,11 @@ def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> N
     unknown = step_of(span=None)
     for steps, doubt in (
         ([STEP, unknown], "are only that exact"),
-        ([unknown], "are not known, since that is more than"),
+        ([unknown], "are not known, since that is more than half a step"),
     ):
         (line,) = those_with("the clocks may be off", lines_of(run_of(BOTH), steps, clock))
         assert line.startswith("the clocks may be off by ±60.0 µs where the median op lasts 0.1 µs: ")
-        assert doubt in line
+        assert line.endswith(f" {doubt}")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,11 @@ def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> N
 )
 def test_without_a_pipeline_clocks_are_compared_with_the_shortest_step(uncertainty: int, doubt: str | None) -> None:
     steps = [replace(STEP, start_ns=9_000, end_ns=10_000), replace(STEP, start_ns=5_000, end_ns=7_000)]
-    lines = lines_of(run_of([op(0, "STEP")]), steps, replace(ONE_CLOCK, uncertainty_ns=uncertainty))
-    named = those_with("the clocks may be off", lines)
+    run, clock = run_of([op(0, "STEP")]), replace(ONE_CLOCK, uncertainty_ns=uncertainty)
+    named = those_with("the clocks may be off", lines_of(run, steps, clock))
+    assert [(found.cause, found.line) for found in doubts_of_times(run, clock, steps, ())] == [
+        (InDoubt.CLOCK, line) for line in named
+    ]
     assert [line.rpartition(" are ")[2] for line in named] == ([] if doubt is None else [doubt])
     assert all("where a step lasts 1.0 µs" in line for line in named)
 
@@ -366,7 +369,10 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
         (
             longer,
             [STEP],
-            ["the ideal bubble and what the bubble consists of are not known: the recognised plan covers 2 of the 4"],
+            [
+                "the ideal bubble and what the bubble consists of are not known: the recognised plan covers 2 of the 4 ranks of "
+                "a pipeline"
+            ],
         ),
         (
             known,

@@ -8,13 +8,16 @@ import os
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import asdict
 
 from pptrace.analysis.result import RankDevice
+from pptrace.model.device import DeviceBreakdown
 from pptrace.workflow.load import load
 from tests.support.device_oracle import Counted, count, kineto_pieces, nsight_pieces
+from tests.support.optional import not_none
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 KINETO = ("hta", "kineto_tb_plugin", "tracelens")
@@ -27,16 +30,10 @@ pytestmark = pytest.mark.skipif(not KINETO_FILES, reason="the public traces are 
 
 def assert_same(result: RankDevice, expected: Counted) -> None:
     got = result.breakdown
-    assert got.first_ns is not None
-    assert got.last_ns is not None
-    assert got.last_ns - got.first_ns == expected.span_ns
-    assert got.busy_ns == expected.busy_ns
-    assert got.compute_ns == expected.compute_ns
-    assert got.communication_ns == expected.communication_ns
-    assert got.memory_ns == expected.memory_ns
-    assert got.idle_ns == expected.idle_ns
+    first = not_none(got.first_ns)
+    times = (expected.busy_ns, expected.compute_ns, expected.communication_ns, expected.memory_ns, expected.idle_ns)
     ratio = expected.overlapped_ns / expected.communicating_ns if expected.communicating_ns else None
-    assert got.overlap_ratio == ratio
+    assert got == DeviceBreakdown(first, first + expected.span_ns, *times, ratio)
     if result.host is not None:
         assert sum(asdict(result.host).values()) == expected.idle_ns
 
@@ -64,51 +61,45 @@ def test_the_walk_counts_overlaps_as_the_definitions_say() -> None:
     assert count(pieces) == Counted(50, 39, 10, 10, 19, 11, 5, 15)
 
 
-_ASK_HTA = """
-import json, sys
-from hta.trace_analysis import TraceAnalysis
-path = sys.argv[1]
-analysis = TraceAnalysis(trace_files={0: path}, trace_dir="/", include_last_profiler_step=True)
-print(json.dumps(analysis.get_temporal_breakdown(visualize=False).to_dict("records")[0]))
-"""
 HTA_PYTHON = os.environ.get("PPTRACE_HTA_PYTHON", "")
 
 
-@pytest.mark.skipif(not HTA_PYTHON, reason="PPTRACE_HTA_PYTHON names no Python that has HolisticTraceAnalysis")
+WITH_HTA = pytest.mark.skipif(
+    not HTA_PYTHON, reason="PPTRACE_HTA_PYTHON names no Python that has HolisticTraceAnalysis"
+)
+
+
+def rows_of_hta(path: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of a table of HTA's analysis of a trace."""
+    script = f"""
+import json
+from hta.trace_analysis import TraceAnalysis
+analysis = TraceAnalysis(trace_files={{0: {str(path)!r}}}, trace_dir="/", include_last_profiler_step=True)
+print(json.dumps(analysis.{table}.to_dict("records")))
+"""
+    asked = subprocess.run([HTA_PYTHON, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    rows: list[dict[str, Any]] = json.loads(asked.stdout.splitlines()[-1])
+    return rows
+
+
+@WITH_HTA
 def test_a_trace_in_whole_microseconds_has_the_times_that_hta_counts() -> None:
     """HTA rounds starts and durations down to µs, so that it agrees only where a trace has no fractions of them."""
     (path,) = (DATA / "kineto_tb_plugin").glob("*.json.gz")
-    asked = subprocess.run(
-        [HTA_PYTHON, "-c", _ASK_HTA, str(path)], capture_output=True, text=True, timeout=120, check=True
-    )
-    expected = json.loads(asked.stdout.splitlines()[-1])
+    (expected,) = rows_of_hta(path, "get_temporal_breakdown(visualize=False)")
     breakdown = load([path]).report.device[0].breakdown
-    assert breakdown.busy_ns is not None
-    assert breakdown.compute_ns is not None
     assert breakdown.idle_ns == 1000 * expected["idle_time(us)"]
     assert breakdown.compute_ns == 1000 * expected["compute_time(us)"]
-    assert breakdown.busy_ns - breakdown.compute_ns == 1000 * expected["non_compute_time(us)"]
+    assert not_none(breakdown.busy_ns) - not_none(breakdown.compute_ns) == 1000 * expected["non_compute_time(us)"]
 
 
-_ASK_HTA_IDLE = """
-import json, sys
-from hta.trace_analysis import TraceAnalysis
-path = sys.argv[1]
-analysis = TraceAnalysis(trace_files={0: path}, trace_dir="/", include_last_profiler_step=True)
-rows = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)[0].to_dict("records")
-print(json.dumps({row["idle_category"]: row["idle_time"] for row in rows}))
-"""
-
-
-@pytest.mark.skipif(not HTA_PYTHON, reason="PPTRACE_HTA_PYTHON names no Python that has HolisticTraceAnalysis")
+@WITH_HTA
 def test_idle_time_is_told_apart_as_hta_does_but_for_launches_in_flight() -> None:
     """HTA counts a gap as the host's where the launch began in it; here the host also has gaps in which a launch that began
     before went on. The trace has one stream and whole µs, so that nothing else differs."""
     (path,) = (DATA / "kineto_tb_plugin").glob("*.json.gz")
-    asked = subprocess.run(
-        [HTA_PYTHON, "-c", _ASK_HTA_IDLE, str(path)], capture_output=True, text=True, timeout=120, check=True
-    )
-    expected = json.loads(asked.stdout.splitlines()[-1])
+    rows = rows_of_hta(path, "get_idle_time_breakdown(ranks=[0], visualize=False)[0]")
+    expected = {row["idle_category"]: row["idle_time"] for row in rows}
     device = load([path]).report.device[0]
     assert device.host is not None
     in_flight_us = _idle_behind_launches_in_flight(path)

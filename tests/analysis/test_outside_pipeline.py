@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -58,6 +59,26 @@ def pipeline(step: int, at: float) -> list[tuple[object, ...]]:
     ]
 
 
+def marked_steps(*late: int) -> list[tuple[object, ...]]:
+    """Steps of 50 ms with a range around each, in which a checkpoint of so many ms more is written after the pipeline."""
+    rows: list[tuple[object, ...]] = []
+    at = 0.0
+    for step, more in enumerate(late):
+        rows += [(0, step, "STEP", at, at + 50 + more, None, None), *pipeline(step, at)]
+        rows += [(0, step, "CHECKPOINT", at + 45, at + 45 + more, None, None)] * (more > 0)
+        at += 50 + more
+    return rows
+
+
+def timelines_of(lacks_ranks: bool, of_rank: Mapping[int, pd.DataFrame]) -> _Timelines:
+    """Of ranks that have this communication alone, which they ask for when it starts."""
+    rows = {
+        rank: outside_rows(RankRows(NO_OPS, NO_OPS, slice_of(comms.assign(asked_ns=comms.start_ns))), None, NOTHING)
+        for rank, comms in of_rank.items()
+    }
+    return _Timelines(cast(AlignedRun, None), rows, lacks_ranks)
+
+
 def test_what_follows_the_pipeline_is_named_on_the_rank_that_the_next_step_waits_for(tmp_path: Path) -> None:
     rows = []
     for step in range(3):
@@ -109,14 +130,7 @@ def test_what_comes_before_one_step_alone_is_not_counted_again_after_the_last(tm
 
 
 def test_a_checkpoint_every_third_step_gains_what_the_mean_step_loses_and_is_no_outlier(tmp_path: Path) -> None:
-    rows: list[tuple[object, ...]] = []
-    at = 0.0
-    for step in range(15):
-        late = 300 * (step % 3 == 2)
-        rows += [(0, step, "STEP", at, at + 50 + late, None, None), *pipeline(step, at)]
-        rows += [(0, step, "CHECKPOINT", at + 45, at + 45 + late, None, None)] * (late > 0)
-        at += 50 + late
-    report = report_of(tmp_path, rows)
+    report = report_of(tmp_path, marked_steps(*[0, 0, 300] * 5))
     finding = report.findings[0]
     assert finding.gain_ns == 100 * MS
     assert not [other for other in report.findings if "steps" in other.evidence]
@@ -129,14 +143,7 @@ def test_a_checkpoint_every_third_step_gains_what_the_mean_step_loses_and_is_no_
 
 def test_what_comes_every_other_step_is_named_in_a_run_of_few_steps(tmp_path: Path) -> None:
     """The typical step has none: no ideal makes its period shorter than its pipeline."""
-    rows: list[tuple[object, ...]] = []
-    at = 0.0
-    for step in range(4):
-        late = 100 * (step % 2)
-        rows += [(0, step, "STEP", at, at + 50 + late, None, None), *pipeline(step, at)]
-        rows += [(0, step, "CHECKPOINT", at + 45, at + 45 + late, None, None)] * (late > 0)
-        at += 50 + late
-    report = report_of(tmp_path, rows)
+    report = report_of(tmp_path, marked_steps(0, 100, 0, 100))
     part = "checkpoint"
     assert {finding.evidence["cause"]: finding.gain_ns for finding in report.findings}[part] == 50 * MS
     span, typical = 40 * MS, OutsideTimes(50 * MS, 10 * MS, {part: np.array([0, 100, 0, 100]) * MS})
@@ -302,11 +309,13 @@ def test_what_is_free_is_what_a_script_of_ten_lines_finds() -> None:
 def test_an_ideal_outside_the_pipeline_gains_its_mean_and_leaves_the_span() -> None:
     run = pptrace.load(SAMPLES / "uneven_p4", as_recorded=True)
     mean = np.mean([outside(step).get(("optimizer", "rank 0"), 0) for step in run.report.steps])
-    (scenario,) = run.whatif(ideals="outside=optimizer").result.scenarios
     result = run.whatif(ideals="outside=optimizer").result
+    (scenario,) = result.scenarios
     assert scenario.gain_ns == int(mean)
-    assert scenario.period_ns == (result.measured_period_ns or 0) - int(mean)
-    assert scenario.low_ns == scenario.span_ns == scenario.high_ns
+    assert scenario.period_ns == scenario.length_ns == (result.measured_period_ns or 0) - int(mean)
+    assert scenario.length_low_ns <= scenario.length_ns <= scenario.length_high_ns
+    assert scenario.low_ns == scenario.span_ns == scenario.high_ns == result.measured_span_ns
+    assert scenario.gain_share == scenario.gain_ns / result.measured_ns
     with pytest.raises(UsageError, match="outside its pipeline this run has data, optimizer, other"):
         run.whatif(ideals="outside=barrier")
 
@@ -361,9 +370,7 @@ def test_waiting_for_a_rank_without_a_trace_is_no_gain(members: int, num_ranks: 
     comms = pd.DataFrame(
         {"kind": "barrier", "axis": "dp", "bytes": 0, "group_size": members, "match": -1}, index=range(3)
     )
-    comms = comms.assign(start_ns=start, asked_ns=start, end_ns=start + late)
-    rows = RankRows(ops=NO_OPS, spans=NO_OPS, comms=slice_of(comms))
-    timelines = _Timelines(cast(AlignedRun, None), {0: outside_rows(rows, None, NOTHING)}, num_ranks > 1)
+    timelines = timelines_of(num_ranks > 1, {0: comms.assign(start_ns=start, end_ns=start + late)})
     assert dict(timelines.walk(0, 240, 200)) == {(part, (("axis", "dp"),)): 40}
     step = StepReport(0, 0, 140, 100, NO_BUBBLE, (), period_ns=140, outside=(OutsidePart(part, {"axis": "dp"}, 40),))
     (finding,) = outside_findings([step])
@@ -374,39 +381,24 @@ def test_waiting_for_a_rank_without_a_trace_is_no_gain(members: int, num_ranks: 
 
 
 def test_transfers_of_collectives_with_members_that_have_no_trace_are_as_long_as_the_shortest_of_them() -> None:
-    start = np.array([0, 100, 200], dtype=np.int64)
     comms = pd.DataFrame({"kind": "all_reduce", "axis": "dp", "bytes": 8, "group_size": 2, "match": -1}, index=range(3))
-    comms = comms.assign(start_ns=start, asked_ns=start, end_ns=[30, 110, 250])
-    rows = RankRows(ops=NO_OPS, spans=NO_OPS, comms=slice_of(comms))
-    timelines = _Timelines(cast(AlignedRun, None), {0: outside_rows(rows, None, NOTHING)}, lacks_ranks=True)
+    timelines = timelines_of(True, {0: comms.assign(start_ns=[0, 100, 200], end_ns=[30, 110, 250])})
     where = (("axis", "dp"),)
     assert dict(timelines.walk(0, 250, 200)) == {("unrecorded_ranks", where): 40, ("gradient_sync", where): 10}
 
 
 def test_members_that_all_have_a_trace_are_waited_for_by_name_where_other_ranks_have_none() -> None:
     """Of a barrier of two recorded ranks of many, rank 1 came last: what it did before is the step's time."""
-    rows = {}
-    for rank, start in ((0, 0), (1, 60)):
-        comms = pd.DataFrame({"kind": ["barrier"], "axis": "dp", "bytes": 0, "group_size": 2, "match": 5})
-        comms = comms.assign(start_ns=start, asked_ns=start, end_ns=64)
-        rows[rank] = outside_rows(RankRows(NO_OPS, NO_OPS, slice_of(comms)), None, NOTHING)
-    walked = _Timelines(cast(AlignedRun, None), rows, lacks_ranks=True).walk(0, 64, 0)
+    comms = pd.DataFrame({"kind": ["barrier"], "axis": "dp", "bytes": 0, "group_size": 2, "match": 5, "end_ns": 64})
+    walked = timelines_of(True, {rank: comms.assign(start_ns=60 * rank) for rank in (0, 1)}).walk(0, 64, 0)
     assert dict(walked) == {("barrier", (("axis", "dp"),)): 4, ("other", (("rank", 1),)): 60}
 
 
-def steps_of_100_ms(folder: Path, last: int = 4) -> Path:
-    """An op table of steps that begin 100 ms apart, with 60 ms between their pipelines; odd ones have 30 ms of it."""
-    at, rows = 0.0, []
-    for step in range(last):
-        rows += pipeline(step, at)
-        at += 100 if step % 2 == 0 else 70
-    report_of(folder, rows)
-    return folder / "ops.csv"
-
-
 def test_a_step_that_is_reported_alone_is_as_long_as_in_the_report_of_all(tmp_path: Path) -> None:
-    path = steps_of_100_ms(tmp_path)
-    of_all = load([path], cache=False).report.steps
+    """Steps of 100 and of 70 ms take turns."""
+    of_all = report_of(
+        tmp_path, [row for step, at in enumerate((0, 100, 170, 270)) for row in pipeline(step, at)]
+    ).steps
     for step in of_all:
-        (alone,) = load([path], step=step.step, cache=False).report.steps
+        (alone,) = load([tmp_path / "ops.csv"], step=step.step, cache=False).report.steps
         assert (alone.period_ns, alone.outside) == (step.period_ns, step.outside)

@@ -14,29 +14,18 @@ from pptrace.analysis.steps.plain_steps import NO_PIPELINE
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
+from tests.support.parts import rank_step
 
 NO_SCHEDULE = ScheduleSummary("unknown", None, None, None, "none", ())
-NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 MS = 1_000_000
 
 
 def rank_of(number: int = 0, between: int | None = None, late: int | None = None, **figures: Any) -> RankStep:
     """A rank of a step of 100 ms; times in ms."""
     times = {"compute_ns": 30 * MS, "exposed_comm_ns": 0, "bubble_ns": 70 * MS} | figures
-    return RankStep(
-        number,
-        None,
-        100 * MS,
-        phases={},
-        comms=(),
-        spans={},
-        device=NO_DEVICE,
-        peak_memory_bytes=None,
-        ops=(),
-        between_operators_ns=None if between is None else between * MS,
-        late_ns=None if late is None else late * MS,
-        **times,
-    )
+    ms = {"between_operators_ns": between, "late_ns": late}
+    times |= {name: None if value is None else value * MS for name, value in ms.items()}
+    return rank_step(number, stage=None, window_ns=100 * MS, **times)
 
 
 def step_of(*ranks: RankStep, number: int = 0) -> StepReport:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
+from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.model.report_table import Amount
 from pptrace.report.tables.ranks import ranks_table
@@ -21,6 +23,26 @@ ROWS = """rank,dp_rank,step,kind,axis,group_size,match,clock,start_ns,end_ns
 1,1,1,STEP,,,,host,1950,2600
 0,0,1,OPTIMIZER,,,,host,2300,2450
 """
+
+
+Profile = dict[str, object]
+
+
+def profile_of(
+    rows: Iterable[tuple[object, ...]], rank: int = 0, world: int = 1, job: Profile | None = None, **more: object
+) -> Profile:
+    """A profile as torch writes it, of rows of (category, name, start, duration, thread, args), µs, where the last may lack."""
+    names = ("cat", "name", "ts", "dur", "tid", "args")
+    events = [{"ph": "X", "pid": 1, "tid": 1} | dict(zip(names, row, strict=False)) for row in rows]
+    distributed = {"rank": rank, "world_size": world, "backend": "gloo", **(job or {})}
+    return {"schemaVersion": 1, "distributedInfo": distributed, **more, "traceEvents": events}
+
+
+def report_of(folder: Path, *profiles: Profile) -> Report:
+    paths = [folder / f"rank{rank}.json" for rank in range(len(profiles))]
+    for path, profile in zip(paths, profiles, strict=True):
+        path.write_text(json.dumps(profile))
+    return load(paths, cache=False).report
 
 
 def steps_of(folder: Path) -> tuple[StepReport, ...]:
@@ -53,13 +75,7 @@ def test_the_window_of_each_rank_is_its_own_and_waiting_for_the_other_is_bubble(
 def test_a_profile_without_a_pipeline_has_the_steps_of_torchs_profiler(tmp_path: Path) -> None:
     ranges = [("user_annotation", "ProfilerStep#4", 0, 100), ("user_annotation", "ProfilerStep#5", 100, 80)]
     operators = [("cpu_op", "aten::mm", 10, 50), ("cpu_op", "aten::mm", 110, 20)]
-    events = [
-        {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
-        for cat, name, ts, dur in (*ranges, *operators)
-    ]
-    trace = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    (tmp_path / "rank0.json").write_text(json.dumps(trace))
-    steps = load([tmp_path / "rank0.json"], cache=False).report.steps
+    steps = report_of(tmp_path, profile_of([*ranges, *operators])).steps
     assert [(step.step, step.span_ns, step.has_pipeline) for step in steps] == [(4, 100_000, False), (5, 80_000, False)]
     assert [step.ranks[0].compute_ns for step in steps] == [50_000, 20_000]
 
@@ -67,13 +83,7 @@ def test_a_profile_without_a_pipeline_has_the_steps_of_torchs_profiler(tmp_path:
 def test_the_table_of_steps_has_the_length_that_the_verdict_names_and_the_window_beside_it(tmp_path: Path) -> None:
     ranges = [("user_annotation", f"ProfilerStep#{step}", 100_000 * step, 90_000) for step in range(4)]
     operators = [("cpu_op", "aten::mm", 100_000 * step + 10, 50_000) for step in range(4)]
-    events = [
-        {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
-        for cat, name, ts, dur in (*ranges, *operators)
-    ]
-    trace = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    (tmp_path / "rank0.json").write_text(json.dumps(trace))
-    report = load([tmp_path / "rank0.json"], cache=False).report
+    report = report_of(tmp_path, profile_of([*ranges, *operators]))
     step = not_none(report.typical_step)
     assert report.verdict.startswith("The typical step takes 100.0 ms")
     table = steps_table(report, step, Amount.WHOLE)
@@ -87,42 +97,34 @@ def test_the_table_of_steps_has_the_length_that_the_verdict_names_and_the_window
 
 def test_ranks_that_pass_tensors_around_a_ring_compute_as_their_operators_do(tmp_path: Path) -> None:
     """Messages between a forward and a backward look like a pipeline's until it is seen that each rank sends to its next."""
-    for rank in (0, 1):
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps(_around_a_ring(rank)))
-    report = load([tmp_path / "rank0.json", tmp_path / "rank1.json"], cache=False).report
+    report = report_of(tmp_path, *map(_around_a_ring, (0, 1)))
     assert [(step.has_pipeline, step.span_ns) for step in report.steps] == [(False, 500_000)] * 3
     assert [rank.compute_ns for step in report.steps for rank in step.ranks] == [200_000] * 6
 
 
-def _around_a_ring(rank: int) -> dict[str, object]:
+def _around_a_ring(rank: int) -> Profile:
     """Three steps of 500 µs: a forward of 100, a message each way of 100, a backward of 100."""
-    events = []
+    rows: list[tuple[object, ...]] = []
     for step in range(3):
-        begin, call = 1_000 + 600 * step, f"group=0 seq={step} bytes=4096 peer={1 - rank}"
-        rows = (
-            *(("user_annotation", f"pp1:STEP step={step}", 0, 500), ("cpu_op", "aten::addmm", 10, 100)),
-            ("user_annotation", f"pp1:call step={step} kind=send {call} handle=0", 120, 100),
-            ("cpu_op", "c10d::send", 130, 80),
-            ("user_annotation", f"pp1:call step={step} kind=recv {call} handle=1", 230, 100),
-            ("cpu_op", "c10d::recv_", 240, 80),
-            ("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 350, 100),
-        )
-        for cat, name, ts, dur in rows:
-            numbers = {"Sequence number": step, "Fwd thread id": int("Backward" in name)} if "ddmm" in name else {}
-            events.append(
-                {"ph": "X", "cat": cat, "name": name, "ts": begin + ts, "dur": dur, "pid": 1, "tid": 1, "args": numbers}
-            )
+        at, call = 1_000 + 600 * step, f"group=0 seq={step} bytes=4096 peer={1 - rank}"
+        forward, backward = ({"Sequence number": step, "Fwd thread id": thread} for thread in (0, 1))
+        rows += [
+            ("user_annotation", f"pp1:STEP step={step}", at, 500),
+            ("cpu_op", "aten::addmm", at + 10, 100, 1, forward),
+            ("user_annotation", f"pp1:call step={step} kind=send {call} handle=0", at + 120, 100),
+            ("cpu_op", "c10d::send", at + 130, 80),
+            ("user_annotation", f"pp1:call step={step} kind=recv {call} handle=1", at + 230, 100),
+            ("cpu_op", "c10d::recv_", at + 240, 80),
+            ("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 350, 100, 1, backward),
+        ]
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}
-    job = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": [group]}
     facts = {"schema": "pptrace.trace/1", "rank": rank, "world_size": 2, "backend": "gloo", "host": "one"}
-    return {"schemaVersion": 1, "distributedInfo": job, "pptrace": facts, "traceEvents": events}
+    return profile_of(rows, rank, 2, {"pg_config": [group]}, pptrace=facts)
 
 
 def test_time_between_operators_is_apart_from_waiting_for_the_rank_that_comes_last(tmp_path: Path) -> None:
     """Rank 1 sleeps for 300 of 1,000 µs, for which rank 0 waits in the all-reduce."""
-    for rank in (0, 1):
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps(_with_late_rank(rank)))
-    report = load([tmp_path / "rank0.json", tmp_path / "rank1.json"], cache=False).report
+    report = report_of(tmp_path, *map(_with_late_rank, (0, 1)))
     early, late = report.steps[2].ranks
     assert (early.compute_ns, early.exposed_comm_ns, early.bubble_ns) == (310_000, 200_000, 490_000)
     assert (early.between_operators_ns, early.late_ns) == (190_000, 0)
@@ -143,34 +145,28 @@ def test_time_between_operators_is_apart_from_waiting_for_the_rank_that_comes_la
     assert [row[place] for row in table.rows] == ["0.19", "0.49"]
 
 
-def _with_late_rank(rank: int) -> dict[str, object]:
+def _with_late_rank(rank: int) -> Profile:
     """Six steps of 1 ms: 310 µs of compute, an all-reduce whose transfer takes 200, 190 between, and 300 more on rank 1."""
     call = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for step in range(6):
         begin, posted, end = 1_000 * step, 1_000 * step + 400 + 300 * rank, 1_000 * step + 900
         rows += [
-            ("user_annotation", f"ProfilerStep#{step}", begin, 1_000, 1, {}),
-            ("cpu_op", "aten::mm", posted - 300, 300, 1, {}),
-            ("cpu_op", "c10d::allreduce_", posted, 10, 1, {}),
+            ("user_annotation", f"ProfilerStep#{step}", begin, 1_000),
+            ("cpu_op", "aten::mm", posted - 300, 300),
+            ("cpu_op", "c10d::allreduce_", posted, 10),
             ("cpu_op", "record_param_comms", posted, 10, 1, call | {"In msg nelems": 9, "dtype": "Float", "Seq": step}),
-            ("user_annotation", "gloo:all_reduce", posted + 5, end - posted - 5, 2, {}),
-            ("cpu_op", "aten::add_", end, 10, 1, {}),
+            ("user_annotation", "gloo:all_reduce", posted + 5, end - posted - 5, 2),
+            ("cpu_op", "aten::add_", end, 10),
         ]
-    events = [
-        {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": thread, "args": args}
-        for cat, name, ts, dur, thread, args in rows
-    ]
-    distributed = {"rank": rank, "world_size": 2, "backend": "gloo"}
-    return {"schemaVersion": 1, "distributedInfo": distributed, "host_name": "node", "traceEvents": events}
+    return profile_of(rows, rank, 2, host_name="node")
 
 
 def test_without_operators_or_kernels_compute_is_not_known_and_waiting_is(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        trace = _with_late_rank(rank)
-        trace["traceEvents"] = [event for event in trace["traceEvents"] if not event["name"].startswith("aten::")]  # type: ignore[attr-defined]
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
-    report = load([tmp_path / "rank0.json", tmp_path / "rank1.json"], cache=False).report
+    profiles = [_with_late_rank(rank) for rank in (0, 1)]
+    for profile in profiles:
+        profile["traceEvents"] = [event for event in profile["traceEvents"] if not event["name"].startswith("aten::")]  # type: ignore[attr-defined]
+    report = report_of(tmp_path, *profiles)
     for rank in report.steps[2].ranks:
         assert (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) == (None, None, None)
         (comm,) = rank.comms

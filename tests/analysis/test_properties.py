@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,8 +26,9 @@ from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.schedule.shapes import legal_shapes
 from tests.support.extent import by_turns
+from tests.support.parts import by_cause
+from tests.support.replayed import op_rows
 
-NAMES = [str(kind) for kind in Kind]
 FORMATS = ("csv", "parquet", "json")
 
 
@@ -42,19 +42,12 @@ def ops_of(table: PlanTable, durations: np.typing.NDArray[np.int64], pair: list[
     replay, (num_steps, dp, _) = replay_table(table, durations), durations.shape
     begin = np.concatenate(([0], np.cumsum(replay.end.max(axis=(1, 2)) + 1000)))[:-1]
     rows = [
-        pd.DataFrame(
-            {
-                "rank": table.rank * dp + replica,
-                "dp_rank": replica,
-                "pp_rank": table.rank,
-                "step": step,
-                "kind": [NAMES[code] for code in table.kind],
-                "stage": table.stage,
-                "microbatch": table.microbatch,
-                "pair": pair,
-                "start_ns": replay.start[step, replica] + begin[step],
-                "end_ns": replay.end[step, replica] + begin[step],
-            }
+        op_rows(
+            table,
+            replay.start[step, replica] + begin[step],
+            replay.end[step, replica] + begin[step],
+            (dp, replica),
+            **{"dp_rank": replica, "pp_rank": table.rank, "step": step, "pair": pair},
         )
         for step in range(num_steps)
         for replica in range(dp)
@@ -193,9 +186,7 @@ def test_a_simulated_run_has_no_cause_but_its_schedule_and_messages_that_take_ti
     assert reported.causes is not None
     assert reported.ideal_ns is not None
     assert reported.span_ns == step.makespan_ns
-    shares = Counter[str]()
-    for cause in reported.causes:
-        shares[cause.cause] += cause.ns
+    shares = by_cause(reported.causes)
     assert sum(shares.values()) == reported.span_ns - reported.ideal_ns
     expected = {"structural"} | ({"communication"} if p2p else set())
     assert {cause for cause, ns in shares.items() if ns} <= expected

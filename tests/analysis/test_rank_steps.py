@@ -23,6 +23,7 @@ from tests.support.parts import parts_ns
 from tests.support.tables import table_of
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
+ALONE = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 Row = dict[str, object]
 
@@ -211,8 +212,7 @@ def test_phases_of_a_step_with_an_untagged_op_are_left_out_and_the_others_have_t
         *(op(0, 4, "F", 0, 30, phase="warmup"), op(0, 4, "F", 40, 50), op(0, 4, "B", 90, 100, phase="cooldown")),
         *(op(0, 6, "F", 200, 230), op(0, 6, "B", 240, 250, phase=""), op(0, 8, "F", 300, 330)),
     ]
-    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
-    first, second, third = (step.ranks[0].phases for step in steps_of(run_of(rows), one))
+    first, second, third = (step.ranks[0].phases for step in steps_of(run_of(rows), ALONE))
     assert {name: (p.start_ns, p.end_ns, p.bubble_ns) for name, p in first.items()} == {
         "warmup": (0, 40, 10),
         "steady": (40, 50, 0),
@@ -228,7 +228,7 @@ def test_the_stage_of_a_step_is_the_lowest_that_is_known() -> None:
         *(op(0, 1, "F", 0, 1, stage=5), op(0, 1, "F", 1, 2, stage=2), op(0, 1, "F", 2, 3, stage=-1)),
         *(op(0, 2, "F", 10, 11, stage=-1), op(0, 3, "F", 20, 21, stage=0), op(0, 3, "F", 21, 22, stage=4)),
     ]
-    steps = steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),)))
+    steps = steps_of(run_of(rows), ALONE)
     assert [step.ranks[0].stage for step in steps] == [2, None, 0]
 
 
@@ -250,7 +250,7 @@ def test_other_ranges_are_summed_and_peak_memory_is_that_of_the_steps_own_range(
 def test_other_ranges_are_listed_by_kind() -> None:
     kinds = ["DATA", "EVAL", "GRAD_SYNC", "LOSS", "OPTIMIZER", "SAVE", "STEP"]
     rows = [op(0, step, kind, 100 * step, 100 * step + 9) for step in range(9) for kind in ("F", *reversed(kinds))]
-    for step in steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))):
+    for step in steps_of(run_of(rows), ALONE):
         assert list(step.ranks[0].spans) == kinds
 
 
@@ -276,10 +276,9 @@ def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_
     ]
     missing = [row | {"step": 2} for row in rows[:3]]
     foreign = op(0, 1, "W", 30, 33, microbatch=7)
-    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
     data = run_of([*rows, foreign, *missing])
-    first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, one))
-    (whole, partly, unplanned), _ = report_steps([first, second, replace(first, plan=None)], data, one)
+    first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, ALONE))
+    (whole, partly, unplanned), _ = report_steps([first, second, replace(first, plan=None)], data, ALONE)
     assert whole.bubble.waterfall_ns == parts_ns(30, host=5)
     assert partly.bubble.waterfall_ns is None
     assert unplanned.bubble.waterfall_ns is None

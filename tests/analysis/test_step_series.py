@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from msgspec.structs import replace
 
@@ -21,10 +20,10 @@ from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.support.optional import not_none
+from tests.support.replayed import ops_of_steps
 from tests.support.synthetic import record
 
 GAP_NS = 1_000
-NAMES = [str(kind) for kind in Kind]
 TABLE = build("1f1b", 4, 8).table
 USUAL = np.where(TABLE.kind == Kind.F.code, 100_000, 200_000)
 ONE_STEP = analyse(record(build("1f1b", 2, 3, 1)).traces()).report
@@ -33,18 +32,7 @@ ONE_STEP = analyse(record(build("1f1b", 2, 3, 1)).traces()).report
 def report_of(tmp_path: Path, durations: Int64, table: PlanTable = TABLE) -> Report:
     """The report of steps whose ops take ``durations`` (steps, rows); replayed, as a table of ops."""
     replay = replay_table(table, durations)
-    begin = np.cumsum([0, *(replay.end.max(axis=1)[:-1] + GAP_NS)])[:, np.newaxis]
-    num_steps = len(durations)
-    columns = {
-        "rank": np.tile(table.rank, num_steps),
-        "step": np.repeat(np.arange(num_steps), len(table)),
-        "kind": [NAMES[code] for code in table.kind] * num_steps,
-        "stage": np.tile(table.stage, num_steps),
-        "microbatch": np.tile(table.microbatch, num_steps),
-        "start_ns": (replay.start + begin).ravel(),
-        "end_ns": (replay.end + begin).ravel(),
-    }
-    pd.DataFrame(columns).to_csv(tmp_path / "ops.csv", index=False)
+    ops_of_steps(table, replay.start, replay.end, GAP_NS).to_csv(tmp_path / "ops.csv", index=False)
     return load([tmp_path / "ops.csv"]).report
 
 

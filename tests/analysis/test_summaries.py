@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import with_reasons
-from pptrace.analysis.result import CommSummary, CommTotal, Finding, RankStep, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.result import CommSummary, CommTotal, RankStep, ScheduleSummary, Severity
 from pptrace.analysis.steps.communication import summarise_steps, total_comms
 from pptrace.analysis.steps.steps import marked_steps
 from pptrace.analysis.stragglers.detectors import Study
-from pptrace.analysis.stragglers.reason import Reason
-from pptrace.analysis.whole_run import Bubble, Cause, StepChange, StepOutlier, StepSeries, Waterfall
+from pptrace.analysis.whole_run import Cause, StepChange, StepSeries
 from pptrace.intervals import EMPTY, Int64, union
-from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS
 from pptrace.slices import Slice, slice_of
-from tests.support.parts import parts_ns
+from tests.support.parts import SCHEDULE, findings_with, parts_ns, rank_step, reason_with, step_with, steps_with
 from tests.support.tables import named, table_of
 
 
@@ -188,21 +184,6 @@ def test_a_marked_step_is_the_hull_of_its_ranges_with_the_time_of_the_others() -
     assert (late.rank, late.step, late.start_ns, late.end_ns, late.spans) == (1, 4, 90, 160, {"OPTIMIZER": 13})
 
 
-SCHEDULE = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ())
-
-
-def causes_of(fall: Waterfall | None) -> tuple[Cause, ...] | None:
-    """The parts of a waterfall as causes, at no place."""
-    if fall is None:
-        return None
-    return tuple(Cause(name, {}, ns) for name, ns in asdict(fall).items() if name != "compute" and ns is not None)
-
-
-def step_with(fall: Waterfall | None, span: int = 1000, causes: tuple[Cause, ...] | None = None) -> StepReport:
-    causes = causes or causes_of(fall)
-    return StepReport(0, 0, span, span, Bubble(0.1, 0.1, 0.1, 0.1, fall), (), 600, causes)
-
-
 def test_findings_name_causes_worth_saying_warnings_first_and_of_these_the_largest_gain() -> None:
     falls = [parts_ns(600, 100, 19, 80, 200, None, 1), parts_ns(600, 120, 19, 60, 180, None, 21)]
     findings = find([step_with(fall) for fall in falls], SCHEDULE)
@@ -244,13 +225,13 @@ def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share()
 
 @pytest.mark.parametrize("name", ["jitter", "communication", "unexplained"])
 def test_what_every_run_has_some_of_is_mentioned_from_five_percent_of_the_step_on(name: str) -> None:
-    def findings_with(ns: int) -> list[str]:
+    def named_with(ns: int) -> list[str]:
         fall = parts_ns(600, 300, 0, 0, 0, None, 0)
         findings = find([step_with(replace(fall, **{name: ns})) for _ in range(2)], SCHEDULE)
         return [finding.evidence["cause"] for finding in findings]
 
-    assert findings_with(49) == ["structural"]
-    assert findings_with(50) == [name, "structural"]
+    assert named_with(49) == ["structural"]
+    assert named_with(50) == [name, "structural"]
 
 
 def test_steps_without_a_waterfall_count_neither_in_shares_nor_in_gains() -> None:
@@ -264,9 +245,8 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
     """Two ranks: 30 + 30 of tp, 20 of pp, none of dp, unknown of ep."""
 
     def rank_with(*exposed: tuple[str, int | None]) -> RankStep:
-        comms = tuple(CommSummary(axis, "send", 1, 0, 9, 0, 0, ns, None, None, None) for axis, ns in exposed)
-        nothing = DeviceBreakdown(None, None, None, None, None, None, None, None)
-        return RankStep(0, 0, 1000, 0, 0, 0, {}, comms, {}, nothing, None, ())
+        comms = (CommSummary(axis, "send", 1, 0, 9, 0, 0, ns, None, None, None) for axis, ns in exposed)
+        return rank_step(comms=tuple(comms))
 
     ranks = rank_with(("pp", 20), ("tp", 30), ("dp", 0)), rank_with(("tp", 30), ("ep", None))
     fall = parts_ns(600, 240, 0, 60, 100, None, 0)
@@ -284,10 +264,6 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
     assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}
 
 
-def series_with(*, outlier: StepOutlier | None = None, change: StepChange | None = None) -> StepSeries:
-    return StepSeries(12, *[1000] * 5, (outlier,) if outlier else (), (change,) if change else ())
-
-
 def test_what_made_steps_longer_from_one_on_is_no_second_finding() -> None:
     """Rank 3 slows down by 200 ns in the second half, and 50 ns are lost to imbalance in every step."""
     steps = [
@@ -298,7 +274,7 @@ def test_what_made_steps_longer_from_one_on_is_no_second_finding() -> None:
         for number in range(12)
     ]
     change = StepChange(6, 2, 1000, 8, 1200, (Cause("straggler", {"rank": 3}, 200),))
-    found = find(steps, SCHEDULE, series=series_with(change=change))
+    found = find(steps, SCHEDULE, series=StepSeries(12, *[1000] * 5, (), (change,)))
     assert [(finding.title.split(":")[0], finding.gain_ns) for finding in found] == [
         ("Slower since step 6", 100),
         ("Imbalance", 50),
@@ -329,19 +305,6 @@ def test_the_place_that_has_most_of_a_cause_is_named_with_what_the_step_would_ge
     assert (imbalance.gain_low_ns, imbalance.gain_ns, imbalance.gain_high_ns) == (-240, 45, 330)
 
 
-def reason_with(gain: int, causes: tuple[str, ...], name: str = "long sequences", **where: int) -> Reason:
-    return Reason(name, causes, where, "Reason: {share}", "look", np.full(4, gain), {"figure": 1})
-
-
-def steps_with(*causes: Cause) -> list[StepReport]:
-    return [replace(step_with(None, causes=causes), step=number) for number in range(4)]
-
-
-def found(steps: Sequence[StepReport], *reasons: Reason) -> tuple[Finding, ...]:
-    named, study = with_reasons(steps, Study(reasons=reasons, steps=(0, 1, 2, 3)))
-    return find(named, SCHEDULE, study)
-
-
 def test_what_a_reason_explains_is_a_part_of_its_own_taken_off_its_causes_one_after_the_other() -> None:
     causes = (
         Cause("jitter", {"rank": 1}, 60),
@@ -349,7 +312,7 @@ def test_what_a_reason_explains_is_a_part_of_its_own_taken_off_its_causes_one_af
         Cause("imbalance", {"stage": 1}, 90),
     )
     steps = steps_with(*causes)
-    straggler, reason, imbalance = found(steps, reason_with(100, ("jitter", "straggler")))
+    straggler, reason, imbalance = findings_with(steps, reason_with(100, ("jitter", "straggler")))
     assert (straggler.gain_ns, reason.gain_ns, imbalance.gain_ns) == (160, 100, 90)
     assert straggler.evidence["where"] == {"rank": 3}
     assert reason.title == "Reason: 10.0% of the step"
@@ -389,15 +352,17 @@ def test_a_reason_takes_from_its_own_place_first_and_what_its_causes_lack_is_sha
 def test_of_two_reasons_for_the_same_time_the_one_with_the_larger_gain_is_named() -> None:
     steps = steps_with(Cause("jitter", {"rank": 1}, 110))
     larger, smaller = reason_with(100, ("jitter",)), reason_with(90, ("jitter",), "long ops")
-    (finding,) = found(steps, smaller, larger)
+    (finding,) = findings_with(steps, smaller, larger)
     assert (finding.evidence["reason"], finding.gain_ns) == ("long sequences", 100)
-    both = found(steps_with(Cause("jitter", {"rank": 1}, 145)), smaller, larger)  # half of it is left for the other one
+    both = findings_with(
+        steps_with(Cause("jitter", {"rank": 1}, 145)), smaller, larger
+    )  # half of it is left for the other one
     assert [entry.evidence["reason"] for entry in both] == ["long sequences", "long ops"]
 
 
 def test_steps_that_were_not_replayed_have_the_part_of_the_nearest_one() -> None:
     steps = [replace(step_with(None, causes=(Cause("jitter", {}, 200),)), step=number) for number in (1, 2, 4, 9)]
-    reason = Reason("long sequences", ("jitter",), {}, "Reason: {share}", "look", np.array([90, 60, 30]))
+    reason = reason_with([90, 60, 30], ("jitter",))
     named, _ = with_reasons(steps, Study(reasons=(reason,), steps=(8, 5, 1)))
     parts = [(step.parts or {})["long sequences"] for step in named]
     assert parts == [30, 30, 60, 90]
@@ -405,18 +370,18 @@ def test_steps_that_were_not_replayed_have_the_part_of_the_nearest_one() -> None
 
 def test_slower_ranks_none_of_which_stands_out_are_not_named_besides_a_reason_for_it() -> None:
     causes = tuple(Cause("straggler", {"rank": rank}, 70) for rank in range(3))
-    (reason,) = found(steps_with(*causes), reason_with(100, ("jitter", "straggler")))
+    (reason,) = findings_with(steps_with(*causes), reason_with(100, ("jitter", "straggler")))
     assert reason.evidence["reason"] == "long sequences"
 
 
 def test_a_reason_that_explains_little_takes_nothing_and_is_no_finding() -> None:
-    (jitter,) = found(steps_with(Cause("jitter", {"rank": 1}, 60)), reason_with(19, ("jitter",)))
+    (jitter,) = findings_with(steps_with(Cause("jitter", {"rank": 1}, 60)), reason_with(19, ("jitter",)))
     assert jitter.gain_ns == 60
 
 
 def test_there_are_ten_findings_at_most_the_largest_gains() -> None:
     reasons = tuple(reason_with(100 + index, ("host",), f"reason {index}") for index in range(12))
-    findings = found(steps_with(Cause("jitter", {"rank": 1}, 25), Cause("host", {}, 1266)), *reasons)
+    findings = findings_with(steps_with(Cause("jitter", {"rank": 1}, 25), Cause("host", {}, 1266)), *reasons)
     assert [finding.gain_ns for finding in findings] == list(range(111, 101, -1))
 
 

@@ -25,9 +25,9 @@ from pptrace.analysis.whole_run import Bubble, Cause, RootCause, Waterfall
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes
-from tests.support.parts import parts_ns
+from pptrace.recognise.device.work import NO_DEVICE
+from tests.support.parts import parts_ns, rank_step
 
-NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 FALL = parts_ns(1_200_000, 400_000, 300_000, 20_000, 40_000, None, 40_000)
 AN_OP = OpSummary("F", 0, 0, 0, "steady", 0, 9)
 
@@ -39,7 +39,7 @@ def step_of(span: int | None, fall: Waterfall | None = None, *ranks: RankStep, r
 
 
 def rank_of(compute: int | None, exposed: int | None, bubble: int | None, *ops: OpSummary) -> RankStep:
-    return RankStep(0, 0, 1_000, compute, exposed, bubble, {}, (), {}, NO_DEVICE, None, ops)
+    return rank_step(0, compute, exposed, bubble, ops=ops)
 
 
 def report_of(
@@ -314,8 +314,6 @@ def test_the_gain_is_that_of_the_first_finding_to_act_on() -> None:
     steps = [step_of(2_000_000, FALL), step_of(1_000_000, FALL), step_of(9_000_000, FALL)]
     findings = (finding("jitter", 4_000_000), finding("imbalance", 2_000_000))
     assert verdict_of(*steps, findings=findings).endswith("; the most to win back is 4.0 ms a step of ops that vary.")
-    other = Finding(Severity.WARNING, "rank 3", "", 700_000)
-    assert verdict_of(*steps, findings=(other,)).endswith("; the most to win back is 0.70 ms a step of rank 3.")
 
 
 def test_what_a_place_gives_back_in_a_replay_is_the_findings_gain_and_decides_whether_it_rules() -> None:

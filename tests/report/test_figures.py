@@ -5,24 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from pptrace.analysis.result import PhaseSummary, RankStep, StepReport
+from pptrace.analysis.result import PhaseSummary, StepReport
 from pptrace.analysis.whole_run import Bubble, Cause, Waterfall
-from pptrace.model.device import DeviceBreakdown
 from pptrace.report.colours import KIND_COLOURS, ink, shade
 from pptrace.report.summary_figures import note, overview, waterfall
-from tests.support.parts import parts_ns
+from tests.support.parts import parts_ns, rank_step
 
 MS = 1_000_000
 
 
-def rank_step(rank: int, compute: int, comm: int, bubble: int) -> RankStep:
-    nothing = DeviceBreakdown(None, None, None, None, None, None, None, None)
-    phases = {"steady": PhaseSummary(0, compute + comm + bubble, 1, 1, bubble)}
-    return RankStep(rank, rank, compute + comm + bubble, compute, comm, bubble, phases, (), {}, nothing, None, ())
-
-
 def step_report(parts: Waterfall | None) -> StepReport:
-    ranks = (rank_step(0, 60 * MS, 10 * MS, 30 * MS), rank_step(1, 70 * MS, 0, 30 * MS))
+    of_ranks = ((60 * MS, 10 * MS, 30 * MS), (70 * MS, 0, 30 * MS))
+    phases = {"steady": PhaseSummary(0, 100 * MS, 1, 1, 30 * MS)}
+    ranks = tuple(
+        rank_step(rank, *times, stage=rank, window_ns=100 * MS, phases=phases) for rank, times in enumerate(of_ranks)
+    )
     known = {} if parts is None else {name: ns for name, ns in asdict(parts).items() if ns is not None}
     causes = tuple(Cause(name, {}, ns) for name, ns in known.items() if name != "compute") if known else None
     return StepReport(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.op_costs import computed_by_op
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.stragglers.communication import LATE_RECEIVES
-from pptrace.analysis.whole_run import UNEQUAL_ROUTES
+from pptrace.analysis.whole_run import UNEQUAL_ROUTES, Cause
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.model.report_table import Amount
@@ -31,6 +30,7 @@ from pptrace.report.to_json import report_object
 from tests.report.test_nothing_impossible import impossible
 from tests.support.extent import ALL
 from tests.support.optional import not_none
+from tests.support.parts import by_cause
 from tests.support.programs import ROOT
 
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/expected.json"))
@@ -57,12 +57,10 @@ each = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name
 def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sample: Path) -> None:
     run, step = run_of(sample), explained(sample)
     parts, length = step.parts or {}, step.length_ns or 0
-    by_cause: Counter[str] = Counter({"compute": step.ideal_ns or 0})
-    for cause in step.causes or ():
-        by_cause[cause.cause] += cause.ns
+    sums = by_cause((Cause("compute", {}, step.ideal_ns or 0), *(step.causes or ())))
     fall = not_none(step.bubble.waterfall_ns)
-    assert {name: ns or 0 for name, ns in asdict(fall).items()} == {name: by_cause[name] for name in asdict(fall)}
-    assert sum(by_cause.values()) == step.span_ns
+    assert {name: ns or 0 for name, ns in asdict(fall).items()} == {name: sums[name] for name in asdict(fall)}
+    assert sum(sums.values()) == step.span_ns
     (entry,) = (entry for entry in report_object(run.report)["steps"] if entry["step"] == step.step)
     assert entry["bubble"]["waterfall_ns"] == asdict(fall)
     row = run.steps.set_index("step").loc[step.step]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from instrument.mesh import MeshShape
 from pptrace.schedule.registry import build
+from pptrace.sizes.expert_options import ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import Volume
@@ -42,6 +43,7 @@ def step_of(facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatch
     return [predicted.of_rank(rank, step=3) for rank in range(mesh.world)]
 
 
-def facts_of_run(**changes: object) -> Mapping[str, object]:
-    """The ``model`` facts of a trace, without experts but those in ``changes``."""
-    return facts().as_json() | {"layers_per_stage": [4]} | changes
+def facts_of_run(options: ExpertOptions, mesh: Mapping[str, object], **changes: object) -> dict[str, object]:
+    """The facts of a trace of a run with experts, in one stage; of the others what ``changes`` tells."""
+    model = facts(experts=options, **changes).as_json() | {"layers_per_stage": [4]}
+    return {"model": model, "mesh": {"pp": 1, "cp": 1, "tp": 1, "etp": 1, "order": "tp-cp-dp-pp", **mesh}}

@@ -13,6 +13,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
+from tests.support.replayed import ops_of_steps
 
 Factors = npt.NDArray[np.float64]
 
@@ -20,7 +21,6 @@ OP_NS = {Kind.F: 1_000_000, Kind.B: 2_000_000, Kind.I: 1_000_000, Kind.W: 1_000_
 LATENCY_NS = 50_000
 GAP_NS = 500_000
 """Time between two steps."""
-_KINDS = {kind.code: str(kind) for kind in Kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,7 @@ class NoisyRun:
             stage, share = self.slower_stage
             factors[:, table.stage == stage] *= 1 + share
         replays = replay_table(table, np.rint(usual * factors).astype(np.int64), LATENCY_NS)
-        before = np.concatenate(([0], np.cumsum(replays.end.max(axis=1) + GAP_NS)[:-1]))[:, np.newaxis]
-        columns = {"rank": table.rank, "kind": table.kind, "stage": table.stage, "microbatch": table.microbatch}
-        rows = pd.DataFrame({name: np.tile(column, self.steps) for name, column in columns.items()})
-        rows["kind"] = rows["kind"].map(_KINDS)
-        rows["step"] = np.repeat(np.arange(self.steps), len(table))
-        rows["start_ns"], rows["end_ns"] = (replays.start + before).ravel(), (replays.end + before).ravel()
-        return rows
+        return ops_of_steps(table, replays.start, replays.end, GAP_NS)
 
     def write(self, path: Path, seed: int) -> Path:
         """Write the table as CSV."""

@@ -373,9 +373,12 @@ def record(
     dp: int = 1,
     steps: int = 1,
     device: bool = False,
+    **how: Any,
 ) -> Recording:
-    """A recording of ``plan``, whose ``traces()`` are analysed; without ``cost`` a forward takes 100 ns and a backward 200."""
-    run = run_on_paper(plan, cost or (lambda action: 100 if action.kind is Kind.F else 200), latency)
+    """A recording of ``plan``, whose ``traces()`` are analysed; without ``cost`` a forward takes 100 ns and a backward 200,
+    run as ``how`` says, see :func:`run_on_paper`.
+    """
+    run = run_on_paper(plan, cost or (lambda action: 100 if action.kind is Kind.F else 200), latency, **how)
     return Recording(Job(plan, dp, steps), run, device_events if device else host_events)
 
 

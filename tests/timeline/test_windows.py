@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.clock import Clock, ClockMethod, shift
@@ -20,7 +20,6 @@ from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.messages.match import with_transfers
 from pptrace.recognise.run import recognise
-from pptrace.schedule.actions import Phase
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
@@ -126,51 +125,15 @@ def test_a_device_lane_is_the_union_of_compute_kernels_on_the_common_clock() -> 
     assert bubble_ns(lane, 1000, 1060) == 60 - 20 - 20
 
 
-def test_an_empty_lane_is_all_bubble() -> None:
-    lane = lane_of_tables(3, empty_table(OPS), empty_table(COMMS), {}, AS_IT_IS)
-    assert isinstance(lane, Lane)
-    assert bubble_ns(lane, 10, 25) == 15
-
-
-def phases(name: str, p: int, m: int, v: int = 1) -> list[list[tuple[str, int, int, int, int]]]:
-    plan = build(name, p, m, v)
-    ops = tag_ops(simulate(plan, uniform(10, 20)).ops(), lambda step: plan)
-    (window,) = step_windows(ops, MeshInfo(p, p, v, 1, 1, 1, 1, pipelines=(tuple(range(p)),)))
-    of_ranks = [slice_of(ops[ops["rank"] == rank]) for rank in range(p)]
-    spans = [
-        phase_spans_of_steps(of_rank, np.zeros(len(of_rank), dtype=np.int64), [window.start_ns], [window.end_ns])[0]
-        for of_rank in of_ranks
-    ]
-    return [
-        [(str(span.phase), span.start_ns, span.end_ns, span.num_forward, span.num_backward) for span in of_rank]
-        for of_rank in spans
-    ]
-
-
 def test_phases_of_1f1b_by_hand() -> None:
     """p=2, m=2: rank 0 runs F0 0-10, F1 10-20, B0 40-60 (steady: F1 to B0), B1 70-90; rank 1 F0 10-20 … B1 50-70."""
-    assert phases("1f1b", 2, 2) == [
+    ops = simulate(build("1f1b", 2, 2), uniform(10, 20)).ops()
+    of_ranks = [slice_of(ops[ops["rank"] == rank]) for rank in (0, 1)]
+    spans = [phase_spans_of_steps(of_rank, np.zeros(len(of_rank), dtype=np.int64), [0], [90]) for of_rank in of_ranks]
+    assert [[(str(span.phase), *astuple(span)[1:]) for span in of_rank] for (of_rank,) in spans] == [
         [("warmup", 0, 10, 1, 0), ("steady", 10, 60, 1, 1), ("cooldown", 60, 90, 0, 1)],
         [("warmup", 0, 10, 0, 0), ("steady", 10, 70, 2, 2), ("cooldown", 70, 90, 0, 0)],
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "p", "m", "v"),
-    [
-        *(("1f1b", 4, 8, 1), ("1f1b", 4, 2, 1), ("gpipe", 3, 5, 1), ("interleaved-1f1b", 4, 8, 2)),
-        ("interleaved-1f1b", 2, 2, 4),
-    ],
-)
-def test_phases_cover_the_window_once_and_count_every_op(name: str, p: int, m: int, v: int) -> None:
-    for rank, result in enumerate(phases(name, p, m, v)):
-        assert [phase for phase, *_ in result] == ["warmup", "steady", "cooldown"]
-        edges = [edge for _, start, end, _, _ in result for edge in (start, end)]
-        assert edges == sorted(edges)
-        assert edges[1:-1:2] == edges[2::2]
-        assert (edges[0], edges[-1]) == (0, (m * v + p - 1) * 30)
-        tags = [action.phase for action in build(name, p, m, v).ranks[rank]]
-        assert [forward + backward for *_, forward, backward in result] == [tags.count(phase) for phase in Phase]
 
 
 def test_an_op_takes_the_phase_of_the_plan_then_its_own_then_that_of_the_order() -> None:
@@ -187,10 +150,9 @@ def test_an_op_takes_the_phase_of_the_plan_then_its_own_then_that_of_the_order()
 
 def test_an_op_that_the_plan_does_not_have_keeps_its_label() -> None:
     plan = build("1f1b", 2, 2)
-    foreign = simulate(build("1f1b", 2, 3), uniform(1, 2)).ops()
+    foreign = simulate(build("1f1b", 2, 3), uniform(1, 2)).ops().assign(phase="warmup")
     tagged = tag_ops(foreign, lambda step: plan)
-    extra = foreign["microbatch"] == 2
-    assert tagged.loc[extra, "phase"].tolist() == foreign.loc[extra, "phase"].tolist()
+    assert set(tagged["phase"][foreign["microbatch"] == 2]) == {"warmup"}
 
 
 def test_lanes_of_a_shifted_rank_are_those_of_the_rank() -> None:
@@ -221,13 +183,3 @@ def test_what_an_op_waits_for_inside_itself_is_no_compute_and_what_runs_beside_i
     lane = lane_of_tables(0, ops, comms, {}, AS_IT_IS)
     assert lane.compute.tolist() == [[0, 10], [20, 30], [35, 50], [60, 100]]
     assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [25]
-
-
-def test_of_what_an_op_communicates_inside_only_messages_of_the_pipeline_are_left_out() -> None:
-    """Ring attention sends too (20 ns), and a collective may be on the pipeline's axis (5 ns)."""
-    ops = ops_of((0, 0, "F", 0, 100))
-    comms = comms_of([(10, 20), (40, 10), (60, 5), (80, 7)], [0, 0, 0, 0])
-    comms["kind"], comms["axis"] = ["send", "recv", "all_reduce", "all_reduce"], ["cp", "pp", "pp", "tp"]
-    comms["microbatch"] = [-1, -1, -1, 3]
-    lane = lane_of_tables(0, ops, comms, {}, AS_IT_IS)
-    assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [20 + 5]

@@ -30,17 +30,14 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.whole_run import Bubble, Cause
-from pptrace.model.device import DeviceBreakdown
 from pptrace.model.mesh import MeshSizes
-
-NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
-
+from tests.support.parts import rank_step
 
 PHASES = {"steady": PhaseSummary(0, 9, 1, 1, 3)}
 
 
 def rank_of(**changes: Any) -> RankStep:
-    return replace(RankStep(0, 0, 1000, 600, 100, 300, {}, (), {}, NO_DEVICE, None, ()), **changes)
+    return replace(rank_step(0, 600, 100, 300), **changes)
 
 
 def step_of(*ranks: RankStep, span: int | None = 1000, causes: tuple[Cause, ...] | None = None) -> StepReport:

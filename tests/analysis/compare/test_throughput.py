@@ -17,8 +17,8 @@ from pptrace.model.report_table import Amount
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared
 from tests.support.comparison import compare_runs
-from tests.support.known import known
 from tests.support.noisy_runs import NoisyRun
+from tests.support.optional import not_none
 
 Series = npt.NDArray[np.int64]
 STEP = 100_000_000
@@ -57,7 +57,7 @@ def test_steps_that_do_not_vary_but_for_a_long_one_in_three_change_otherwise() -
 
 def test_few_steps_have_an_uncertain_mean_and_show_no_other_change() -> None:
     few, one = mean_step_of(steps(FEWEST_STEPS - 1, 0, every=3, longer=2.0)), mean_step_of(steps(1, 0))
-    assert known(few.mean.deviation) > 0.5 * STEP
+    assert not_none(few.mean.deviation) > 0.5 * STEP
     assert one.mean.deviation is None
     assert not changes_otherwise([few], [mean_step_of(steps(50, 1))])
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_in_every_third_step_is_in_the_sentence_and_the_table(run: 
     assert found.mean is not None
     assert found.mean.a_ns == round(a.figures.lengths.mean())
     assert found.mean.change == found.mean.b_ns / found.mean.a_ns - 1
-    assert known(found.mean.high) < 0
+    assert not_none(found.mean.high) < 0
     assert found.detail.startswith("B is slower by typical steps and faster on average: a typical step takes ")
     assert f", but the mean one, which counts for throughput, {found.mean.a_ns / 1e6:.2f} ms in A and " in found.detail
     rows = comparison_tables(found, Amount.BRIEF)[0].rows

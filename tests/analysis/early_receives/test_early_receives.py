@@ -33,6 +33,7 @@ from tests.support.synthetic import (
     groups_of,
     host_events,
     marked,
+    record,
     run_on_paper,
     run_on_streams,
 )
@@ -153,13 +154,13 @@ def test_receives_that_are_posted_early_and_hold_up_nothing_are_not_named() -> N
 
 
 def test_the_order_of_traces_and_events_changes_nothing() -> None:
-    recording = Recording(Job(EARLY, 1, STEPS), run_on_paper(EARLY, cost))
+    recording = record(EARLY, cost, steps=STEPS)
     reports = [analyse(recording.traces(shuffle=shuffle)).report.early_receives for shuffle in (None, random.Random(3))]
     assert reports[0] == reports[1]
 
 
 def test_without_the_trace_of_a_rank_no_gain_is_known() -> None:
-    traces = Recording(Job(EARLY, 1, STEPS), run_on_paper(EARLY, cost)).traces()
+    traces = record(EARLY, cost, steps=STEPS).traces()
     early = not_none(analyse(traces[:1], num_ranks=2).report.early_receives)
     assert not early.gain_ns
     assert not early.pairs
@@ -194,8 +195,8 @@ def test_kernels_that_were_not_recorded_are_a_reason() -> None:
     def without_kernels(*args: object) -> list[Event]:
         return [event for event in events_launched_ahead(*args) if event.stream < 0]  # type: ignore[arg-type]
 
-    early = analysed(run, without_kernels, pause=50_000).report.early_receives
-    assert early is None or early.reason == NOT_RECORDED
+    early = not_none(analysed(run, without_kernels, pause=50_000).report.early_receives)
+    assert early.reason == NOT_RECORDED
 
 
 def test_the_order_that_was_repaired_has_no_better() -> None:

@@ -23,7 +23,7 @@ from tests.schedule.test_text import torch_runtime
 from tests.schedule.torch_tables import with_torch_messages
 from tests.support.optional import not_none
 from tests.support.programs import EXAMPLE, pptrace, sizes
-from tests.support.synthetic import Job, Recording, run_on_paper
+from tests.support.synthetic import record, run_on_paper
 
 MS = 1_000_000
 EARLY = with_torch_messages(build("interleaved-1f1b", 2, 4))
@@ -36,7 +36,7 @@ def cost(action: Action) -> int:
 @pytest.fixture(scope="module")
 def analysis() -> Analysis:
     """A run of torch's order in which each rank waits in one call after the other."""
-    return analyse(Recording(Job(EARLY, 1, 6), run_on_paper(EARLY, cost, MS, one_by_one=True)).traces())
+    return analyse(record(EARLY, cost, MS, steps=6, one_by_one=True).traces())
 
 
 def test_the_gain_is_that_of_the_report_and_of_a_machine(analysis: Analysis) -> None:
@@ -73,7 +73,7 @@ def test_it_is_among_all_changes_and_says_how_it_is_made(analysis: Analysis) -> 
 
 
 def test_a_run_whose_receives_hold_up_nothing_has_nothing_to_repair() -> None:
-    analysis = analyse(Recording(Job(build("1f1b", 2, 4), 1, 6), run_on_paper(build("1f1b", 2, 4), cost)).traces())
+    analysis = analyse(record(build("1f1b", 2, 4), cost, steps=6).traces())
     with pytest.raises(PptraceError, match="nothing to repair in this run: none of its receives holds up another call"):
         predict_changes(analysis, Wishes(repair_order=True))
     assert REPAIRED not in [one.name for one in predict_changes(analysis, Wishes()).result.scenarios]
@@ -106,20 +106,20 @@ def test_a_recorded_run_is_named_and_its_repaired_order_gains_what_was_predicted
     options = (*sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=4), "--prefetch", "0", "--p2p-mode", "blocking")
     options += ("--sleep-forward", "20", "--sleep-backward", "40", "--steps", "4")
 
-    def record(schedule: Path) -> Path:
+    def recorded(schedule: Path) -> Path:
         out = tmp_path / schedule.stem
         arguments = ("run", "-n", "2", "--steps", "1:4", "--no-analyze", "-o", out, EXAMPLE, "--schedule", schedule)
         ended = pptrace(*arguments, *options, forked=True)
         assert ended.code == 0, ended.err
         return out
 
-    run = record(early)
+    run = recorded(early)
     ended = pptrace("whatif", run, "--repair-order", "--csv", repaired, forked=True)
     assert ended.code == 0, ended.err
     before = load([run]).report
     assert before.early_receives is not None
     assert before.early_receives.gain_ns
-    after = load([record(repaired)]).report
+    after = load([recorded(repaired)]).report
     gain = (not_none(before.typical_step).span_ns or 0) - (not_none(after.typical_step).span_ns or 0)
     assert 0.5 * before.early_receives.gain_ns < gain < 2 * before.early_receives.gain_ns
     assert from_csv(repaired.read_text()).has_comms

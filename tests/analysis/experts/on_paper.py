@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import EXCHANGES, join_exchanges
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
@@ -26,6 +28,27 @@ class Call:
     enters: Int64
     rows: Int64
     backward: int = 0
+
+
+def counted(
+    routes: ArrayLike,
+    layers: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    first: int = 0,
+    held: int | None = None,
+    step: int = 0,
+) -> RankCounts:
+    """Counts of forwards, by default of a layer each, whose tokens have these routes to each expert (forwards, experts): one
+    of two a token, and none is dropped. The rank holds ``held`` of the experts, or all of them, and computes so many ``rows``,
+    by default those that it routes itself.
+    """
+    chosen = np.array(routes, dtype=np.int64)
+    forwards, num = chosen.shape
+    tokens, one = chosen.sum(axis=1), np.ones(forwards, dtype=np.int64)
+    layer = np.array(range(forwards) if layers is None else layers)
+    places = (num * one, first * one, (num if held is None else held) * one)
+    computed = tokens if rows is None else np.array(rows)
+    return RankCounts(2, step * one, layer, computed, *places, chosen, chosen, tokens, 0 * one)
 
 
 def random_calls(seed: int, groups: Sequence[tuple[int, ...]], steps: int = 4, each: int = 5) -> list[Call]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.waits import Waits
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.slices import Slice
+from tests.analysis.experts.on_paper import counted
 from tests.support.gpt_runs import facts_of_run
 from tests.support.optional import not_none
 
@@ -25,12 +24,8 @@ GROUPS = ((0, 1),)
 
 
 def counts_of(rows: dict[int, list[int]], layers: list[int] = LAYERS) -> dict[int, RankCounts]:
-    layer = np.array(layers)
-    once, routes = np.ones_like(layer), np.ones((len(layers), 2), dtype=np.int64)
-    return {
-        rank: RankCounts(1, once, layer, np.array(of_rank), 2 * once, once * rank, once, routes, routes, once, 0 * once)
-        for rank, of_rank in rows.items()
-    }
+    routes = np.ones((len(layers), 2), dtype=np.int64)
+    return {rank: counted(routes, layers, of_rank, rank, 1, step=1) for rank, of_rank in rows.items()}
 
 
 def exchanges(*backward: int) -> Slice:
@@ -71,12 +66,7 @@ def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() ->
 
 
 def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
-    options = ExpertOptions(2, dispatcher=Dispatcher.PADDED)
-    experts = {f"experts_{name}": value for name, value in asdict(options).items()}
-    model = facts_of_run(experts=experts.pop("experts_num"), **experts)
-    facts = {
-        0: {"model": model, "mesh": {"pp": 1, "dp": 2, "cp": 1, "tp": 1, "ep": 2, "etp": 1, "order": "tp-cp-dp-pp"}}
-    }
+    facts = {0: facts_of_run(ExpertOptions(2, dispatcher=Dispatcher.PADDED), {"dp": 2, "ep": 2})}
     whole, part = (
         report_experts(ExpertsOfRun(exchanges(0, 1), counts_of(rows)), (), facts) for rows in (ROWS, {0: ROWS[0]})
     )
@@ -89,9 +79,7 @@ def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
 
 
 def reasons_of(exchanges: Slice, counts: dict[int, RankCounts], etp: int = 1) -> str:
-    experts = {f"experts_{name}": value for name, value in asdict(ExpertOptions(2)).items()}
-    mesh = {"pp": 1, "dp": 2 * etp, "cp": 1, "tp": 1, "ep": 2, "etp": etp, "order": "tp-cp-dp-pp"}
-    facts = {0: {"model": facts_of_run(experts=experts.pop("experts_num"), **experts), "mesh": mesh}}
+    facts = {0: facts_of_run(ExpertOptions(2), {"dp": 2 * etp, "ep": 2, "etp": etp})}
     report = not_none(report_experts(ExpertsOfRun(exchanges, counts), (), facts))
     return "\n".join(report.reasons)
 

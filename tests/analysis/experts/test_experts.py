@@ -258,7 +258,7 @@ def test_the_rank_with_most_rows_is_last_for_its_rows() -> None:
     assert [(rank.caused_before_ns, rank.caused_after_ns) for rank in experts.ranks] == [(0, waits), (0, 0)]
 
 
-def test_a_slow_rank_with_as_many_rows_is_slow_and_routes_are_no_finding() -> None:
+def test_a_slow_rank_with_as_many_rows_is_slow_and_routes_are_neither_finding_nor_cost() -> None:
     analysis = analysed(Experts(slow=2.0))
     experts = not_none(analysis.report.experts)
     assert reasons_of(experts, "combine") == {(1, "slow")}
@@ -267,6 +267,8 @@ def test_a_slow_rank_with_as_many_rows_is_slow_and_routes_are_no_finding() -> No
     assert not findings_of(analysis.report, "unequal routes")
     (finding,) = findings_of(analysis.report, "late member")
     assert finding.evidence["where"] == {"rank": 1}
+    assert routing_of(analysis.report) == [0] * 3
+    assert {cause.cause for step in analysis.report.steps for cause in step.causes or ()} & {"straggler", "jitter"}
 
 
 def test_a_rank_that_comes_late_to_a_layer_is_late_before_it() -> None:
@@ -337,12 +339,6 @@ def test_unequal_routes_are_a_cause_of_each_step_and_causes_still_sum_to_its_spa
             HOT
         )  # nothing of it is left in what it was taken from
     assert report.step_series is not None
-
-
-def test_a_slow_rank_with_equal_routes_is_no_cost_of_routes() -> None:
-    report = analysed(Experts(slow=2.0)).report
-    assert routing_of(report) == [0] * 3
-    assert {cause.cause for step in report.steps for cause in step.causes or ()} & {"straggler", "jitter"}
 
 
 def test_the_table_of_causes_says_that_experts_have_more_rows() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
@@ -124,15 +122,13 @@ def test_forwards_some_of_which_are_recomputed_hand_in_their_rows_as_often_as_th
 def test_the_sizes_of_a_run_are_those_of_its_facts() -> None:
     """Of 8 ranks, tp 2 · dp 4 in one stage, with ep 2 and etp 2: {0, 2}, {1, 3} and so on exchange tokens."""
     options = ExpertOptions(4, width=6, dispatcher=Dispatcher.PADDED)
-    experts = {f"experts_{name}": value for name, value in asdict(options).items()}
-    model = facts_of_run(dtype="bfloat16", experts=experts.pop("experts_num"), **experts)
-    mesh = {"pp": 1, "dp": 4, "cp": 1, "tp": 2, "ep": 2, "etp": 2, "order": "tp-cp-dp-pp"}
+    facts = facts_of_run(options, {"dp": 4, "tp": 2, "ep": 2, "etp": 2}, dtype="bfloat16")
     groups = ((0, 2), (1, 3), (4, 6), (5, 7))
     sharing = ((0, 1, 2, 3), (4, 5, 6, 7))
     expected = TokenSizes(2 * 32, "padded", 2, 2 * 16 // 2, 4 * 32 * 6 // 2, groups, sharing, (4,))
-    assert sizes_of_run([{"model": model, "mesh": mesh}]) == expected
-    assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": None}}]) is None
-    assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": 3}}]) is None
+    assert sizes_of_run([facts]) == expected
+    for ep in (None, 3):
+        assert sizes_of_run([facts_of_run(options, {"dp": 4, "tp": 2, "ep": ep, "etp": 2})]) is None
 
 
 def test_layers_with_different_numbers_of_experts_keep_their_own_counts() -> None:

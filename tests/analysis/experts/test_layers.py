@@ -11,12 +11,11 @@ from pptrace.analysis.experts.turns import Place, layers_of_places, with_model_s
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
+from tests.analysis.experts.on_paper import counted
 
 
-def counted(layers: list[int]) -> RankCounts:
-    layer = np.array(layers)
-    routes = np.ones((len(layers), 2), dtype=np.int64)
-    return RankCounts(1, np.zeros_like(layer), layer, layer, layer + 2, layer, layer, routes, routes, layer, layer)
+def of_layers(*layers: int) -> RankCounts:
+    return counted(np.ones((len(layers), 2)), layers)
 
 
 def layers_of(plan: Plan | None) -> dict[Place, int]:
@@ -24,7 +23,7 @@ def layers_of(plan: Plan | None) -> dict[Place, int]:
     places = [(0, 0), (0, 3), (1, 1), (1, 2)]
     rank, stage = np.repeat(places, 2, axis=0).T
     exchanges = Slice({"rank": rank, "stage": stage, "layer": np.tile([0, 1], 4)})
-    counts = {0: counted([0, 2, 4, 6]), 1: counted([0, 2, 4, 6])}
+    counts = dict.fromkeys((0, 1), of_layers(0, 2, 4, 6))
     return layers_of_places(with_model_stages(exchanges, plan), counts)
 
 
@@ -42,7 +41,7 @@ def test_without_a_plan_layers_are_in_order_of_the_stages() -> None:
 
 def test_layers_without_exchanges_are_in_the_stages_that_the_model_has() -> None:
     """Each rank has all experts of its own stage; where the sizes do not fit the layers, stages are not known."""
-    counts = {0: counted([0, 2]), 1: counted([3, 4])}
+    counts = {0: of_layers(0, 2), 1: of_layers(3, 4)}
 
     def places_of(layers_per_stage: tuple[int, ...]) -> list[tuple[int | None, int | None, int | None]]:
         loads = layer_loads(with_model_stages(no_exchanges(), None), counts, (), layers_per_stage)

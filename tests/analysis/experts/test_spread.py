@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import no_exchanges
 from pptrace.analysis.experts.loads import layer_loads, spread_over_layers
 from pptrace.analysis.experts.turns import with_model_stages
 from pptrace.analysis.experts.types import LayerLoad, LayerSpread
+from tests.analysis.experts.on_paper import counted
 
 LAYER = LayerLoad(0, 0, 0, *(None,) * 9)
-
-
-def counted(routes: list[list[int]]) -> RankCounts:
-    """One forward of each layer, whose routes of each expert are given."""
-    chosen = np.array(routes, dtype=np.int64)
-    layer = np.arange(len(routes))
-    num = np.full(len(routes), chosen.shape[1])
-    zeros = np.zeros_like(layer)
-    return RankCounts(1, zeros, layer, chosen.sum(1), num, zeros, num, chosen, chosen, chosen.sum(1), zeros)
 
 
 def test_routes_of_a_layer_have_their_fewest_and_their_deviation_over_the_mean() -> None:

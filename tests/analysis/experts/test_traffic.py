@@ -16,7 +16,7 @@ from pptrace.analysis.experts.types import MOST_PAIRS, TrafficMatrix, report_tra
 from pptrace.model.splits import parse_splits, splits_by_size
 from pptrace.slices import Slice
 from pptrace.workflow.load import load
-from tests.analysis.experts.on_paper import WIDTH, Call, random_calls, tables_of
+from tests.analysis.experts.on_paper import WIDTH, Call, counted, random_calls, tables_of
 from tests.analysis.experts.test_experts import HOT, ROW_BYTES, analysed
 from tests.analysis.experts.test_other_frameworks import HIDDEN, ITEM, MEGATRON, ROWS, SWITCH
 from tests.support.optional import not_none
@@ -178,16 +178,10 @@ def test_ranks_without_a_trace_send_what_others_got_of_them() -> None:
     assert unknown.reasons == ("which ranks the calls of experts are of is not known: `traffic` is null",)
 
 
-def counts_of(kept: Sequence[Sequence[int]], first: int, held: int, layers: Sequence[int]) -> RankCounts:
-    routes, one = np.array(kept), np.ones(len(layers), dtype=np.int64)
-    num = one * routes.shape[1]
-    return RankCounts(2, 0 * one, np.array(layers), one, num, first * one, held * one, routes, routes, one, 0 * one)
-
-
 def test_counts_tell_where_routes_go_whatever_the_calls_carry() -> None:
     """Two ranks hold one and three of four experts, in two layers; a third one, whose other member has no counts, none."""
     kept = {0: [[1, 2, 3, 4], [5, 0, 0, 1]], 1: [[0, 7, 0, 0], [2, 2, 2, 2]]}
-    counts = {rank: counts_of(of, rank, (1, 3)[rank], (0, 4)) for rank, of in kept.items()}
+    counts = {rank: counted(of, (0, 4), first=rank, held=(1, 3)[rank]) for rank, of in kept.items()}
     for dispatcher, width in (("padded", None), ("all-gather", None), ("all-to-all", 64)):
         sizes = TokenSizes(64, dispatcher, 1, ep_groups=((0, 1),))
         traffic = traffic_of(no_exchanges(), counts, {}, sizes)
@@ -208,19 +202,19 @@ def test_counts_tell_where_routes_go_whatever_the_calls_carry() -> None:
 
 @pytest.mark.parametrize(("first", "held"), [(0, 3), (2, 2), (1, 2), (1, 4)])
 def test_counts_whose_experts_do_not_fit_tell_nothing(first: int, held: int) -> None:
-    counts = {0: counts_of([[1, 2, 3, 4]], 0, 1, [0]), 1: counts_of([[1, 2, 3, 4]], first, held, [0])}
+    counts = {0: counted([[1, 2, 3, 4]], held=1), 1: counted([[1, 2, 3, 4]], first=first, held=held)}
     assert traffic_of(no_exchanges(), counts, {}, TokenSizes(64, "padded", 1, ep_groups=((0, 1),))).matrix is None
 
 
 def test_counts_of_layers_with_other_numbers_of_experts_tell_nothing() -> None:
-    counts = {0: counts_of([[1, 2, 3, 4]], 0, 1, [0]), 1: counts_of([[1, 2, 3, 4, 5]], 1, 3, [0])}
+    counts = {0: counted([[1, 2, 3, 4]], held=1), 1: counted([[1, 2, 3, 4, 5]], first=1, held=3)}
     assert traffic_of(no_exchanges(), counts, {}, TokenSizes(64, "padded", 1, ep_groups=((0, 1),))).matrix is None
 
 
 def test_counts_are_taken_where_they_are_of_more_forwards_than_calls_with_splits() -> None:
     tables = tables_of([Call(0, (0, 1), np.zeros((2, 2), dtype=np.int64), np.array([[1, 2], [3, 4]]))])
     for kept, known_from, num_rows in (([[1, 2]], "splits", 10), ([[1, 2], [4, 4]], "counts", 22)):
-        counts = {rank: counts_of(kept, rank, 1, range(len(kept))) for rank in (0, 1)}
+        counts = {rank: counted(kept, first=rank, held=1) for rank in (0, 1)}
         traffic = traffic_of_tables(tables, counts)
         part = not_none(report_traffic(traffic.matrix))
         assert (part.known_from, part.num_rows) == (known_from, num_rows)

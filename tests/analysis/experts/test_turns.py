@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from pptrace.model.tables import UNKNOWN
 from pptrace.schedule.actions import Action, Kind, parse_action
 from pptrace.slices import Slice
 from tests.support.extent import ALL
+from tests.support.tables import named, slice_with
 
+Row = dict[str, Any]
 RANK, STEP, WIDTH = 3, 7, 16
 
 
@@ -49,8 +52,8 @@ class Program:
     recomputes: bool = False
     through: bool = False
     now: int = 0
-    ops: list[dict[str, object]] = field(default_factory=list)
-    calls: list[dict[str, object]] = field(default_factory=list)
+    ops: list[Row] = field(default_factory=list)
+    calls: list[Row] = field(default_factory=list)
     made: list[Exchange] = field(default_factory=list)
 
     def half(self, action: Action) -> Iterator[None]:
@@ -69,14 +72,14 @@ class Program:
             exchange.begin_ns = self.now
             self.now += self.rng.randint(1, 9)  # the experts
             call = self.call(exchange.received, exchange.sent)
-            exchange.back_ns = int(str(call["start_ns"]))
+            exchange.back_ns = call["start_ns"]
             yield
             self.arrive(call)
         self.now += self.rng.randint(1, 9)
 
-    def call(self, sent: int, received: int) -> dict[str, object]:
+    def call(self, sent: int, received: int) -> Row:
         end = self.now + 1
-        call: dict[str, object] = {"start_ns": self.now, "splits": f"{sent}>{received}"}
+        call: Row = {"start_ns": self.now, "splits": f"{sent}>{received}"}
         call |= {
             "posted_ns": end if self.is_ahead else self.now,
             "bytes": sent * WIDTH,
@@ -86,7 +89,7 @@ class Program:
         self.calls.append(call)
         return call
 
-    def arrive(self, call: dict[str, object]) -> None:
+    def arrive(self, call: Row) -> None:
         call["asked_ns"] = self.now
         self.now += self.rng.randint(0, 5)
         call["end_ns"] = self.now
@@ -118,15 +121,7 @@ class Program:
         comms = [same | call | {"match": number} for number, call in enumerate(self.calls)]
         for call in comms:
             call |= {"transfer_start_ns": call["start_ns"], "transfer_end_ns": call["end_ns"]}
-        return RankRows(_slice(self.ops), _slice([]), _slice(comms))
-
-
-def _slice(rows: list[dict[str, object]]) -> Slice:
-    names = rows[0] if rows else ()
-    values = {name: [row[name] for row in rows] for name in names}
-    return Slice(
-        {name: np.array(of, dtype=object if isinstance(of[0], str) else np.int64) for name, of in values.items()}
-    )
+        return RankRows(slice_with(self.ops), slice_with([]), slice_with(comms))
 
 
 def program_of(
@@ -228,14 +223,7 @@ def test_of_pairs_that_do_not_post_ahead_or_have_other_numbers_of_calls_nothing_
 )
 def test_a_pair_whose_halves_are_not_known_takes_no_turns(pair: str) -> None:
     """Of stage 5 no forward runs alone."""
-    ops = Slice(
-        {
-            "kind": np.array(["F", "OVERLAP_F_B"], dtype=object),
-            "stage": np.array([0, 0]),
-            "microbatch": np.array([0, 2]),
-            "pair": np.array(["", pair], dtype=object),
-        }
-    )
+    ops = slice_with(named("kind stage microbatch pair", [("F", 0, 0, ""), ("OVERLAP_F_B", 0, 2, pair)]))
     start = np.arange(6)
     calls = Slice({"start_ns": start, "posted_ns": start + 1, "asked_ns": start + 2})
     turns = turns_of(np.array([0, 0, 1, 1, 1, 1]), calls, ops)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -27,7 +26,8 @@ from pptrace.workflow.analyse import analyse
 from tests.analysis.explain.op_by_op import costs_by_cause
 from tests.support.extent import ALL
 from tests.support.optional import not_none
-from tests.support.synthetic import Job, Recording, host_events, run_on_paper
+from tests.support.parts import by_cause
+from tests.support.synthetic import record, run_on_paper
 
 TABLE = build("1f1b", 3, 4).table
 
@@ -91,10 +91,8 @@ def test_one_late_op_of_the_embedding_alone_hides_no_imbalance(late_ns: int) -> 
         is_late = (action.stage, action.kind, action.microbatch) == (0, Kind.F, 0)
         return stages[action.stage] * (2 if action.kind is Kind.B else 1) + late_ns * is_late
 
-    step = analyse(Recording(Job(plan, 1, 2), run_on_paper(plan, cost), host_events).traces()).report.steps[0]
-    parts = Counter[str]()
-    for cause in not_none(step.causes):
-        parts[cause.cause] += cause.ns
+    step = analyse(record(plan, cost, steps=2).traces()).report.steps[0]
+    parts = by_cause(step.causes)
     begin, end = run_on_paper(plan, partial(cost, stages=dict.fromkeys(usual, 5025))).window
     assert not_none(step.span_ns) - parts["imbalance"] == pytest.approx(end - begin, abs=50)
     assert parts["jitter"] == pytest.approx(late_ns, abs=50)

@@ -17,11 +17,11 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.known import known
+from tests.support.optional import not_none
+from tests.support.replayed import message_rows, op_rows
 
 PP, TP, STEPS, MICROBATCHES = 3, 2, 3, 6
 SUM_NS, MESSAGE_NS = 100, 7
-NAMES = [str(kind) for kind in Kind]
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +44,19 @@ def report_of(folder: Path, table: PlanTable, computing: Int64, late: Int64 | No
     for step, tp in np.ndindex(STEPS, TP):
         begin = step * (int(replay.end.max()) + 5000)
         start, end = replay.start[step] + late[step, tp] + begin, replay.end[step] + begin
-        columns = {"rank": table.rank * TP + tp, "tp_rank": tp, "pp_rank": table.rank, "step": step}
-        names = {name: getattr(table, name) for name in ("stage", "microbatch")}
-        kinds = [NAMES[code] for code in table.kind]
-        ops.append(pd.DataFrame({**columns, "kind": kinds, **names, "start_ns": start, "end_ns": end}))
-        times = {"start_ns": start + computing[step, tp], "end_ns": end}
-        of_tp = {
-            "kind": "all_reduce",
-            "axis": "tp",
-            "group_size": TP,
-            "match": step * len(table) + np.arange(len(table)),
-        }
-        comms.append(pd.DataFrame({**columns, **of_tp, "stage": -1, "microbatch": -1, **times}))
-        readers, senders = table.dep_reader[table.dep_is_message], table.dep[table.dep_is_message]
-        number = STEPS * len(table) + (step * TP + tp) * len(readers) + np.arange(len(readers))
-        for kind, rows, peers in (("send", senders, readers), ("recv", readers, senders)):
-            of_pp = {"kind": kind, "axis": "pp", "peer": table.rank[peers] * TP + tp, "match": number, "group_size": 2}
-            direction = ["F" if NAMES[code] == "F" else "B" for code in table.kind[senders]]
-            names = {name: getattr(table, name)[rows] for name in ("stage", "microbatch")}
-            times = {"start_ns": end[senders], "end_ns": end[senders] + MESSAGE_NS}
-            of_rows = {"rank": table.rank[rows] * TP + tp, "tp_rank": tp, "pp_rank": table.rank[rows], "step": step}
-            comms.append(pd.DataFrame({**of_rows, **of_pp, "direction": direction, **names, **times}))
+        columns = {"tp_rank": tp, "step": step}
+        ops.append(op_rows(table, start, end, (TP, tp), **columns))
+        of_tp = {"kind": "all_reduce", "axis": "tp", "group_size": TP, "stage": -1, "microbatch": -1}
+        sums = op_rows(table, start + computing[step, tp], end, (TP, tp), **columns, **of_tp)
+        comms.append(sums.assign(match=step * len(table) + np.arange(len(table))))
+        sent = end[table.dep[table.dep_is_message]]
+        number = STEPS * len(table) + (step * TP + tp) * len(sent) + np.arange(len(sent))
+        moved = (sent, sent + MESSAGE_NS)
+        comms.append(message_rows(table, moved, moved, (TP, tp), match=number, group_size=2, **columns))
     folder.mkdir(exist_ok=True)
-    pd.concat(ops).to_csv(folder / "ops.csv", index=False)
-    pd.concat(comms).to_csv(folder / "comms.csv", index=False)
+    for name, parts in (("ops", ops), ("comms", comms)):
+        rows = pd.concat(parts)
+        rows.assign(pp_rank=rows["rank"] // TP).to_csv(folder / f"{name}.csv", index=False)
     return load([folder]).report
 
 
@@ -100,7 +89,7 @@ def slow(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepRepo
 
 def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(clean: StepReport, slow: StepReport) -> None:
     added = assert_exact(slow) - assert_exact(clean)
-    blame, before = known(slow.blame), known(clean.blame)
+    blame, before = not_none(slow.blame), not_none(clean.blame)
     most, slow_rank = blame.ops[0], 1 * TP + 1
     assert (most.rank, most.kind, most.stage, most.microbatch) == (slow_rank, "F", 1, 2)
     assert added > 4 * SLOWER_NS  # the tp peer in the op, and the other stages of both pipelines

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.whole_run import Cause
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import by_turns
-from tests.support.known import known
-from tests.support.synthetic import Job, Recording, host_events, run_on_paper
+from tests.support.optional import not_none
+from tests.support.parts import by_cause
+from tests.support.synthetic import record
 
 LATE_RANK, LATE_NS, TRANSFER_NS = 1, 400, 50
 
 
-def recording_of(name: str, pp: int, late_ns: int, *, sends: str) -> Recording:
-    """A run of which one rank is late for all its calls, all else alike."""
-    plan = build(name, pp, 8)
-    run = run_on_paper(
-        plan,
+def step_of(name: str, pp: int, late_ns: int, *, sends: str) -> StepReport:
+    """The first step of a run of which one rank is late for all its calls, all else alike."""
+    recording = record(
+        build(name, pp, 8),
         lambda action: 2000 if action.kind is Kind.B else 1000,
         TRANSFER_NS,
+        steps=2,
         one_by_one=sends == "one by one",
         is_buffered=sends == "buffered",
         before_calls=lambda rank, _action: late_ns if rank == LATE_RANK else 0,
     )
-    return Recording(Job(plan, 1, 2), run, host_events)
-
-
-def step_of(name: str, pp: int, late_ns: int, *, sends: str) -> StepReport:
-    return analyse(recording_of(name, pp, late_ns, sends=sends).traces()).report.steps[0]
-
-
-def by_name(causes: tuple[Cause, ...] | None) -> Counter[str]:
-    totals = Counter[str]()
-    for cause in causes or ():
-        totals[cause.cause] += cause.ns
-    return totals
+    return analyse(recording.traces()).report.steps[0]
 
 
 @pytest.mark.parametrize(
@@ -51,11 +38,11 @@ def test_what_a_rank_is_late_by_is_its_host_s_and_not_unexplained(plan: tuple[st
     name, pp = plan
     late, clean = (step_of(name, pp, ns, sends=sends) for ns in (LATE_NS, 0))
     assert late.span_ns is not None
-    causes = by_name(late.causes)
+    causes = by_cause(late.causes)
     assert sum(causes.values()) == late.span_ns - (late.ideal_ns or 0)
     assert abs(causes["unexplained"]) <= 0.005 * late.span_ns
-    assert causes["host"] == pytest.approx(late.span_ns - known(clean.span_ns), rel=0.15)
+    assert causes["host"] == pytest.approx(late.span_ns - not_none(clean.span_ns), rel=0.15)
     assert {tuple(cause.where.items()) for cause in late.causes or () if cause.cause == "host"} == {
         (("rank", LATE_RANK),)
     }
-    assert by_name(clean.causes)["host"] == 0
+    assert by_cause(clean.causes)["host"] == 0

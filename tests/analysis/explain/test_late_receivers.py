@@ -14,8 +14,9 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import by_turns
-from tests.support.known import known
-from tests.support.synthetic import Job, Recording, host_events, run_on_paper
+from tests.support.optional import not_none
+from tests.support.parts import by_cause
+from tests.support.synthetic import record
 
 SLOWER_NS = 5_000
 
@@ -23,15 +24,13 @@ SLOWER_NS = 5_000
 @cache
 def step_of(name: str, slow: tuple[int, int] | None, *, one_by_one: bool) -> StepReport:
     """The first step of a run whose messages block; the forward of a stage and microbatch is ``slow``."""
-    plan = build(name, 4, 8)
 
     def cost(action: Action) -> int:
         usual = {Kind.F: 1000, Kind.B: 2000}.get(action.kind, 1000)
         is_slow = action.kind is Kind.F and (action.stage, action.microbatch) == slow
         return usual + (SLOWER_NS if is_slow else 0)
 
-    run = run_on_paper(plan, cost, 200, one_by_one=one_by_one)
-    return analyse(Recording(Job(plan, 1, 2), run, host_events).traces()).report.steps[0]
+    return analyse(record(build(name, 4, 8), cost, 200, steps=2, one_by_one=one_by_one).traces()).report.steps[0]
 
 
 @pytest.mark.parametrize(("name", "one_by_one"), by_turns(("1f1b", "interleaved-1f1b", "zb-h1"), (False, True)))
@@ -39,12 +38,10 @@ def test_waits_for_late_receivers_are_explained_and_not_left_over(name: str, one
     usual, slowed = (step_of(name, slow, one_by_one=one_by_one) for slow in (None, (1, 3)))
     shares = Counter[str]()
     for step, sign in ((usual, -1), (slowed, 1)):
-        causes = Counter[str]()
-        for cause in step.causes or ():
-            causes[cause.cause] += cause.ns
+        causes = by_cause(step.causes)
         assert causes["unexplained"] == 0
         assert sum(causes.values()) == (step.span_ns or 0) - (step.ideal_ns or 0)
-        assert known(step.bubble.waterfall_ns).unexplained == 0
+        assert not_none(step.bubble.waterfall_ns).unexplained == 0
         shares.update({name: sign * ns for name, ns in causes.items()})
     assert shares["jitter"] == pytest.approx((slowed.span_ns or 0) - (usual.span_ns or 0), rel=0.1)
 
@@ -55,13 +52,15 @@ def test_ranks_blocked_behind_blocked_ranks_blame_the_op_that_the_last_of_them_r
 ) -> None:
     """Rank 3 sends only when it has received what rank 2 computes: who waits for rank 3 waits for rank 2."""
     before, after = (step_of(name, which, one_by_one=True) for which in (None, slow))
-    added = known(after.blame).total_ns - known(before.blame).total_ns
-    most = known(after.blame).ops[0]
+    added = not_none(after.blame).total_ns - not_none(before.blame).total_ns
+    most = not_none(after.blame).ops[0]
     assert (most.kind, most.stage, most.microbatch) == ("F", *slow)
-    charged_before = sum(op.ns for op in known(before.blame).ops if (op.kind, op.stage, op.microbatch) == ("F", *slow))
+    charged_before = sum(
+        op.ns for op in not_none(before.blame).ops if (op.kind, op.stage, op.microbatch) == ("F", *slow)
+    )
     assert added > 2 * SLOWER_NS
     assert most.ns - charged_before >= 0.95 * added
-    assert sum(known(after.critical_path).parts.values()) == after.span_ns
+    assert sum(not_none(after.critical_path).parts.values()) == after.span_ns
 
 
 @pytest.mark.parametrize(("late", "name"), [(3, "gpipe"), (2, "zb-h1")])
@@ -70,8 +69,8 @@ def test_ranks_that_wait_for_one_that_has_run_nothing_yet_lose_what_it_is_late_b
     plan = build(name, 4, 8)
 
     def report_of(late_by: Mapping[int, int]) -> Report:
-        run = run_on_paper(plan, lambda action: 2000 if action.kind is Kind.B else 1000, 20, late_by=late_by)
-        return analyse(Recording(Job(plan, 1, 4), run, host_events).traces()).report
+        recording = record(plan, lambda op: 2000 if op.kind is Kind.B else 1000, 20, steps=4, late_by=late_by)
+        return analyse(recording.traces()).report
 
     report, clean = report_of({late: 12_000}), report_of({})
     (finding,) = (finding for finding in report.findings if finding.evidence["cause"] != "structural")
@@ -79,6 +78,6 @@ def test_ranks_that_wait_for_one_that_has_run_nothing_yet_lose_what_it_is_late_b
     step, usual = report.steps[0], clean.steps[0]
     assert finding.gain_ns == pytest.approx((step.span_ns or 0) - (usual.span_ns or 0), rel=0.05)
     assert step.blame is not None
-    added = step.blame.total_ns - known(usual.blame).total_ns
-    assert step.blame.by_rank[late] - known(usual.blame).by_rank[late] >= 0.95 * added
+    added = step.blame.total_ns - not_none(usual.blame).total_ns
+    assert step.blame.by_rank[late] - not_none(usual.blame).by_rank[late] >= 0.95 * added
     assert step.blame.by_kind["idle"] >= 0.95 * added

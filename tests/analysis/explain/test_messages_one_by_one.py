@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,22 +23,11 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane
+from tests.support.tables import rows_of, slice_with
 
-Row = dict[str, Any]
 PIPELINE = (7, 3, 5)
-TEXTS = ("axis", "kind", "direction", "clock")
+Row = dict[str, Any]
 SEEDS = range(120)
-
-
-def table_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Slice:
-    return Slice(
-        {name: np.array([row[name] for row in rows], dtype=object if name in TEXTS else np.int64) for name in names}
-    )
-
-
-def rows_of(table: Slice) -> list[Row]:
-    columns = {name: table[name].tolist() for name in table.columns}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def random_comms(rng: random.Random) -> list[Row]:
@@ -83,7 +72,7 @@ def is_message(row: Row) -> bool:
 
 
 def comms_of(rows: Sequence[Row]) -> tuple[Slice, Any]:
-    table = table_of(rows, NAMES)
+    table = slice_with(rows, NAMES)
     window = table["window"]
     return with_moved_times(table, window), window
 
@@ -253,7 +242,7 @@ def test_peers_of_the_longest_messages_before_an_op() -> None:
             most = max((length for length, _ in of_op), default=0)
             expected.append(sum({1 << place for length, place in of_op if 2 * length >= most}))
         comms, window = comms_of(rows)
-        found = longest_moved_with(PIPELINE, comms, window, table_of(ops, ("window", "row", "start", "end")))
+        found = longest_moved_with(PIPELINE, comms, window, slice_with(ops, ("window", "row", "start", "end")))
         assert found.tolist() == expected
 
 
@@ -298,7 +287,7 @@ def test_collectives_inside_ops_with_what_a_rank_did_before_them_and_how_long_it
             num_waits += expected[-1]["wait"] > 0
             latest = max(latest, row["end_ns"])
         comms, window = comms_of(rows)
-        found = collectives_in_ops(comms, window, table_of(ops, ("window", "row", "start", "end")), lane)
+        found = collectives_in_ops(comms, window, slice_with(ops, ("window", "row", "start", "end")), lane)
         assert rows_of(found) == expected, seed
     assert num_waits > len(SEEDS) / 4
 
@@ -314,7 +303,7 @@ def random_collectives(rng: random.Random) -> list[Slice]:
             ranks[rank].append(
                 row | {"start": start, "since": rng.randint(0, 9), "wait": rng.choice((0, rng.randint(0, 9)))}
             )
-    return [table_of(rows, ("window", "row", "match", "start", "since", "wait")) for rows in ranks]
+    return [slice_with(rows, ("window", "row", "match", "start", "since", "wait")) for rows in ranks]
 
 
 def test_each_wait_is_for_the_member_that_comes_last_and_holds_are_against_the_one_before_it() -> None:

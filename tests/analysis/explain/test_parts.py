@@ -11,7 +11,7 @@ from pptrace.schedule.actions import Action
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis, analyse
-from tests.support.known import known
+from tests.support.optional import not_none
 from tests.support.synthetic import record, without
 
 
@@ -29,7 +29,7 @@ def explained(table: PlanTable, steps: explain.Steps, data: AlignedRun) -> list[
 
 def test_parts_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     analysis = analysed()
-    plan = known(analysis.schedule.plan)
+    plan = not_none(analysis.schedule.plan)
     table = plan.table
     steps = [[window for window in analysis.windows if window.step == step] for step in range(5)]
     assert [len(windows) for windows in steps] == [2] * 5
@@ -43,7 +43,7 @@ def test_parts_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compact_times_of_many_windows_are_those_of_all_bytes() -> None:
     traces = record(build("1f1b", 2, 4), latency=9, steps=150).traces()
     analysis = analyse(traces)
-    plan = known(analysis.schedule.plan)
+    plan = not_none(analysis.schedule.plan)
     indexed = IndexedWindows.of(analysis.windows)
     ranks = [RankTimes.of(plan.table, indexed, rank, analysis.data) for rank in indexed.of_rank]
     ranks[1] = ranks[1].of_windows(0, 100)  # a rank that ended: its windows take a byte, those of the other one two
@@ -65,4 +65,4 @@ def test_compact_times_of_many_windows_are_those_of_all_bytes() -> None:
 def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_explained() -> None:
     for step in analysed(lacking=1).report.steps:
         assert step.blame is None
-        assert sum(known(step.critical_path).parts.values()) == known(step.critical_path).span_ns == step.span_ns
+        assert sum(not_none(step.critical_path).parts.values()) == not_none(step.critical_path).span_ns == step.span_ns

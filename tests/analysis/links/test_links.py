@@ -6,27 +6,24 @@ import random
 from collections import Counter
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from pptrace.analysis.links.answer import late_ranks_of, links_of, traffic_of
+from pptrace.analysis.links.answer import RankTraffic, late_ranks_of, links_of, traffic_of
 from pptrace.analysis.links.types import Link
-from pptrace.model.tables import COMMS, make_table
+from pptrace.model.tables import COMMS
 from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import record
+from tests.support.tables import named, table_of
 
 
-def comms_of(*rows: dict[str, object]) -> pd.DataFrame:
-    """Rows of matched communication on axis pp; a transfer lasts to the row's end unless it is given."""
-    columns: dict[str, list[object]] = {}
-    for name, dtype in COMMS.items():
-        usual: object = 0 if dtype == "int64" else ""
-        columns[name] = [row.get(name, {"axis": "pp", "group_size": 2}.get(name, usual)) for row in rows]
-    for edge, of in (("transfer_end_ns", "end_ns"), ("asked_ns", "start_ns")):
-        columns[edge] = [row.get(edge, row.get(of, 0)) for row in rows]
-    return make_table(COMMS, columns)
+def traffic_with(rank: int, *rows: dict[str, object]) -> RankTraffic:
+    """Traffic of a rank with rows of matched communication on axis pp; a transfer lasts to the row's end unless it is given."""
+    usual = {"axis": "pp", "group_size": 2}
+    edges = [{"transfer_end_ns": row.get("end_ns", 0), "asked_ns": row.get("start_ns", 0)} for row in rows]
+    comms = table_of(COMMS, [usual | edge | row for edge, row in zip(edges, rows, strict=True)])
+    return traffic_of(rank, slice_of(comms))
 
 
 def message(kind: str, peer: int, start: int, transfer: int, end: int, **more: object) -> dict[str, object]:
@@ -35,16 +32,12 @@ def message(kind: str, peer: int, start: int, transfer: int, end: int, **more: o
 
 
 def test_each_side_waits_for_the_other_and_the_link_knows_for_whom() -> None:
-    first = traffic_of(0, slice_of(comms_of(message("send", 1, 0, 0, 50), message("send", 1, 100, 130, 150))))
-    second = traffic_of(
+    first = traffic_with(0, message("send", 1, 0, 0, 50), message("send", 1, 100, 130, 150))
+    second = traffic_with(
         1,
-        slice_of(
-            comms_of(
-                message("recv", 0, -40, 0, 50),
-                message("recv", 0, 130, 130, 150),
-                message("recv", 0, 200, 200, 250, match=-1),
-            )
-        ),
+        message("recv", 0, -40, 0, 50),
+        message("recv", 0, 130, 130, 150),
+        message("recv", 0, 200, 200, 250, match=-1),
     )
     (link,) = links_of([first, second], {0: {"host": "a"}, 1: {"host": "b"}})
     assert link == Link(
@@ -69,14 +62,14 @@ def test_each_side_waits_for_the_other_and_the_link_knows_for_whom() -> None:
 def test_slack_is_from_when_both_were_ready_until_the_message_was_asked_for() -> None:
     early = message("recv", 0, 0, 100, 400, asked_ns=350)
     late = message("recv", 0, 0, 100, 400, asked_ns=50)
-    (link,) = links_of([traffic_of(1, slice_of(comms_of(early, late)))], {})
+    (link,) = links_of([traffic_with(1, early, late)], {})
     assert link.slack_ns == 250
     assert link.required_gbps == 2000 / 250
     assert link.is_same_host is None
 
 
 def test_a_size_that_is_not_known_leaves_the_bandwidths_unknown() -> None:
-    (link,) = links_of([traffic_of(1, slice_of(comms_of(message("recv", 0, 0, 0, 10, bytes=-1))))], {})
+    (link,) = links_of([traffic_with(1, message("recv", 0, 0, 0, 10, bytes=-1))], {})
     assert (link.bytes, link.algbw_gbps, link.required_gbps, link.bandwidth_gbps) == (None, None, None, None)
     assert link.transfer_ns == 10
 
@@ -90,7 +83,7 @@ def test_a_link_is_fitted_to_fast_transfers_whatever_others_took_and_waited() ->
             wait = int(rng.integers(0, 10_000_000))
             rows.append(message("recv", 0, at, at + wait, at + wait + transfer, bytes=size))
             at += wait + transfer + 1_000
-    (link,) = links_of([traffic_of(1, slice_of(comms_of(*rows)))], {})
+    (link,) = links_of([traffic_with(1, *rows)], {})
     assert link.latency_ns == pytest.approx(20_000, abs=2)
     assert link.bandwidth_gbps == pytest.approx(4)
     assert link.fit_reason is None
@@ -103,19 +96,19 @@ def test_tensors_of_one_message_share_their_link_and_tell_its_latency_and_bandwi
         posted = {"asked_ns": start + 900}
         rows += [message("recv", 0, start, start, start + 600, **posted, microbatch=start)]
         rows += [message("recv", 0, start, start, start + 2100, **posted, microbatch=start, bytes=3000)]
-    (link,) = links_of([traffic_of(1, slice_of(comms_of(*rows)))], {})
+    (link,) = links_of([traffic_with(1, *rows)], {})
     assert (link.count, link.bytes, link.transfer_ns, link.slack_ns) == (10, 20_000, 5 * 2100, 5 * 900)
     assert (link.latency_ns, link.bandwidth_gbps) == (100, pytest.approx(2.0))
     assert link.algbw_gbps == pytest.approx(4000 / 2100)
 
 
 def test_the_rank_that_enters_last_is_counted_and_does_not_wait() -> None:
-    def calls(*starts: int) -> pd.DataFrame:
-        return comms_of(
-            *({"kind": "all_reduce", "start_ns": start, "transfer_start_ns": 100, "end_ns": 120} for start in starts)
+    early, last = (
+        traffic_with(
+            rank, *named("kind start_ns transfer_start_ns end_ns", [("all_reduce", at, 100, 120) for at in starts])
         )
-
-    early, last = traffic_of(4, slice_of(calls(40, 100, 70))), traffic_of(9, slice_of(calls(100, 20, 100)))
+        for rank, starts in ((4, (40, 100, 70)), (9, (100, 20, 100)))
+    )
     first, second = late_ranks_of([early, last])
     assert (first.rank, first.count, first.num_last, first.wait_ns) == (9, 3, 2, 80)
     assert (second.rank, second.count, second.num_last, second.wait_ns) == (4, 3, 1, 90)
@@ -142,7 +135,7 @@ def test_links_wait_as_long_as_the_ranks_of_the_same_report() -> None:
 def test_a_run_without_communication_has_no_links() -> None:
     assert links_of([], {}) == ()
     assert late_ranks_of([]) == ()
-    empty = traffic_of(0, slice_of(make_table(COMMS, {name: [] for name in COMMS})))
+    empty = traffic_with(0)
     assert links_of([empty], {}) == ()
     assert late_ranks_of([empty]) == ()
 
@@ -174,7 +167,7 @@ def test_what_a_rank_communicated_is_summed_by_axis_kind_peer_and_size() -> None
             elif size > 1:
                 sums = collectives.setdefault((axis, kind), Counter())
                 sums.update(count=1, wait=wait, num_last=int(begin <= start))
-        traffic = traffic_of(3, slice_of(comms_of(*rows)))
+        traffic = traffic_with(3, *rows)
         for key, times in transfers.items():  # a tenth of them are below it
             messages[key]["fast"] = sorted(times)[(len(times) - 1) // 10]
         keys, sums_of = ("axis", "kind", "peer", "bytes"), ("count", "transfer", "wait", "slack", "fast")
@@ -189,7 +182,7 @@ def test_links_with_most_waiting_come_first_and_sums_are_those_of_the_side_that_
     sent = [message("send", 1, 0, 30, 50), message("send", 2, 100, 100, 150, bytes=3000)]
     received = [message("recv", 0, -5, 30, 50)]
     third = [message("recv", 0, 20, 100, 150, bytes=3000, asked_ns=110), message("recv", 0, 200, 200, 205)]
-    ranks = [traffic_of(rank, slice_of(comms_of(*rows))) for rank, rows in enumerate((sent, received, third))]
+    ranks = [traffic_with(rank, *rows) for rank, rows in enumerate((sent, received, third))]
     first, second = links_of(ranks, {0: {"host": "a"}, 2: {"host": "a"}})
     assert (first.source, first.target, first.late_sender_ns, first.late_receiver_ns) == (0, 2, 80, 0)
     assert (second.source, second.target, second.late_sender_ns, second.late_receiver_ns) == (0, 1, 35, 30)
@@ -204,11 +197,11 @@ def test_links_with_most_waiting_come_first_and_sums_are_those_of_the_side_that_
 def test_a_tenth_of_a_links_messages_are_faster_than_its_fast_one() -> None:
     for num, fast in ((10, 1), (11, 2), (20, 2), (21, 3)):
         rows = [message("recv", 1, 100 * ns, 100 * ns, 101 * ns) for ns in range(num, 0, -1)]
-        assert traffic_of(0, slice_of(comms_of(*rows))).messages["fast"].tolist() == [fast]
+        assert traffic_with(0, *rows).messages["fast"].tolist() == [fast]
 
 
 def test_messages_without_bytes_have_a_known_size_and_no_traffic_is_of_no_device() -> None:
-    empty = traffic_of(1, slice_of(comms_of(message("recv", 0, 0, 0, 50, bytes=0))))
+    empty = traffic_with(1, message("recv", 0, 0, 0, 50, bytes=0))
     (link,) = links_of([empty], {})
     assert (link.bytes, link.algbw_gbps) == (0, 0.0)
-    assert not traffic_of(1, slice_of(comms_of())).on_device
+    assert not traffic_with(1).on_device

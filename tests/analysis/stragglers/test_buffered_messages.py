@@ -15,9 +15,9 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
-from tests.support.known import known
+from tests.support.optional import not_none
+from tests.support.replayed import message_rows, op_rows
 
-NAMES = [str(kind) for kind in Kind]
 OP_NS, USUAL_NS, SLOW_NS, STEPS = 10_000, 200, 8_200, 4
 
 
@@ -33,23 +33,13 @@ def report_of(folder: Path, table: PlanTable, transfers: Int64) -> Report:
         start, end = replay.start + begin, replay.end + begin
         asked = np.where(table.position[readers] > 0, end[readers - 1], begin)
         arrival = end[senders] + transfers
-        kinds = [NAMES[code] for code in table.kind]
-        parts.append(part_of(table, np.arange(len(table)), {"step": step, "kind": kinds}, start, end))
-        directions = {"step": step, "axis": "pp", "direction": ["F" if kinds[row] == "F" else "B" for row in senders]}
-        for kind, rows, peers, times in (
-            ("send", senders, readers, (end[senders], arrival)),
-            ("recv", readers, senders, (asked, np.maximum(asked, arrival))),
-        ):
-            parts.append(part_of(table, rows, {**directions, "kind": kind, "peer": table.rank[peers]}, *times))
+        parts.append(op_rows(table, start, end, step=step))
+        received = (asked, np.maximum(asked, arrival))
+        parts.append(message_rows(table, (end[senders], arrival), received, step=step))
         begin = int(end.max()) + OP_NS
     folder.mkdir()
     pd.concat(parts).astype({"peer": "Int64"}).to_csv(folder / "ops.csv", index=False)
     return load([folder]).report
-
-
-def part_of(table: PlanTable, rows: Int64, columns: dict[str, object], start: Int64, end: Int64) -> pd.DataFrame:
-    places = {name: getattr(table, name)[rows] for name in ("rank", "stage", "microbatch")}
-    return pd.DataFrame({**places, **columns, "start_ns": start, "end_ns": end})
 
 
 @pytest.mark.parametrize(("name", "pp"), [("zbv", 4)])
@@ -68,4 +58,4 @@ def test_the_gain_of_a_slow_link_is_that_of_a_run_with_a_fast_one(tmp_path: Path
     )
     assert finding.gain_ns == pytest.approx(real, rel=0.03)
     for step in report.steps:
-        assert known(step.bubble.waterfall_ns).unexplained == 0
+        assert not_none(step.bubble.waterfall_ns).unexplained == 0

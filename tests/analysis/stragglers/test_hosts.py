@@ -23,7 +23,7 @@ from tests.analysis.stragglers.test_late_calls import LATE_RANK, mean_span, repo
 from tests.support.extent import by_turns
 from tests.support.measured import measured_costs
 from tests.support.programs import pptrace_here
-from tests.support.synthetic import Job, Recording, host_events, run_on_paper
+from tests.support.synthetic import record
 
 LATE_NS = 4_000
 
@@ -52,13 +52,12 @@ def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other
 
 @pytest.mark.parametrize(("num_steps", "usual"), [(1, 1), (2, 1), (1, 0), (3, 0)])
 def test_a_single_stop_in_a_few_steps_is_not_a_rank_whose_ops_are_always_late(num_steps: int, usual: int) -> None:
-    plan = build("1f1b", 4, 8)
-
     def once(rank: int, action: Action) -> int:
         return 60_000 if rank == LATE_RANK and action.kind is Kind.RECV_F and action.microbatch == 4 else usual
 
-    run = run_on_paper(plan, lambda action: 20_000 if action.kind is Kind.B else 10_000, 50, before_calls=once)
-    report = analyse(Recording(Job(plan, 1, num_steps), run, host_events).traces()).report
+    cost = {Kind.F: 10_000, Kind.B: 20_000}
+    recording = record(build("1f1b", 4, 8), lambda op: cost[op.kind], 50, steps=num_steps, before_calls=once)
+    report = analyse(recording.traces()).report
     assert not of_reason(report, LATE_LAUNCHES)
     causes = [cause for cause in report.steps[0].causes or () if cause.cause == "host"]
     assert max(causes, key=lambda cause: cause.ns).where == {"rank": LATE_RANK}

@@ -14,7 +14,7 @@ from pptrace.analysis.whatif.study import study_run
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis, analyse
-from tests.support.synthetic import Job, Recording, device_events, host_events, run_on_paper
+from tests.support.synthetic import record
 
 AFTER_NS = 4_000
 """Time from the end of a kernel that sends to that of the one that receives."""
@@ -27,15 +27,9 @@ def report_of(after_ns: int, *, on_device: bool = True, one_host: bool = True, l
 @cache
 def analysis_of(after_ns: int, on_device: bool = True, one_host: bool = True, late_ns: int = 0) -> Analysis:
     """Four steps of a run whose sends wait for nobody; rank 2 begins ``late_ns`` after the others."""
-    plan = build("1f1b", 4, 8)
-    run = run_on_paper(
-        plan,
-        lambda action: 2_000 if action.kind is Kind.B else 1_000,
-        after_ns,
-        is_buffered=True,
-        late_by={2: late_ns},
-    )
-    recording = Recording(Job(plan, 1, 4), run, device_events if on_device else host_events)
+    cost = {Kind.F: 1_000, Kind.B: 2_000}
+    how = {"is_buffered": True, "late_by": {2: late_ns}}
+    recording = record(build("1f1b", 4, 8), lambda op: cost[op.kind], after_ns, steps=4, device=on_device, **how)
     return analyse(recording.traces(one_host=one_host))
 
 

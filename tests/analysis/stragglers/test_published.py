@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
-from tests.support.known import known
+from tests.support.optional import not_none
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "bytedance_straggler"
 KINDS = {
@@ -42,7 +42,7 @@ def published(name: str) -> dict[str, Any]:
 
 
 def test_slowdown_and_shares_are_the_published_ones(report: Report) -> None:
-    ours = known(report.stragglers)
+    ours = not_none(report.stragglers)
     assert (ours.num_steps, ours.covers) == (32, "step")
     assert ours.slowdown == pytest.approx(published("result")["blocking_slowdown"], rel=1e-6)
     assert ours.m_w == pytest.approx(published("mw")["Mw"], rel=1e-6)

@@ -20,12 +20,12 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
-from tests.support.known import known
 from tests.support.measured import measured_costs
+from tests.support.optional import not_none
+from tests.support.replayed import message_rows, op_rows
 
 PP, DP, MICROBATCHES, STEPS = 4, 3, 8, 6
 OP_NS, MESSAGE_NS = 1_000_000, 20_000
-NAMES = [str(kind) for kind in Kind]
 
 
 def usual(table: PlanTable) -> Int64:
@@ -42,23 +42,15 @@ def report_of(
     transfers = np.broadcast_to(transfers, (STEPS, DP, table.num_messages))
     replay = replay_table(table, durations + late, transfers)
     start, end = replay.start + late, replay.end
-    readers = table.dep_reader[table.dep_is_message]
     senders = table.dep[table.dep_is_message]
     step_ns = int(end.max()) + OP_NS
     ops, comms = [], []
     for step, replica in np.ndindex(STEPS, DP):
         begin, at = step * step_ns, (step, replica)
-        columns = {name: getattr(table, name) for name in ("stage", "microbatch")}
-        times = {"start_ns": start[at] + begin, "end_ns": end[at] + begin, "step": step}
-        kinds = [NAMES[code] for code in table.kind]
-        ops.append(pd.DataFrame({"rank": table.rank * DP + replica, "kind": kinds, **columns, **times}))
-        sent = end[at][senders]
-        for kind, rows, peers in (("send", senders, readers), ("recv", readers, senders)):
-            columns = {name: getattr(table, name)[rows] for name in ("stage", "microbatch")}
-            columns |= {"rank": table.rank[rows] * DP + replica, "peer": table.rank[peers] * DP + replica}
-            direction = ["F" if NAMES[code] == "F" else "B" for code in table.kind[senders]]
-            times = {"start_ns": sent + begin, "end_ns": sent + transfers[at] + begin, "step": step}
-            comms.append(pd.DataFrame({"kind": kind, "direction": direction, "axis": "pp", **columns, **times}))
+        ops.append(op_rows(table, start[at] + begin, end[at] + begin, (DP, replica), step=step))
+        sent = end[at][senders] + begin
+        moved = (sent, sent + transfers[at])
+        comms.append(message_rows(table, moved, moved, (DP, replica), step=step))
     folder.mkdir(exist_ok=True)
     pd.concat(ops).to_csv(folder / "ops.csv", index=False)
     pd.concat(comms).to_csv(folder / "comms.csv", index=False)
@@ -85,7 +77,7 @@ def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, ob
     assert finding.evidence["cause"] == cause
     assert finding.evidence["where"] == where
     assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
-    assert known(finding.gain_low_ns) <= (finding.gain_ns or 0) <= known(finding.gain_high_ns)
+    assert not_none(finding.gain_low_ns) <= (finding.gain_ns or 0) <= not_none(finding.gain_high_ns)
     return finding
 
 
@@ -95,7 +87,7 @@ def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanT
     report = report_of(tmp_path / "run", table, durations)
     finding = assert_only(report, healthy, "straggler", {"rank": 2 * DP + 1})
     assert "reason" not in finding.evidence
-    stragglers = known(report.stragglers)
+    stragglers = not_none(report.stragglers)
     assert max(stragglers.workers, key=lambda worker: worker.slowdown).rank == 2 * DP + 1
     assert stragglers.m_w == pytest.approx(1, abs=0.2)
 
@@ -190,7 +182,7 @@ def test_a_link_of_which_only_more_messages_were_waited_for_is_not_slow(table: P
         transfers = np.where(late, 5 * MESSAGE_NS, usual_ns)
         assert of(table, usual(table), transfers)[1] is None
         transfers[:, 0, ends == 1 + 2] *= 10
-        link = known(of(table, usual(table), transfers)[1])
+        link = not_none(of(table, usual(table), transfers)[1])
         assert link.where == {"link": f"{DP}-{2 * DP}"}
         share[0] = 0.2
         late = np.random.default_rng(4).random((STEPS, DP, table.num_messages)) < share

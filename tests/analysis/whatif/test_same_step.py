@@ -22,7 +22,7 @@ from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from tests.support.extent import ALL
-from tests.support.known import known
+from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 FEW = ["uneven_p4", "dualpipe_p4", "faults_pp2_dp2", "gpu_nccl_torch_1f1b_p4", "gpu_zbv_p2", "mesh_pp2_tp2_cp2_dp2"]
@@ -96,16 +96,6 @@ def test_tables_json_frames_and_pictures_show_the_same_length() -> None:
     assert "outside the pipeline stays as it is" in " ".join(tables[0].notes)
 
 
-def test_an_ideal_outside_the_pipeline_is_on_the_same_scale() -> None:
-    _, predictions = predicted("uneven_p4")
-    result = pptrace.load(SAMPLES / "uneven_p4").whatif(ideals="outside=optimizer").result
-    (one,) = result.scenarios
-    assert one.length_ns == result.measured_ns - one.gain_ns
-    assert one.length_low_ns <= one.length_ns <= one.length_high_ns
-    assert one.span_ns == result.measured_span_ns == predictions.result.measured_span_ns
-    assert one.gain_share == one.gain_ns / result.measured_ns
-
-
 def test_without_a_known_start_of_the_next_step_lengths_are_those_of_the_pipeline(tmp_path: Path) -> None:
     rows = "0,0,F,0,10,0,0\n1,0,F,10,20,1,0\n1,0,B,20,30,1,0\n0,0,B,30,40,0,0\n"
     (tmp_path / "ops.csv").write_text(f"rank,step,kind,start_us,end_us,stage,microbatch\n{rows}", encoding="utf-8")
@@ -124,6 +114,6 @@ def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
     run, predictions = predicted("uneven_p4")
     times = OutsideTimes(10, 5, {})
     with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
-        times.without(part, known(predictions.result.today))
+        times.without(part, not_none(predictions.result.today))
     step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
     assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]

@@ -38,7 +38,7 @@ from pptrace.simulator import Costs, Simulation, peak_inflight, simulate, unifor
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.known import known
+from tests.support.optional import not_none
 
 MS = 1_000_000
 COSTS = uniform(forward_ns=10 * MS, backward_ns=20 * MS)
@@ -137,7 +137,7 @@ def test_the_search_knows_what_each_stage_costs(tmp_path: Path) -> None:
 
 def test_the_plan_of_the_advised_change_is_written_as_torchs_csv(one_f_one_b: Analysis) -> None:
     predictions = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zb-auto", "zb-h1")))
-    advised = known(predictions.result.advice)
+    advised = not_none(predictions.result.advice)
     searched = build("zb-auto", 4, 8, costs=OpCosts(p2p=0, of_ranks=((10 * MS, 10 * MS, 10 * MS),) * 4))
     assert advised.schedule == "zb-auto"
     assert predictions.to_csv() == to_csv(searched.compute_only())
