@@ -219,7 +219,6 @@ def test_ctrl_c_ends_the_ranks_and_nsys_still_writes(fake: Path, tmp_path: Path)
     program = Path(sys.executable).with_name("pptrace")
     command = [str(program), "run", "-o", "run", "--profiler", "nsys", "--steps", "all", "train.py", "1000", "0.05"]
     with start_python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

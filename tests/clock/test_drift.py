@@ -56,7 +56,6 @@ def test_drift_is_fitted_from_sixteen_messages_for_each_link_in_two_stretches_on
         drift = 1e-4 * (num - 1) * 20 * MS
         assert set(clock.rates) == (set(range(1, num_ranks)) if num == needed else set())
         assert all(rate == pytest.approx(-1e-4, rel=1e-3) for rate in clock.rates.values())
-        assert clock.uncertainty_ns is not None
         assert (clock.uncertainty_ns < 0.1 * drift) == (num == needed)
 
 
@@ -72,7 +71,6 @@ def test_no_clock_drifts_by_more_than_a_thousandth(rate: float, is_corrected: bo
     assert bool(clock.rates) == is_corrected
     assert ("its clock drifts against rank 0's" in warning) == is_corrected
     assert ("which drift does not explain" in warning) != is_corrected
-    assert clock.uncertainty_ns is not None
     assert (clock.uncertainty_ns >= rate * 63 * 20 * MS / 2 - 2 * LATENCY) != is_corrected, "half of what they drift"
 
 

@@ -331,5 +331,4 @@ def test_what_comes_here_of_a_rank_grows_by_as_many_bytes_a_row_as_the_limits_sa
     assert more_rows == 10 * rows
     limits = (SAMPLES.parent / "docs" / "limits.md").read_text()
     match = re.search(r"(\d+) bytes a row of a table of ops and messages", limits)
-    assert match is not None
     assert (more_bytes - num_bytes) / (more_rows - rows) == pytest.approx(int(match[1]), rel=0.1)

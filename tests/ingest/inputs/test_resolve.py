@@ -248,7 +248,6 @@ def test_a_run_directory_says_whose_each_file_is(write: Write, op: Op, tmp_path:
     write_run(tmp_path / "run", ranks, command=["train.py"])
     inputs = open_inputs([tmp_path / "run" / given])
     assert [(file.path.name, file.rank) for file in inputs.files] == [("a.json", 1), ("b.json.gz", 0)]
-    assert inputs.run is not None
     assert (inputs.run["command"], inputs.run_dir, inputs.warnings) == (["train.py"], tmp_path / "run", ())
 
 

@@ -139,7 +139,6 @@ def test_columns_of_large_entries_are_mapped_and_written_nowhere(folder: Path, m
     monkeypatch.setattr(cache_module, "MAPPED_BYTES", 0)
     for _ in range(2):
         packed = cache.read("key")
-        assert packed is not None
         assert packed.facts == "facts"
         for name, values in packed.arrays.items():
             assert (values.dtype, values.tolist()) == (arrays[name].dtype, arrays[name].tolist())
@@ -484,5 +483,4 @@ def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:
     assert (store.peek(file), store.get(file)) == (None, None)
     store.put(file, tuple(map(recognise_trace, read_file(path, None))))
     result = store.peek(file)
-    assert result is not None
     assert result[0].info.path == str(path)

@@ -539,7 +539,6 @@ def test_a_record_that_ends_with_the_file_is_read_from_its_page(tmp_path: Path) 
     reader = PageReader(tmp_path / "a.db", min_rows=1)
     numbers = reader.integers(2, [0, 1], text=2)
     reader.close()
-    assert numbers is not None
     assert [column.tolist() for column in numbers[:2]] == [[NONE, NONE]] * 2
     assert (numbers[3] - numbers[2]).tolist() == [0, 157]
 
@@ -550,7 +549,6 @@ def test_large_tables_are_read_from_their_pages_and_small_ones_by_sqlite(
     monkeypatch.setattr(PageReader.__init__, "__defaults__", (2_000,))
     with Database(large_report(tmp_path / "a.sqlite"), "") as db:
         pages = db._pages.integers(db._roots["CUPTI_ACTIVITY_KIND_KERNEL"], [0, 1])
-        assert pages is not None
         assert len(pages[0]) == 3000
         assert db._pages.integers(db._roots["NVTX_EVENTS"], [0]) is None
         start, end, absent = db.integers("CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end", None])

@@ -360,7 +360,6 @@ def test_labelled_pipelines_gain_their_other_communication_and_no_message_twice(
     assert (report.schedule.name, report.schedule.num_microbatches, report.schedule.mismatches) == ("gpipe", 2, ())
     (step,) = report.steps
     assert step.span_ns == 1280
-    assert step.bubble.waterfall_ns is not None
     assert step.bubble.waterfall_ns.communication == 4 * 20  # receives are not posted ahead: each keeps its rank
     for rank in step.ranks:
         by_key = {(comm.axis, comm.kind): comm for comm in rank.comms}
@@ -405,7 +404,6 @@ def test_kernels_alone_between_labelled_ops_are_the_messages_of_their_plan() -> 
     report = analyse([kernels_alone(rank) for rank in range(4)]).report
     (step,) = report.steps
     for rank in step.ranks:
-        assert step.span_ns is not None
         assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 4 * 20)
         assert rank.bubble_ns == step.span_ns - 4 * 80 - 4 * 20
     (line,) = (line for line in report.warnings if "assumed to be the messages" in line)
@@ -417,7 +415,6 @@ def test_kernels_that_no_plan_explains_leave_the_bubble_known_and_the_report_say
     report = analyse([kernels_alone(rank, one_more=True) for rank in range(4)]).report
     (step,) = report.steps
     for rank in step.ranks:
-        assert step.span_ns is not None
         assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 0)
         assert rank.bubble_ns == step.span_ns - 4 * 80
     lines = [line for line in report.warnings if "without a recorded group or peer" in line]

@@ -78,7 +78,6 @@ def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
     assert recognised.mesh.pipelines == (tuple(range(pp)),)
     assert cells(recognised, 0) == [str(action) for action in run.plan.compute_actions(0)]
     assert recognised.schedule.name == "1f1b"
-    assert recognised.schedule.plan is not None
     assert recognised.schedule.plan.pp == pp
 
 
@@ -109,8 +108,6 @@ def kinds_of(name: str, pp: int, microbatches: int, chunks: int, group: int | No
 def test_a_fit_prefers_groups_of_p_and_finds_others() -> None:
     plain = match_by_kinds(3, kinds_of("interleaved-1f1b", 3, 12, 2))
     grouped = match_by_kinds(3, kinds_of("interleaved-1f1b", 3, 12, 2, 4))
-    assert plain is not None
-    assert grouped is not None
     assert [[a.key for a in row] for row in plain.ranks] == [
         [a.key for a in row] for row in build("interleaved-1f1b", 3, 12, 2).ranks
     ]
@@ -123,8 +120,6 @@ def test_what_the_first_rank_receives_tells_the_chunks() -> None:
     """In both, a rank runs the same kinds of ops in the same order; with three chunks the first one receives 8 of 12."""
     orders = kinds_of("interleaved-1f1b", 2, 4, 3)
     unknown, ranges_of_step = match_by_kinds(2, orders), match_by_kinds(2, orders, received=6)
-    assert unknown is not None
-    assert ranges_of_step is not None
     assert (unknown.num_chunks, ranges_of_step.num_chunks) == (3, 2)
 
 

@@ -120,7 +120,6 @@ def found_between(*named: tuple[str, int, int]) -> tuple[list[str], tuple[str, .
         assert label is not None, name
         ranges.append(Range(label, start, end, thread=1))
     found = ops_between_messages(Ranges.of(ranges))
-    assert found is not None
     ops, evidence = found
     return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in ops], evidence
 

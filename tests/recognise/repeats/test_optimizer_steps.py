@@ -169,8 +169,6 @@ def test_without_steps_the_report_is_of_the_whole_trace() -> None:
     assert not report.steps
     assert not any("nothing marks the steps" in line for line in report.warnings)
     first, second = (entry.on_host for entry in report.device)
-    assert first is not None
-    assert second is not None
     assert (first.last_ns - first.first_ns, first.compute_ns, first.communication_ns, first.rest_ns) == (
         1200,
         1000,
