@@ -23,8 +23,7 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.ingest.otlp.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
-from tests.roundtrip.styles import groups_of
-from tests.support.synthetic import PaperRun, run_on_paper
+from tests.support.synthetic import PaperRun, groups_of, run_on_paper
 
 ALL = ("all",)
 OPS_ALONE = ("microbatch",)

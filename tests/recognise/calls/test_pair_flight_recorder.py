@@ -16,9 +16,9 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
-from tests.roundtrip.styles import LEAD, Style, TorchBatched, Unlabelled, groups_of
+from tests.roundtrip.styles import Style, TorchBatched, Unlabelled
 from tests.roundtrip.test_roundtrip import check_messages, cost
-from tests.support.synthetic import Done, PaperRun, run_on_paper
+from tests.support.synthetic import LEAD, Done, PaperRun, groups_of, run_on_paper
 
 STEPS = 2
 GROUP = ("17", "mesh_pp")

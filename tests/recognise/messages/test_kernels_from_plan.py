@@ -14,8 +14,7 @@ from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from tests.roundtrip.styles import groups_of
-from tests.support.synthetic import PaperRun, run_on_paper
+from tests.support.synthetic import PaperRun, groups_of, run_on_paper
 
 MS = 1_000_000
 
