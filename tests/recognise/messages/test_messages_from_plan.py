@@ -7,6 +7,7 @@ import pytest
 
 from pptrace.recognise.messages.messages_from_plan import label_from_plan
 from pptrace.schedule.registry import build
+from tests.support.found_ops import message_names
 from tests.support.synthetic import run_on_paper
 
 RUN = run_on_paper(build("interleaved-1f1b", 2, 4, 2), lambda action: 500, latency=130)
@@ -39,16 +40,11 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     ).assign(step=0)
 
 
-def names(table: pd.DataFrame) -> list[str]:
-    kinds = table["kind"].str.upper() + "_" + table["direction"].astype(str)
-    return (table["stage"].astype(str) + kinds + table["microbatch"].astype(str)).tolist()
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
     calls, ops = tables(rank)
     labelled = label_from_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
-    assert names(labelled) == calls["told"].tolist()
+    assert message_names(labelled) == calls["told"].tolist()
     assert set(labelled["peer"]) == {(9, 4)[rank]}
 
 
@@ -56,7 +52,7 @@ def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
 def test_each_message_may_have_several_tensors(times: int) -> None:
     calls, ops = tables(0)
     several = calls.loc[calls.index.repeat(times)].reset_index(drop=True)
-    assert names(label_from_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["told"].tolist()
+    assert message_names(label_from_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["told"].tolist()
 
 
 def test_other_messages_than_planned_are_not_named() -> None:
