@@ -9,12 +9,13 @@ import pytest
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
-from pptrace.model.tables import COMPUTE_KINDS, OPS, make_table
+from pptrace.model.tables import COMPUTE_KINDS, OPS
 from pptrace.recognise.groups.mesh import mesh_from_stages
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_rows
+from tests.support.tables import named, table_of
 
 Rows = list[list[str]]
 
@@ -26,13 +27,9 @@ def ops_of(steps: Sequence[Rows], ranks: Sequence[int] | None = None) -> pd.Data
         for position, row in enumerate(cells):
             for index, cell in enumerate(row):
                 action, at = parse_action(cell), 1000 * step + index
-                columns = {"rank": position if ranks is None else ranks[position], "step": step, "stage": action.stage}
-                rows.append(
-                    columns
-                    | {"kind": action.kind.value, "microbatch": action.microbatch, "start_ns": at, "end_ns": at + 1}
-                )
-    empty = {name: "" if dtype == "str" else -1 for name, dtype in OPS.items()}
-    return make_table(OPS, {name: [(empty | row)[name] for row in rows] for name in OPS})
+                rank = position if ranks is None else ranks[position]
+                rows.append((rank, step, action.stage, action.kind.value, action.microbatch, at, at + 1))
+    return table_of(OPS, named("rank step stage kind microbatch start_ns end_ns", rows), -1)
 
 
 def mesh_of(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
