@@ -12,7 +12,7 @@ from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.host_calls import read_name
 from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import analyse
-from tests.recognise.kineto_calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
+from tests.recognise.kineto_calls import ALL_REDUCE, MAIN_THREAD, Rank
 from tests.support.synthetic import START
 
 WORKERS = (501, 502)
@@ -22,7 +22,7 @@ Spans = list[tuple[int, int]]
 def shaped(rank: Rank, elements: int, size: int = -1) -> None:
     """Give the last event sizes, as recorded shapes tell them."""
     sizes = {"in_elements": elements, "in_bytes": size, "out_bytes": size}
-    rank.args.append((rank.events[-1], ARGS | sizes))
+    rank.args.append((rank.events[-1], sizes))
 
 
 def post(rank: Rank, operator: str, start: int, end: int) -> None:

@@ -23,7 +23,6 @@ from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
-    ARGS,
     AUTOGRAD_THREAD,
     MAIN_THREAD,
     RECV,
@@ -385,7 +384,7 @@ def test_places_in_a_group_that_is_not_named_become_global_ranks(
     for index, (rank, what) in enumerate(zip(pipelines[0], ("send", "recv"), strict=True)):
         job = Rank(rank, facts[rank])
         event = job.add(Category.CPU_OP, f"c10d::{what}", 0, 10, thread=1)
-        job.args.append((event, ARGS | {"collective": what, "src" if index else "dst": 1 - index}))
+        job.args.append((event, {"collective": what, "src" if index else "dst": 1 - index}))
         job.add(Category.ANNOTATION, f"gloo:{what}", 2, 40, thread=1)
         jobs.append(job)
     groups = groups_of(jobs)
