@@ -92,10 +92,7 @@ def test_a_name_that_is_not_in_the_catalogue_is_a_key_error_and_one_of_ours() ->
             lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, forward=float("nan")),
             "forward is nan; expected milliseconds",
         ),
-        (
-            lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, wgrad=9),
-            "wgrad is 9; it is a part of backward",
-        ),
+        (lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, wgrad=9), "wgrad is 9; it is a part of backward"),
         (lambda: pptrace.simulate(Path("missing"), pp=2, microbatches=2), "missing: cannot be read"),
         (
             lambda: pptrace.simulate(pptrace.schedules["1f1b"].build(2, 2), pp=3),

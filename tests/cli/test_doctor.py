@@ -98,10 +98,7 @@ sys.exit(code)
 
 @pytest.mark.parametrize(
     ("name", "works", "detail"),
-    [
-        ("pp1:STEP step=0", True, "recorded a range of nvtx "),
-        ("another", False, "recorded no range of nvtx "),
-    ],
+    [("pp1:STEP step=0", True, "recorded a range of nvtx "), ("another", False, "recorded no range of nvtx ")],
 )
 def test_a_range_is_tried_through_nsys(
     name: str, works: bool, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

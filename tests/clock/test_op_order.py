@@ -75,9 +75,7 @@ def test_an_op_that_waits_inside_itself_is_ordered_by_its_end() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        *({"kind": "W"}, {"stage": -1}, {"microbatch": -1}, {"microbatch": 4}, {"step": 1}, {"rank": 2}),
-    ],
+    [*({"kind": "W"}, {"stage": -1}, {"microbatch": -1}, {"microbatch": 4}, {"step": 1}, {"rank": 2})],
     ids=str,
 )
 def test_only_forwards_and_backwards_of_one_microbatch_step_and_pipeline_are_ordered(

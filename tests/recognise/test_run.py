@@ -36,16 +36,7 @@ from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.support.extent import ALL
-from tests.support.synthetic import (
-    LEAD,
-    START,
-    Event,
-    make_trace,
-    marked,
-    record,
-    renamed,
-    without,
-)
+from tests.support.synthetic import LEAD, START, Event, make_trace, marked, record, renamed, without
 
 SPLIT_BACKWARD = [["0F0", "0F1", "0I0", "0I1", "0W1", "0W0"], ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]]
 RECORDINGS = {
@@ -385,9 +376,7 @@ def test_rows_that_are_no_plan_are_said(rows: object) -> None:
 leaves = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.sampled_from(["0F0", "1f1b", "x", ""]))
 keys = st.sampled_from(["pp", "rows", "name", "dp", "start", "time_ns"])
 junk = st.recursive(
-    leaves,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)),
-    max_leaves=6,
+    leaves, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=6
 )
 
 

@@ -119,9 +119,7 @@ def test_helpers_change_nothing(write: Write, name: str, layout: dict[str, Any])
     assert len(shared.events.comm_args) == 120
 
 
-def test_odd_types_and_control_characters_are_no_reason_to_refuse_a_block_whose_rank_is_heard(
-    write: Write,
-) -> None:
+def test_odd_types_and_control_characters_are_no_reason_to_refuse_a_block_whose_rank_is_heard(write: Write) -> None:
     odd: list[Any] = events(6000)
     for event in odd:
         if event["ph"] == "M":

@@ -74,10 +74,7 @@ def _rank_of_table(rank: RankStep) -> RankStep:
 # Our own columns
 
 
-@pytest.mark.parametrize(
-    ("name", "pp", "m", "v"),
-    [("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zbv", 2, 4, 2)],
-)
+@pytest.mark.parametrize(("name", "pp", "m", "v"), [("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zbv", 2, 4, 2)])
 def test_a_table_of_a_simulation_is_the_simulation(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
     simulation = simulated(name, pp, m, v)
     report = load([write_csv(tmp_path / "mine.csv", columns_of(simulation))]).report
@@ -704,10 +701,7 @@ def primus(directory: Path, simulation: Simulation, ids: bool, iterations: int =
     return directory
 
 
-@pytest.mark.parametrize(
-    ("name", "v", "ids"),
-    [("1f1b", 1, False), ("interleaved-1f1b", 2, True), ("zbv", 2, True)],
-)
+@pytest.mark.parametrize(("name", "v", "ids"), [("1f1b", 1, False), ("interleaved-1f1b", 2, True), ("zbv", 2, True)])
 def test_a_primus_dump_is_the_plan_it_came_from(tmp_path: Path, name: str, v: int, ids: bool) -> None:
     simulation = simulated(name, 4, 8, v)
     report = load([primus(tmp_path / "dump", simulation, ids)]).report

@@ -10,11 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.model.tables import CALLS, HOST_ORDER, What
-from pptrace.recognise.groups.broadcast_links import (
-    line_of_broadcast_links,
-    two_way_broadcasts,
-    with_messages_of_links,
-)
+from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links, two_way_broadcasts, with_messages_of_links
 from tests.support.groups import facts_of_groups, group_columns
 from tests.support.tables import table_of
 

@@ -38,10 +38,7 @@ def actions(name: str) -> list[str]:
         ("weight chunk", ["?0W"]),
         (P2P + "recv_forward", ["?0RECV_F"]),
         (P2P + "P2PCommunicator.send_forward_recv_backward", ["?0SEND_F", "?0RECV_B"]),
-        (
-            P2P + "send_forward_backward_recv_forward_backward",
-            ["?0SEND_F", "?0SEND_B", "?0RECV_F", "?0RECV_B"],
-        ),
+        (P2P + "send_forward_backward_recv_forward_backward", ["?0SEND_F", "?0SEND_B", "?0RECV_F", "?0RECV_B"]),
         ("1F1B", ["(?0F;?0B)OVERLAP_F_B"]),
         ("forward-compute", ["?0F"]),
         ("backward-compute", ["?0B"]),
