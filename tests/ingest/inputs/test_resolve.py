@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from pptrace.ingest.common.byte_source import first_bytes, unreadable
 from pptrace.ingest.formats import detect
 from pptrace.ingest.inputs import resolve
 from pptrace.model.traces import InputFormat
+from tests.ingest.conftest import Op, Write
 from tests.support.read import read_traces
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 def opened(*paths: Path) -> tuple[list[str], tuple[str, ...]]:

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,10 @@ from pptrace.workflow import load as loading
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import RankStore, recognise_trace
 from tests.ingest import nsight_files
+from tests.ingest.conftest import Op, Write
 from tests.support.synthetic import START, Event, make_trace
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 SECRET = "hunter2-do-not-tell"
 
 

@@ -6,7 +6,6 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
 from pptrace.ingest.kineto.decode_pool import NUM_SLOTS, SLOT_BYTES, DecodePool, WorkerError
 from pptrace.model.traces import Trace
+from tests.ingest.conftest import Write
 from tests.support.extent import ALL
 from tests.support.read import read_kineto
 
-Write = Callable[..., Path]
 CORES = 3
 
 

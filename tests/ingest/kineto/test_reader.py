@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,9 @@ from pptrace.ingest.kineto.reader import read_ranks
 from pptrace.model.tables import COMM_ARGS, MEMORY
 from pptrace.model.traces import Category, Events, InputFormat
 from pptrace.report.recording import damage_in
+from tests.ingest.conftest import Op, Write
 from tests.support.extent import by_turns
 from tests.support.read import read_kineto
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 def names_of(events: Events) -> list[str]:

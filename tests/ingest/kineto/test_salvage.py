@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from hypothesis import strategies as st
 from pptrace.errors import TraceError
 from pptrace.ingest.kineto.salvage import repaired_text
 from pptrace.model.traces import Trace
+from tests.ingest.conftest import Op, Write
 from tests.support.extent import ALL, by_turns
 from tests.support.read import read_kineto
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 KINETO_LAYOUT = """
 {
