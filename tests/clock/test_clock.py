@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,14 +17,13 @@ from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME, Trace
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import ALL, by_turns
+from tests.support.programs import SAMPLES
 from tests.support.read import read_traces
 from tests.support.synthetic import START
 from tests.support.tables import Match as Row
 from tests.support.tables import matched_comms as comms_of
 from tests.support.tables import named as named_rows
 from tests.support.tables import table_of
-
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
 
 def message(match: int, source: int, target: int, sent: int, received: int) -> list[Row]:

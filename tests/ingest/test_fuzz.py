@@ -21,8 +21,8 @@ from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
 from tests.ingest.kineto.test_salvage import in_kineto_layout
 from tests.support.extent import ALL
+from tests.support.programs import SAMPLES
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 SECONDS = float(os.environ.get("PPTRACE_FUZZ_S", "60" if ALL else "0"))
 LIMIT_S = 60.0
 """Of processor time for one file that takes well under a second when whole."""

@@ -32,9 +32,9 @@ from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import RankStore, recognise_trace
 from tests.ingest import nsight_files
 from tests.ingest.conftest import Op, Write
+from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, Event, make_trace
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 SECRET = "hunter2-do-not-tell"
 
 
