@@ -302,15 +302,7 @@ def replicated(along_dp: int, along_pp: int, axis: str, size: str) -> pd.DataFra
     """Two pipelines of two ranks, each of which ends with a collective of 500,000 ns behind its last backward."""
     table = pd.DataFrame(columns_of(simulated("1f1b", 2, 4))).astype({"stage": object, "microbatch": object})
     ends = table.groupby("rank")["end_ns"].max() - 500_000
-    last = {
-        "step": 3,
-        "kind": "all_reduce",
-        "axis": axis,
-        "group_size": size,
-        "bytes": 8,
-        "stage": "",
-        "microbatch": "",
-    }
+    last = {"step": 3, "kind": "all_reduce", "axis": axis, "group_size": size, "bytes": 8}
     joins = [{**last, "rank": rank, "start_ns": end, "end_ns": end + 500_000} for rank, end in ends.items()]
     one = pd.concat([table, pd.DataFrame(joins)])
     parts = [one.assign(rank=along_dp * replica + along_pp * one["rank"]) for replica in (0, 1)]

@@ -122,10 +122,8 @@ def test_a_call_that_is_far_longer_than_others_is_named_where_the_device_has_not
     syncs = machine.idle().synchronisations
     is_named = until > 1_000_000 and not is_busy
     assert syncs.names == ((name, ""),) * is_named
-    assert (syncs.drained_start_ns.tolist(), syncs.drained_end_ns.tolist()) == (
-        [70_000] * is_named,
-        [until + 10] * is_named,
-    )
+    assert syncs.drained_start_ns.tolist() == [70_000] * is_named
+    assert syncs.drained_end_ns.tolist() == [until + 10] * is_named
 
 
 def test_a_synchronisation_waits_for_its_own_stream_alone() -> None:
@@ -282,9 +280,7 @@ def test_all_time_is_busy_or_idle_for_one_cause_by_the_definition(
         return
     assert parts(machine, first, last)[3] == 0 or not all(row[6] for row in rows)
     idle = machine.idle()
-    idle_by_cause = [
-        owned(intervals) for intervals in (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)
-    ]
+    idle_by_cause = list(map(owned, (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)))
     for time in range(first, last):
         is_busy = any(row[0] <= time < row[0] + row[1] for row in rows)
         assert [time in times for times in idle_by_cause].count(True) == (not is_busy)

@@ -9,35 +9,20 @@ from pptrace.recognise.messages.messages_from_plan import label_from_plan
 from pptrace.schedule.registry import build
 from tests.support.found_ops import message_names
 from tests.support.synthetic import run_on_paper
+from tests.support.tables import named
 
 RUN = run_on_paper(build("interleaved-1f1b", 2, 4, 2), lambda action: 500, latency=130)
 
 
 def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The messages of a rank, whose kernels end as they do on paper, without their names; and its ops."""
-    calls = [
-        {
-            "kind": "send" if d.action.kind.is_send else "recv",
-            "start_ns": d.start,
-            "end_ns": d.end,
-            "told": str(d.action),
-        }
-        for d in RUN.transfers(rank)
-    ]
-    ops = [
-        {
-            "kind": d.action.kind.value,
-            "stage": d.action.stage,
-            "microbatch": d.action.microbatch,
-            "start_ns": d.start,
-            "end_ns": d.end,
-        }
-        for d in RUN.computes(rank)
-    ]
+    calls = [("send" if d.action.kind.is_send else "recv", d.start, d.end, str(d.action)) for d in RUN.transfers(rank)]
+    ops = [(d.action.kind.value, d.action.stage, d.action.microbatch, d.start, d.end) for d in RUN.computes(rank)]
     unnamed = {"step": 0, "axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
-    return pd.DataFrame(calls).assign(**unnamed), pd.DataFrame(
-        ops, columns=["kind", "stage", "microbatch", "start_ns", "end_ns"]
-    ).assign(step=0)
+    return (
+        pd.DataFrame(named("kind start_ns end_ns told", calls)).assign(**unnamed),
+        pd.DataFrame(named("kind stage microbatch start_ns end_ns", ops)).assign(step=0),
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -71,10 +71,8 @@ def test_zero_grad_belongs_to_the_step_that_it_follows_at_once() -> None:
     before_forward = steps_of("_Z_FFLBBO" * 3)
     assert before_forward.start_ns[0] == START + LENGTH + 100  # the end of Optimizer.step
     assert "each from" not in steps.what
-    assert (steps.what, steps.boundary) == (
-        "1 call of Optimizer.step",
-        "the end of one Optimizer.step to the end of the next",
-    )
+    assert steps.what == "1 call of Optimizer.step"
+    assert steps.boundary == "the end of one Optimizer.step to the end of the next"
 
 
 def test_several_backwards_before_an_update_are_one_step() -> None:
@@ -131,11 +129,11 @@ def test_on_a_device_a_step_lasts_from_its_first_work_to_that_of_the_next() -> N
     ]
     for step in range(6):
         launched = START + 360 * step + 10
-        events.append(
-            Event(Category.RUNTIME, "cudaLaunchKernel", launched, launched + 5, thread=1, correlation=step + 1)
-        )
         begins = START + 900 * step + 20
-        events.append(Event(Category.KERNEL, "gemm", begins, begins + 900, 0, 7, correlation=step + 1))
+        events += [
+            Event(Category.RUNTIME, "cudaLaunchKernel", launched, launched + 5, thread=1, correlation=step + 1),
+            Event(Category.KERNEL, "gemm", begins, begins + 900, 0, 7, correlation=step + 1),
+        ]
     columns = make_trace(events).events
     steps = steps_of_loop(columns, capture_times(columns), device_work(columns), has_captured=False)
     assert steps.on_device
@@ -173,17 +171,14 @@ def test_without_steps_the_report_is_of_the_whole_trace() -> None:
     assert first.last_ns - first.first_ns == 1200
     assert (first.compute_ns, first.communication_ns, first.rest_ns) == (1000, 0, 200)
     assert (second.compute_ns, second.rest_ns) == (400, 150)
-    assert report.verdict.endswith(
-        " The 2 traces last, at the mean, 0.001 ms: 80% compute, 20% between operators (Python, input)."
-    )
+    shares = " The 2 traces last, at the mean, 0.001 ms: 80% compute, 20% between operators (Python, input)."
+    assert report.verdict.endswith(shares)
 
 
 def test_updates_that_differ_say_why_there_are_no_steps() -> None:
     report = report_of("FBOFBOFBOFBOFBOFCCCCCO")
-    assert (
-        "nothing marks the steps, and the backwards between optimizer steps differ: the report is of the whole trace"
-        in report.warnings
-    )
+    why = "nothing marks the steps, and the backwards between optimizer steps differ: the report is of the whole trace"
+    assert why in report.warnings
 
 
 def test_ranks_that_exchange_messages_have_no_steps_of_a_plain_loop() -> None:
