@@ -16,7 +16,6 @@ from tests.recognise.kineto_calls import ALL_REDUCE, MAIN_THREAD, Rank
 from tests.support.synthetic import START
 
 WORKERS = (501, 502)
-Spans = list[tuple[int, int]]
 
 
 def shaped(rank: Rank, elements: int, size: int = -1) -> None:
