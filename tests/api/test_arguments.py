@@ -74,19 +74,19 @@ def test_a_file_that_cannot_be_named_is_refused(run: pptrace.Run) -> None:
     for write in (run.to_csv, run.to_parquet, run.to_json, run.to_html, run.to_perfetto, _simulate().to_csv):
         for name in (3, "\0"):
             with pytest.raises(pptrace.PptraceError, match=r"expected a path|cannot be written"):
-                write(name)  # type: ignore[operator]
+                write(name)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pptrace.load(3), "paths is 3; expected a path or several"),  # type: ignore[arg-type]
-        (lambda: pptrace.load([3]), "path is 3; expected a path"),  # type: ignore[list-item]
-        (lambda: pptrace.simulate(5), "schedule is 5; expected a name of pptrace.schedules, a CSV"),  # type: ignore[arg-type]
+        (lambda: pptrace.load(3), "paths is 3; expected a path or several"),
+        (lambda: pptrace.load([3]), "path is 3; expected a path"),
+        (lambda: pptrace.simulate(5), "schedule is 5; expected a name of pptrace.schedules, a CSV"),
         (lambda: _simulate(microbatches=2.5), "microbatches is 2.5; expected a whole number"),
         (lambda: _simulate(forward="a"), "forward is 'a'; expected milliseconds, from 0"),
         (lambda: _simulate(forward=-3), "forward is -3; expected milliseconds, from 0"),
-        (lambda: pptrace.schedules["1f1b"].build("2", 8), "pp is '2'; expected a whole number"),  # type: ignore[arg-type]
+        (lambda: pptrace.schedules["1f1b"].build("2", 8), "pp is '2'; expected a whole number"),
         (lambda: pptrace.schedules["1f1b"].build(2, -8), "microbatches is -8; expected at least 1"),
     ],
 )

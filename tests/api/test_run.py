@@ -148,7 +148,7 @@ def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptra
     assert run.figure().to_json() == run.figure(number, "overview").to_json()
     other = next(step.step for step in run.report.steps if step.step != number)
     for kind in ("overview", "waterfall"):
-        assert run.figure(other, kind).to_json() != run.figure(number, kind).to_json()  # type: ignore[arg-type]
+        assert run.figure(other, kind).to_json() != run.figure(number, kind).to_json()
 
 
 def test_a_timeline_begins_with_the_typical_step_or_the_one_asked_for(run: pptrace.Run) -> None:
@@ -191,7 +191,7 @@ def test_progress_is_told_up_to_the_last_trace() -> None:
         (lambda: pptrace.load(P4, schedule="nope"), UsageError, "schedule 'nope' is not known"),
         (lambda: pptrace.load(P4, jobs=0), UsageError, "jobs is 0; expected at least 1"),
         (lambda: pptrace.load(P4).figure(99), UsageError, "step 99: there is no such step; the report has 3, 4"),
-        (lambda: pptrace.load(P4).figure(kind="pie"), UsageError, "'pie' is not known; expected one of overview"),  # type: ignore[arg-type]
+        (lambda: pptrace.load(P4).figure(kind="pie"), UsageError, "'pie' is not known; expected one of overview"),
         (
             lambda: pptrace.load(P4).to_html("/nowhere/x.html"),
             pptrace.PptraceError,

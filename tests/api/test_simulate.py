@@ -30,7 +30,7 @@ def test_a_name_its_plan_and_its_csv_give_the_same_step(tmp_path: Path) -> None:
     named.to_csv(tmp_path / "zb-h1.csv")
     costs = {"forward": 3.0, "backward": 5.0, "wgrad": 2.0}
     for given in (pptrace.schedules["zb-h1"].build(4, 6), tmp_path / "zb-h1.csv", str(tmp_path / "zb-h1.csv")):
-        step = pptrace.simulate(given, **costs)  # type: ignore[arg-type]
+        step = pptrace.simulate(given, **costs)
         columns = ["rank", "kind", "stage", "microbatch", "start_ns", "end_ns"]
         assert step.ops[columns].equals(named.ops[columns])
         assert step.bubble_ratio == named.bubble_ratio

@@ -65,7 +65,7 @@ def parts_of_backwards(path: Path) -> Counter[str]:
         elif number is not None and "Backward" not in name:
             numbered[number] = next((e["part"] for e in reversed(opened) if "part" in e), {})
         opened.append(event)
-    del found[None]  # type: ignore[arg-type]
+    del found[None]
     return found
 
 
@@ -103,8 +103,8 @@ def test_light_recordings_have_the_same_ops_messages_and_flops_as_those_with_ope
     assert rows["light"] == rows["full"]
     light, full = (events_of(tmp_path / name / "rank0.json.gz") for name in ("light", "full"))
     assert (light["cpu_op"], full["cpu_op"] > 1_000) == (0, True)
-    assert reports["light"].report.recording.settings["level"] == "light"  # type: ignore[union-attr]
-    stages = {name: {(ops.stage, ops.kind): ops for ops in run.report.stages.ops} for name, run in reports.items()}  # type: ignore[union-attr]
+    assert reports["light"].report.recording.settings["level"] == "light"
+    stages = {name: {(ops.stage, ops.kind): ops for ops in run.report.stages.ops} for name, run in reports.items()}
     for (stage, kind), ops in stages["full"].items():
         of_sizes = stages["light"][stage, kind]
         assert (ops.flops_from, of_sizes.flops_from) == ("operators", "sizes")

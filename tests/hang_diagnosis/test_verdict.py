@@ -18,11 +18,11 @@ PAIR = Group("1", (0, 1), "pp")
 
 
 def call(kind: str, seq: int, state: CallState = CallState.DONE, group: Group = WORLD, **more: object) -> Call:
-    return Call(kind, group, seq, state, **more)  # type: ignore[arg-type]
+    return Call(kind, group, seq, state, **more)
 
 
 def blocking(kind: str, seq: int, **more: object) -> Call:
-    return call(kind, seq, CallState.BLOCKING, **more)  # type: ignore[arg-type]
+    return call(kind, seq, CallState.BLOCKING, **more)
 
 
 def blocked(rank: int, kind: str, seq: int, **more: object) -> RankCalls:
@@ -154,7 +154,7 @@ def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], line: s
     usual = {"kind": "all_reduce", "num_bytes": 16, "dtype": "Float"}
     if odd.get("kind") in ("broadcast", "all_to_all"):
         usual |= {"kind": odd["kind"], "peer": 0}
-    ranks = [blocked(rank, seq=4, **({**usual, **odd} if rank == 2 else usual)) for rank in range(4)]  # type: ignore[arg-type]
+    ranks = [blocked(rank, seq=4, **({**usual, **odd} if rank == 2 else usual)) for rank in range(4)]
     diagnosis = diagnose(ranks)
     assert found(diagnosis) == (Verdict.MISMATCH, (2,))
     assert line in sentence(diagnosis)
@@ -235,7 +235,7 @@ def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
     assert diagnosis.hang.hops == {0: 2, 1: 1}
     batch = [replace(each, launch=9) for each in ranks[1].calls]
     assert verdict_of([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]) == ("late", (2,))
-    assert [edge.rank for edge in diagnose([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]).hang.edges] == [1]  # type: ignore[union-attr]
+    assert [edge.rank for edge in diagnose([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]).hang.edges] == [1]
 
 
 def test_launched_calls_are_done_where_everyone_has_made_them() -> None:

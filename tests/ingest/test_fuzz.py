@@ -185,7 +185,7 @@ def test_salvage_is_counted_in_the_report(tmp_path: Path) -> None:
     middle = text.index(b"{\n", len(text) // 2)
     path.write_bytes(text[:middle] + b"?" * 5 + text[middle + 5 : -700])
     (entry,) = report_object(load([path], cache=False).report, False)["inputs"]
-    lost = int(re.search(r"left out (\d+) event", " ".join(entry["warnings"]))[1])  # type: ignore[index]
+    lost = int(re.search(r"left out (\d+) event", " ".join(entry["warnings"]))[1])
     assert 0 < lost < 5
     assert whole - 10 < entry["num_events"] + lost <= whole
     assert any("ends early" in line for line in entry["warnings"])

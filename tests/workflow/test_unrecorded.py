@@ -50,7 +50,7 @@ def report_of(program: str, as_recorded: bool = False) -> Report:
 def test_the_predicted_step_and_idle_share_are_those_of_the_program_without_profiler(program: str) -> None:
     recording, truth = report_of(program).recording, unrecorded_ms(program) * 1e6
     assert recording.predicted_step_ns == pytest.approx(truth, rel=0.05)
-    assert recording.low_ns < truth < recording.high_ns  # type: ignore[operator]
+    assert recording.low_ns < truth < recording.high_ns
     analysis = load([OBSERVED / f"{RUNS[program]}.json.gz"], as_recorded=True)
     work = analysis.data.work[0]
     steps = [(step.start_ns, step.end_ns) for step in analysis.report.steps]
@@ -64,8 +64,8 @@ def test_the_figures_are_those_of_the_unrecorded_run_and_no_gain_is_larger_than_
     report, recorded = report_of(program), report_of(program, as_recorded=True)
     step = report.typical_step
     assert step.span_ns == pytest.approx(unrecorded_ms(program) * 1e6, rel=0.05)
-    assert step.ranks[0].compute_ns == pytest.approx(recorded.steps[0].ranks[0].compute_ns, rel=0.01)  # type: ignore[arg-type]
-    left = step.span_ns - step.ranks[0].compute_ns  # type: ignore[operator]
+    assert step.ranks[0].compute_ns == pytest.approx(recorded.steps[0].ranks[0].compute_ns, rel=0.01)
+    left = step.span_ns - step.ranks[0].compute_ns
     assert all((finding.gain_ns or 0) <= left for finding in report.findings)
 
 
@@ -110,8 +110,8 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
     assert recording.unrecorded_step_ns == 36_100_000
     assert recording.cost_source == "measured"
     assert recording.predicted_step_ns == pytest.approx(36.1e6, rel=0.02)
-    assert recording.error == pytest.approx(recording.predicted_step_ns / 36.1e6 - 1)  # type: ignore[operator]
-    assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)  # type: ignore[operator]
+    assert recording.error == pytest.approx(recording.predicted_step_ns / 36.1e6 - 1)
+    assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)
     assert recording.slowed_after == pytest.approx(47 / 36.1)
     assert not recording.is_too_uncertain
 
@@ -121,7 +121,7 @@ def test_replays_of_a_graph_are_predicted_though_hosts_do_too_little_to_tell_wha
     """The script measured 13.2 ms a step. Steps begin where the device begins a replay, which the host launched long before."""
     recording = load([GRAPHS / "plain_rank0.json.gz"]).report.recording
     assert recording.predicted_step_ns == pytest.approx(13.2e6, rel=0.05)
-    assert recording.events_per_step < 50  # type: ignore[operator]
+    assert recording.events_per_step < 50
     assert recording.cost_per_event_ns == 3_000
 
 

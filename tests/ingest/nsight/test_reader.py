@@ -117,7 +117,7 @@ def test_a_report_of_all_ranks_is_recognised_as_the_traces_that_kineto_would_giv
     plan = build("interleaved-1f1b", pp=2, num_microbatches=4, num_chunks=2)
     recording = record(plan, lambda action: 400, 100, steps=2, device=device)
     expected = recording.traces()
-    processes = [Process(900 - t.rank, recording.events_of(t.rank), facts=t.metadata) for t in expected]  # type: ignore[operator]
+    processes = [Process(900 - t.rank, recording.events_of(t.rank), facts=t.metadata) for t in expected]
     path = write_report(Report(processes, generation), tmp_path / "node.sqlite")
     read = read_traces(open_inputs([path]), 1)
     assert [trace.rank for trace in read.traces] == [0, 1]

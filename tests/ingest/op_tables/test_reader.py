@@ -69,7 +69,7 @@ def _rank_of_table(rank: RankStep) -> RankStep:
     """The rank without its device, its memory and predictions from the model's sizes."""
     comms = tuple(replace(comm, predicted_bytes=None) for comm in rank.comms)
     memory: dict[str, None] = dict.fromkeys(("peak_memory_bytes", "peak_memory_kind", "start_memory_bytes"))
-    return replace(rank, device=None, comms=comms, **memory)  # type: ignore[arg-type]
+    return replace(rank, device=None, comms=comms, **memory)
 
 
 # Our own columns

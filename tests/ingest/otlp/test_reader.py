@@ -84,7 +84,7 @@ def test_the_plan_that_ran_comes_back(shape: tuple[str, int, int, int], groups: 
 
 
 def one_document(run: PaperRun, folder: Path) -> list[Path]:
-    whole = {"resourceSpans": [own for one in documents(run) for own in one["resourceSpans"]]}  # type: ignore[attr-defined]
+    whole = {"resourceSpans": [own for one in documents(run) for own in one["resourceSpans"]]}
     path = folder / "spans.json"
     path.write_text(json.dumps(whole, indent=2))
     return [path]
@@ -345,7 +345,7 @@ def test_names_with_ids_are_taken_as_they_say(tmp_path: Path) -> None:
     lines = []
     for rank in range(2):
         spans = megatron_spans(run, rank, 1, OPS_ALONE)
-        ids = [{"megatron.microbatch_id": 2 - done.action.microbatch} for done in run.computes(rank)]  # type: ignore[operator]
+        ids = [{"megatron.microbatch_id": 2 - done.action.microbatch} for done in run.computes(rank)]
         spans = [replace(span, attributes=own) for span, own in zip(spans, ids, strict=True)]
         lines.append(document(spans, resource(rank, 2)))
     ops: pd.DataFrame = load([write_lines(tmp_path / "spans.json", lines)], cache=False).data.ops

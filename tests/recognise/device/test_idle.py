@@ -55,7 +55,7 @@ def parts(machine: Machine, start: int, end: int) -> tuple[int, int, int, int]:
     sets = (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)
     lengths = tuple(int(lengths_within(intervals, [start], [end])[0]) for intervals in sets)
     assert sum(lengths) == breakdown(device_work(make_trace(machine.events).events), start, end).idle_ns
-    return lengths  # type: ignore[return-value]
+    return lengths
 
 
 def test_a_kernel_launched_ahead_waits_for_others() -> None:
