@@ -217,9 +217,8 @@ def test_a_call_that_comes_every_few_steps_breaks_no_order() -> None:
 
 def test_messages_of_different_tags_are_told_with_them() -> None:
     ranks = [blocked(0, "send", 0, peer=1, tag=3), blocked(1, "recv", 0, peer=0, tag=4)]
-    assert "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4" in sentence(
-        diagnose(ranks)
-    )
+    told = "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4"
+    assert told in sentence(diagnose(ranks))
 
 
 def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
@@ -264,9 +263,8 @@ def test_a_rank_that_a_signal_has_halted_keeps_others_waiting_in_calls_that_it_h
 
 
 def test_a_rank_that_was_stopped_waits_for_nobody_that_its_transfers_hold_up() -> None:
-    stopped = RankCalls(
-        1, (call("send", 0, group=PAIR, peer=0), blocking("recv", 0, group=PAIR, peer=0)), is_halted=True
-    )
+    made = (call("send", 0, group=PAIR, peer=0), blocking("recv", 0, group=PAIR, peer=0))
+    stopped = RankCalls(1, made, is_halted=True)
     receive = RankCalls(0, (call("recv", 0, CallState.LAUNCHED, PAIR, peer=1),))
     assert verdict_of([receive, stopped]) == ("late", (1,))
     assert verdict_of([RankCalls(0), stopped]) == ("late", (0,))
@@ -316,11 +314,12 @@ def waiting(rank: int, kind: str = "all_reduce") -> RankCalls:
 
 
 def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
-    ranks = [waiting(rank, "barrier" if rank in (12, 14) else "all_reduce") for rank in range(12, 16)]
-    history = {
-        rank: tuple(call("all_reduce", seq, group=GROUPS[rank // 2]) for seq in range(3)) for rank in range(12, 16)
-    }
-    diagnosis = diagnose([replace(rank, calls=(*history[rank.rank], *rank.calls)) for rank in ranks])
+    ranks = []
+    for rank in range(12, 16):
+        before = (call("all_reduce", seq, group=GROUPS[rank // 2]) for seq in range(3))
+        last = waiting(rank, "barrier" if rank in (12, 14) else "all_reduce")
+        ranks.append(replace(last, calls=(*before, *last.calls)))
+    diagnosis = diagnose(ranks)
     assert found(diagnosis) == (Verdict.MISMATCH, (12, 14))
     assert sentence(diagnosis) == (
         "mismatch: collective #3 of group dp6 is barrier on rank 12 but all_reduce on rank 13; "
@@ -331,18 +330,13 @@ def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "verdict", "words"),
     [
-        (
-            RankCalls(12, presence=Presence.GONE),
-            RankCalls(14, presence=Presence.GONE),
-            "missing",
-            "ranks 12 and 14 are gone",
-        ),
-        (RankCalls(12, presence=Presence.GONE), RankCalls(14), "missing", "rank 12 is gone; late: rank 14 is outside"),
-        (RankCalls(12), RankCalls(14), "late", "ranks 12 and 14 are outside"),
+        (Presence.GONE, Presence.GONE, "missing", "ranks 12 and 14 are gone"),
+        (Presence.GONE, Presence.ALIVE, "missing", "rank 12 is gone; late: rank 14 is outside"),
+        (Presence.ALIVE, Presence.ALIVE, "late", "ranks 12 and 14 are outside"),
     ],
 )
-def test_guilty_ranks_of_every_kind_are_named(first: RankCalls, second: RankCalls, verdict: str, words: str) -> None:
-    ranks = [first, waiting(13), second, waiting(15)]
+def test_guilty_ranks_of_every_kind_are_named(first: Presence, second: Presence, verdict: str, words: str) -> None:
+    ranks = [RankCalls(12, presence=first), waiting(13), RankCalls(14, presence=second), waiting(15)]
     diagnosis = diagnose(ranks)
     assert verdict_of(ranks) == (verdict, (12, 14))
     assert f"{verdict}: {words}" in sentence(diagnosis)
@@ -357,10 +351,8 @@ def test_every_cycle_is_named_and_none_that_waits_for_a_rank_to_blame() -> None:
     assert sentence(two).count("wait for each other") == 2
     assert sentence(two).count("cycle:") == 1
     lost = RankCalls(2, presence=Presence.GONE)
-    also = [
-        replace(rank, calls=(*rank.calls, blocking("barrier", 1, group=Group("7", (0, 1, 2)))))
-        for rank in ring_of_sends(0, 1)
-    ]
+    barrier = blocking("barrier", 1, group=Group("7", (0, 1, 2)))
+    also = [replace(rank, calls=(*rank.calls, barrier)) for rank in ring_of_sends(0, 1)]
     assert verdict_of([*also, lost]) == ("missing", (2,))
 
 
@@ -375,9 +367,8 @@ def test_beside_a_cause_no_rank_is_named_whose_state_may_follow_from_it() -> Non
     third = blocked(11, "recv", 0, peer=13)
     hang = diagnose([odd[0], gone, third]).hang
     assert hang.verdict is Verdict.MISMATCH
-    assert [cause.verdict for cause in hang.causes] == [Verdict.MISMATCH], (
-        "13 ended because of the call that does not fit"
-    )
+    (cause,) = hang.causes
+    assert cause.verdict is Verdict.MISMATCH, "13 ended because of the call that does not fit"
 
 
 def test_no_op_of_the_paper_execution_is_over_before_all_its_ranks_are_at_it() -> None:
