@@ -22,6 +22,6 @@ def planned(plan: Plan, rank: int) -> list[str]:
 
 
 def message_names(comms: pd.DataFrame) -> list[str]:
-    """What each message says that it moves, as a plan's actions are called."""
+    """The messages, each called as the plan's action that it says it is."""
     kinds = comms["kind"].str.upper() + "_" + comms["direction"].astype(str)
     return (comms["stage"].astype(str) + kinds + comms["microbatch"].astype(str)).tolist()

@@ -10,7 +10,7 @@ from types import MappingProxyType
 def facts_of_groups(
     world: int, groups: Iterable[Sequence[int]], descriptions: Mapping[int, str] = MappingProxyType({})
 ) -> dict[int, dict[str, object]]:
-    """What each rank's profiler writes: the groups that the rank is in, under their numbers, with or without a description."""
+    """Facts that each profiler writes of the groups that its rank is in, under their numbers, with or without a description."""
     entries = [
         {"pg_name": str(index), "pg_desc": descriptions.get(index, "undefined"), "pg_size": len(of_group)}
         | {"ranks": list(of_group)}
