@@ -186,11 +186,11 @@ def test_without_traces_above_those_of_all_subdirectories_are_one_job(write: Wri
 def test_traces_that_are_not_read_are_named_in_one_line(write: Write, op: Op, tmp_path: Path) -> None:
     write([op()], "job/rank0.json")
     write(b"", "job/rank1.json")
-    write([op(ts=5)], "job/second/rank0.json")
+    write([op(ts=5)], "job/second/worker0.5.pt.trace.json")
     write_run(tmp_path / "job" / "third", [])
     files, (warning,) = opened(tmp_path / "job")
     assert files == ["rank0.json"]
-    for name in ("rank1.json (empty)", "third (a run directory", "second/rank0.json (in a subdirectory"):
+    for name in ("rank1.json (empty)", "third (a run directory", "second/worker0.5.pt.trace.json (in a subdirectory"):
         assert name in warning
 
 
